@@ -1,0 +1,128 @@
+//! A bounded window into memory that another process may write at any moment.
+//!
+//! No Rust reference to the bytes is ever made: they are copied in or out, or written by kernels
+//! through the raw pointer. What is read is a claim of the peer and has to be checked after the copy.
+
+use core::marker::PhantomData;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// A run of bytes that stays mapped for `'a`, readable and writable, possibly shared with a peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Window<'a> {
+    start: NonNull<u8>,
+    len: usize,
+    mapped: PhantomData<&'a ()>,
+}
+
+impl<'a> Window<'a> {
+    /// Makes a window of `len` bytes at `start`.
+    ///
+    /// # Safety
+    /// The bytes must stay mapped readable and writable for `'a`, and no Rust reference to them may
+    /// be used while a window (or a copy of it) is.
+    pub unsafe fn from_raw(start: NonNull<u8>, len: usize) -> Window<'a> {
+        Window { start, len, mapped: PhantomData }
+    }
+
+    /// A window over private memory, borrowed mutably for as long as the window lives.
+    pub fn over(bytes: &'a mut [u8]) -> Window<'a> {
+        Window { start: NonNull::from(&mut *bytes).cast(), len: bytes.len(), mapped: PhantomData }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the window has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The address of the first byte, for kernels and for comparing alignment.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// The part of `len` bytes at `offset`, or `None` where it does not lie inside.
+    pub fn part(&self, offset: usize, len: usize) -> Option<Window<'a>> {
+        let end = offset.checked_add(len)?;
+        if end > self.len {
+            return None;
+        }
+        // SAFETY: offset <= end <= self.len, so the address lies inside the window or one past it.
+        let start = unsafe { self.start.add(offset) };
+        Some(Window { start, len, mapped: PhantomData })
+    }
+
+    /// Copies bytes from `offset` on to `out`.
+    ///
+    /// # Panics
+    /// If the range lies outside the window (the caller's mistake: ranges are checked when granted).
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        let part = self.part(offset, out.len()).expect("read inside the window");
+        // SAFETY: `part` spans out.len() mapped bytes; `out` is private and can't overlap them.
+        unsafe { copy(part.as_ptr(), out.as_mut_ptr(), out.len()) }
+    }
+
+    /// Copies `bytes` to `offset`.
+    ///
+    /// # Panics
+    /// If the range lies outside the window.
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        let part = self.part(offset, bytes.len()).expect("write inside the window");
+        // SAFETY: `part` spans bytes.len() mapped writable bytes; `bytes` is private.
+        unsafe { copy(bytes.as_ptr(), part.as_ptr(), bytes.len()) }
+    }
+
+    /// Loads the little-endian word at `offset` (a multiple of 4 from a 4-byte aligned window) with acquire ordering.
+    pub fn load_u32(&self, offset: usize) -> u32 {
+        u32::from_le(self.atomic_u32(offset).load(Ordering::Acquire))
+    }
+
+    /// Stores a little-endian word with release ordering.
+    pub fn store_u32(&self, offset: usize, value: u32) {
+        self.atomic_u32(offset).store(value.to_le(), Ordering::Release);
+    }
+
+    /// The word at `offset` as an atomic, the one kind of reference that a peer's writes can't invalidate.
+    pub fn atomic_u32(&self, offset: usize) -> &'a AtomicU32 {
+        let part = self.part(offset, 4).expect("word inside the window");
+        assert!(part.as_ptr().cast::<u32>().is_aligned(), "word aligned");
+        // SAFETY: mapped for 'a, aligned, and only accessed atomically by us (peers are other processes).
+        unsafe { AtomicU32::from_ptr(part.as_ptr().cast()) }
+    }
+
+    /// The double word at `offset` as an atomic.
+    pub fn atomic_u64(&self, offset: usize) -> &'a AtomicU64 {
+        let part = self.part(offset, 8).expect("word inside the window");
+        assert!(part.as_ptr().cast::<u64>().is_aligned(), "word aligned");
+        // SAFETY: as for atomic_u32.
+        unsafe { AtomicU64::from_ptr(part.as_ptr().cast()) }
+    }
+}
+
+/// Copies `len` bytes of which one side may be written by a peer meanwhile.
+///
+/// # Safety
+/// Both ranges must be mapped, `to` writable, and they must not overlap.
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's contract; the assembly is opaque to the compiler, so a peer's concurrent
+    // writes can change the bytes copied but nothing the compiler assumes.
+    unsafe {
+        core::arch::asm!(
+            "rep movsb",
+            inout("rcx") len => _, inout("rsi") from => _, inout("rdi") to => _,
+            options(nostack, preserves_flags)
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: the caller's contract; volatile accesses are never assumed to repeat.
+    unsafe {
+        for i in 0..len {
+            to.add(i).write_volatile(from.add(i).read_volatile());
+        }
+    }
+}
