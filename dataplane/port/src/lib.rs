@@ -1,1 +1,17 @@
-//! Skeleton.
+//! The port contract: what a dataplane worker and a client ask of a transport, and the transports.
+//!
+//! All ports have the same one-sided meaning: place bytes at an offset of a region that the client
+//! registered, then announce. A port never looks into rows; it moves frames, grants access to
+//! registered memory and announces completions. [`ServerPort`] is one worker's half, [`ClientPort`]
+//! one session's. [`conformance`] is the suite that every pair has to pass.
+//!
+//! Ordering, the same for every port: what a client wrote to its regions before [`ClientPort::submit`]
+//! is visible to the worker after the [`Event::Request`]; what the worker wrote to the target before
+//! [`ServerPort::complete`] is visible to the client after [`ClientPort::poll`] gave that record.
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod contract;
+
+pub use contract::{
+    ClientPort, ConnId, Event, Idle, PortError, RegionError, RegionId, ServerPort, Service, Waker,
+};

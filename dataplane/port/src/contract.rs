@@ -1,0 +1,273 @@
+//! The traits and values of the port contract.
+
+use core::time::Duration;
+
+use rowmill_arena::Window;
+use rowmill_wire::control::{TableEntry, Welcome};
+use rowmill_wire::limits::SLOT_BYTES;
+use rowmill_wire::{Completion, Refusal, Schema, Status};
+
+/// A connection's number within one dataplane: an index below the configured maximum, used again
+/// only after every worker has acknowledged the end of its last holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnId(pub u32);
+
+/// A region's number within its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RegionId(pub u32);
+
+/// Something that happened on a worker's half of a port.
+///
+/// The next call of [`ServerPort::poll`] acknowledges the event given before: by then the worker
+/// holds nothing of a connection or region that has gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A client connected and was granted `credits` slots on this lane.
+    Attached {
+        /// Its number.
+        conn: ConnId,
+        /// Slots it may have in flight here.
+        credits: u16,
+    },
+    /// A client registered a region.
+    Region {
+        /// Whose.
+        conn: ConnId,
+        /// Its number.
+        region: RegionId,
+        /// Its size in bytes.
+        len: u64,
+    },
+    /// A region is to be given up; it is unmapped once every worker has acknowledged.
+    RegionGone {
+        /// Whose.
+        conn: ConnId,
+        /// Its number.
+        region: RegionId,
+    },
+    /// A frame arrived and was copied to the buffer given to `poll`.
+    Request {
+        /// From whom.
+        conn: ConnId,
+        /// The slot it came in, below the granted credits.
+        slot: u16,
+        /// Its length in bytes.
+        len: usize,
+    },
+    /// The client wants the request in `slot` ended early.
+    Cancel {
+        /// Who.
+        conn: ConnId,
+        /// Which.
+        slot: u16,
+    },
+    /// The client is gone, or broke the protocol and was cut off.
+    Detached {
+        /// Who.
+        conn: ConnId,
+    },
+}
+
+/// Why a region can't be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegionError {
+    /// No region of that number is registered.
+    Unknown,
+    /// The range leaves the region.
+    OutOfBounds,
+    /// Its memory was taken away.
+    Lost,
+}
+
+/// How a worker waits when it finds nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idle {
+    /// Come back at once (a pause instruction).
+    Spin,
+    /// Let another thread run first.
+    Yield,
+    /// Sleep until a client submits, the waker is used, or the time has passed (`None`: no limit).
+    Sleep(Option<Duration>),
+}
+
+/// Wakes one worker's half of a port out of [`Idle::Sleep`], from any thread.
+pub trait Waker: Send + Sync {
+    /// Ends the current or the next sleep.
+    fn wake(&self);
+}
+
+/// One worker's half of a port. Nothing in it blocks but [`ServerPort::idle`], and nothing
+/// allocates, locks or makes a system call while the clients poll.
+pub trait ServerPort {
+    /// The next event; a request's frame is copied to `frame`. Acknowledges the event before.
+    /// Fair between connections: each gets its turn before any gets a second one.
+    fn poll(&mut self, frame: &mut [u8; SLOT_BYTES]) -> Option<Event>;
+
+    /// Copies request data out of a region, once.
+    ///
+    /// # Errors
+    /// As [`RegionError`] says; `Lost` also where the memory vanished while it was copied.
+    fn read(
+        &mut self,
+        conn: ConnId,
+        region: RegionId,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<(), RegionError>;
+
+    /// Where results are stored that are to be placed at `offset` of the region: the region's own
+    /// memory where the port has it, else staging that the port sends before the next `complete`.
+    ///
+    /// # Errors
+    /// As [`RegionError`] says.
+    fn target(
+        &mut self,
+        conn: ConnId,
+        region: RegionId,
+        offset: u64,
+        len: u64,
+    ) -> Result<Window<'_>, RegionError>;
+
+    /// Whether the region's memory was taken away (asked after results were stored).
+    fn is_lost(&self, conn: ConnId, region: RegionId) -> bool;
+
+    /// Announces that what was stored for this request is placed. Never blocks on the client.
+    fn complete(&mut self, conn: ConnId, record: &Completion);
+
+    /// Cuts a connection off; [`Event::Detached`] follows.
+    fn close(&mut self, conn: ConnId, why: Status);
+
+    /// Waits. Returns early for any reason.
+    fn idle(&mut self, how: Idle);
+}
+
+/// What a port's control thread asks of the program: the answers to control messages.
+pub trait Service: Send + Sync {
+    /// What to grant a client. The port fills in `credits` (at most the given ones) and `completions`.
+    ///
+    /// # Errors
+    /// A refusal and its details, when no more clients are taken.
+    fn welcome(&self, client: &str) -> Result<Welcome, (Refusal, String)>;
+
+    /// The model's tables.
+    fn tables(&self) -> Vec<TableEntry>;
+
+    /// Binds a schema for a connection. Returns once every worker knows it.
+    ///
+    /// # Errors
+    /// A refusal and its details.
+    fn bind(&self, conn: ConnId, schema: Schema) -> Result<u32, (Refusal, String)>;
+
+    /// The connection is gone and every worker has acknowledged that: its schemas can be forgotten.
+    fn gone(&self, conn: ConnId);
+}
+
+/// Why a client's call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum PortError {
+    /// The endpoint can't be reached.
+    #[error(
+        "cannot connect to {endpoint}: {source}; is rowmilld running, and is this its endpoint?"
+    )]
+    Connect {
+        /// Where.
+        endpoint: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The endpoint can't be opened.
+    #[error("cannot listen on {endpoint}: {reason}")]
+    Listen {
+        /// Where.
+        endpoint: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// The endpoint's text is not understood.
+    #[error("`{endpoint}` is not an endpoint: {reason}")]
+    Endpoint {
+        /// What was given.
+        endpoint: String,
+        /// Why.
+        reason: String,
+    },
+    /// The dataplane is gone.
+    #[error("the dataplane closed the connection")]
+    Closed,
+    /// A control call was refused.
+    #[error("refused: {refusal}{}{detail}", if detail.is_empty() { "" } else { ": " })]
+    Refused {
+        /// Why.
+        refusal: Refusal,
+        /// Details.
+        detail: String,
+    },
+    /// The dataplane's answer makes no sense.
+    #[error("protocol error: {0}")]
+    Protocol(String),
+    /// A system call failed.
+    #[error("{call}: {source}")]
+    System {
+        /// Which.
+        call: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// One session's half of a port.
+pub trait ClientPort {
+    /// What the server granted.
+    fn welcome(&self) -> &Welcome;
+
+    /// The server's tables, all pages.
+    ///
+    /// # Errors
+    /// [`PortError`].
+    fn tables(&mut self) -> Result<Vec<TableEntry>, PortError>;
+
+    /// Binds a schema.
+    ///
+    /// # Errors
+    /// [`PortError::Refused`] with the reason.
+    fn bind(&mut self, schema: &Schema) -> Result<u32, PortError>;
+
+    /// Makes memory of at least `bytes` and registers it.
+    ///
+    /// # Errors
+    /// [`PortError`].
+    fn register(&mut self, bytes: usize) -> Result<RegionId, PortError>;
+
+    /// Gives a region up; returns once the server has unmapped it.
+    ///
+    /// # Errors
+    /// [`PortError`].
+    fn unregister(&mut self, region: RegionId) -> Result<(), PortError>;
+
+    /// The region's memory.
+    fn memory(&self, region: RegionId) -> Option<Window<'_>>;
+
+    /// Sends a frame in a slot that no request of this lane holds.
+    ///
+    /// # Errors
+    /// [`PortError::Closed`].
+    fn submit(&mut self, lane: u16, slot: u16, frame: &[u8]) -> Result<(), PortError>;
+
+    /// Asks for an early end of the request in `slot`.
+    ///
+    /// # Errors
+    /// [`PortError::Closed`].
+    fn cancel(&mut self, lane: u16, slot: u16) -> Result<(), PortError>;
+
+    /// The next status record of a lane.
+    ///
+    /// # Errors
+    /// [`PortError::Closed`] once the dataplane is gone and no record is left.
+    fn poll(&mut self, lane: u16) -> Result<Option<Completion>, PortError>;
+
+    /// Sleeps until a record may have come on any lane, the connection ends, or the time has passed.
+    ///
+    /// # Errors
+    /// [`PortError`] of a failed system call.
+    fn wait(&mut self, limit: Option<Duration>) -> Result<(), PortError>;
+}

@@ -1,0 +1,66 @@
+//! The 32-bit immediate that travels with every request and every status record:
+//! kind (4 bits), slot (12), low (16). Over RDMA it is the WRITE_WITH_IMM's; over shared memory an
+//! entry of the submission queue.
+
+/// A decoded immediate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Immediate {
+    /// Client to server: a frame of `len` bytes lies in `slot`.
+    Request {
+        /// The slot, below the granted credits.
+        slot: u16,
+        /// Bytes of the frame, at most [`crate::limits::SLOT_BYTES`].
+        len: u16,
+    },
+    /// Client to server: end the request in `slot` early.
+    Cancel {
+        /// The slot of the request.
+        slot: u16,
+    },
+    /// Server to client: slice `slice` of the request in `slot` is placed.
+    Slice {
+        /// The slot of the request.
+        slot: u16,
+        /// The slice's number, from 0.
+        slice: u16,
+    },
+    /// Server to client: the request in `slot` has ended; its slot and its target are the client's again.
+    Final {
+        /// The slot of the request.
+        slot: u16,
+        /// How many slices it had, less one.
+        slice: u16,
+    },
+}
+
+const REQUEST: u32 = 1;
+const CANCEL: u32 = 2;
+const SLICE: u32 = 3;
+const FINAL: u32 = 4;
+
+impl Immediate {
+    /// The immediate's 32 bits.
+    pub fn encode(self) -> u32 {
+        let (kind, slot, low) = match self {
+            Immediate::Request { slot, len } => (REQUEST, slot, len),
+            Immediate::Cancel { slot } => (CANCEL, slot, 0),
+            Immediate::Slice { slot, slice } => (SLICE, slot, slice),
+            Immediate::Final { slot, slice } => (FINAL, slot, slice),
+        };
+        debug_assert!(slot < crate::limits::MAX_SLOTS, "slot fits in 12 bits");
+        kind << 28 | u32::from(slot & 0xfff) << 16 | u32::from(low)
+    }
+
+    /// The immediate of 32 bits, or `None` for an unknown kind.
+    pub fn decode(bits: u32) -> Option<Immediate> {
+        let slot = (bits >> 16 & 0xfff) as u16;
+        let low = (bits & 0xffff) as u16;
+        match bits >> 28 {
+            REQUEST => Some(Immediate::Request { slot, len: low }),
+            CANCEL if low == 0 => Some(Immediate::Cancel { slot }),
+            SLICE => Some(Immediate::Slice { slot, slice: low }),
+            FINAL => Some(Immediate::Final { slot, slice: low }),
+            _ => None,
+        }
+    }
+}
