@@ -1,6 +1,28 @@
 //! Memory: huge-page arenas, regions shared with peers, mapped files, and the SIGBUS handler.
+//!
+//! * [`Arena`] is private memory for tables: allocated once, filled, then frozen read-only.
+//! * [`Region`] is a sealed memfd of a peer, reachable only through a [`Window`].
+//! * [`MappedFile`] is a file mapped for tools.
+//!
+//! The crate does not know what any of the bytes mean. It is Linux only, and it is one of the few
+//! places where `unsafe` is allowed.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod arena;
+mod error;
+mod mapped;
+mod mapping;
+mod memory;
+mod pages;
+mod region;
+mod sigbus;
 mod window;
 
+pub use arena::{Arena, FrozenArena};
+pub use error::ArenaError;
+pub use mapped::MappedFile;
+pub use memory::available_bytes;
+pub use pages::{Backing, HUGE_1G, HUGE_2M, HugePages};
+pub use region::{Region, sealed_memfd};
+pub use sigbus::{MAX_WATCHED, install_sigbus_handler};
 pub use window::Window;

@@ -22,12 +22,20 @@ impl<'a> Window<'a> {
     /// The bytes must stay mapped readable and writable for `'a`, and no Rust reference to them may
     /// be used while a window (or a copy of it) is.
     pub unsafe fn from_raw(start: NonNull<u8>, len: usize) -> Window<'a> {
-        Window { start, len, mapped: PhantomData }
+        Window {
+            start,
+            len,
+            mapped: PhantomData,
+        }
     }
 
     /// A window over private memory, borrowed mutably for as long as the window lives.
     pub fn over(bytes: &'a mut [u8]) -> Window<'a> {
-        Window { start: NonNull::from(&mut *bytes).cast(), len: bytes.len(), mapped: PhantomData }
+        Window {
+            start: NonNull::from(&mut *bytes).cast(),
+            len: bytes.len(),
+            mapped: PhantomData,
+        }
     }
 
     /// Length in bytes.
@@ -53,7 +61,11 @@ impl<'a> Window<'a> {
         }
         // SAFETY: offset <= end <= self.len, so the address lies inside the window or one past it.
         let start = unsafe { self.start.add(offset) };
-        Some(Window { start, len, mapped: PhantomData })
+        Some(Window {
+            start,
+            len,
+            mapped: PhantomData,
+        })
     }
 
     /// Copies bytes from `offset` on to `out`.
@@ -61,7 +73,9 @@ impl<'a> Window<'a> {
     /// # Panics
     /// If the range lies outside the window (the caller's mistake: ranges are checked when granted).
     pub fn read(&self, offset: usize, out: &mut [u8]) {
-        let part = self.part(offset, out.len()).expect("read inside the window");
+        let part = self
+            .part(offset, out.len())
+            .expect("read inside the window");
         // SAFETY: `part` spans out.len() mapped bytes; `out` is private and can't overlap them.
         unsafe { copy(part.as_ptr(), out.as_mut_ptr(), out.len()) }
     }
@@ -71,7 +85,9 @@ impl<'a> Window<'a> {
     /// # Panics
     /// If the range lies outside the window.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
-        let part = self.part(offset, bytes.len()).expect("write inside the window");
+        let part = self
+            .part(offset, bytes.len())
+            .expect("write inside the window");
         // SAFETY: `part` spans bytes.len() mapped writable bytes; `bytes` is private.
         unsafe { copy(bytes.as_ptr(), part.as_ptr(), bytes.len()) }
     }
@@ -83,7 +99,8 @@ impl<'a> Window<'a> {
 
     /// Stores a little-endian word with release ordering.
     pub fn store_u32(&self, offset: usize, value: u32) {
-        self.atomic_u32(offset).store(value.to_le(), Ordering::Release);
+        self.atomic_u32(offset)
+            .store(value.to_le(), Ordering::Release);
     }
 
     /// The word at `offset` as an atomic, the one kind of reference that a peer's writes can't invalidate.
@@ -107,7 +124,7 @@ impl<'a> Window<'a> {
 ///
 /// # Safety
 /// Both ranges must be mapped, `to` writable, and they must not overlap.
-unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the caller's contract; the assembly is opaque to the compiler, so a peer's concurrent
     // writes can change the bytes copied but nothing the compiler assumes.

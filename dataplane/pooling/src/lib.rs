@@ -1,1 +1,33 @@
-//! Skeleton.
+//! Pooling: the rows of many bags become one vector a bag, stored straight into a target window.
+//!
+//! [`scalar`] says in a few lines what pooling means; AVX2 and AVX-512 give the same bits faster.
+//! [`Isa::detect`] chooses, [`Kernels::pool`] checks a batch and runs it, and no other code knows
+//! the instruction set. Nothing here knows tables or requests: a batch names rows by their bytes.
+//!
+//! Arithmetic, the same in every instruction set:
+//! - each dimension has one f32 accumulator, starting at +0.0, to which rows are added in the order
+//!   of the ids;
+//! - an int8 row's value is `fma(scale, code, bias)`;
+//! - a weighted sum adds `fma(weight, value, accumulator)`;
+//! - a mean is the sum divided by the bag's length, one division a dimension;
+//! - an empty bag gives +0.0 everywhere;
+//! - a NaN that comes out is always the quiet NaN `0x7fc0_0000`. Which operand's payload an addition
+//!   of two NaNs keeps depends on operand order, which compilers are free to swap; one fixed NaN,
+//!   put in when a bag is stored, keeps the results equal bit for bit.
+#![deny(unsafe_code, unsafe_op_in_unsafe_fn)]
+
+mod ahead;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod batch;
+pub mod limit;
+mod order;
+mod rows;
+pub mod scalar;
+mod select;
+
+pub use batch::{Bags, Mode, check_ids};
+pub use rows::{DIM_MAX, DIM_STEP, RowFormat, Rows, RowsError};
+pub use select::{Choice, Isa, Kernels, UnknownIsa};

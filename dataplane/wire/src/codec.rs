@@ -1,5 +1,6 @@
 //! Little-endian reading and writing at a cursor.
 
+use crate::limits::MAX_NAME;
 use crate::status::{Refusal, Status};
 
 /// Reads values from a message, refusing it as malformed where it ends too early.
@@ -53,11 +54,11 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A string: u16 length, then UTF-8, at most `max` bytes.
+    /// A string: u16 length, then UTF-8. More than `max` bytes are too large.
     pub(crate) fn text(&mut self, max: usize) -> Result<String, Refusal> {
         let len = usize::from(self.u16()?);
         if len > max {
-            return Err(malformed());
+            return Err(Refusal::whole(Status::TooLarge));
         }
         let bytes = self.take(len)?;
         core::str::from_utf8(bytes)
@@ -102,7 +103,16 @@ impl Writer {
         self.bytes.resize(self.bytes.len() + len, 0);
     }
 
-    /// A string, cut to the longest prefix of at most `max` bytes.
+    /// A name that the receiver looks up. One longer than [`MAX_NAME`] must not become another name by
+    /// being cut, so it is written as `MAX_NAME + 1` bytes, which every receiver refuses.
+    pub(crate) fn name(&mut self, value: &str) {
+        let bytes = value.as_bytes();
+        let len = bytes.len().min(MAX_NAME + 1);
+        self.u16(len as u16);
+        self.bytes.extend(&bytes[..len]);
+    }
+
+    /// A text for people, cut to the longest prefix of at most `max` bytes.
     pub(crate) fn text(&mut self, value: &str, max: usize) {
         let cut = (0..=value.len().min(max))
             .rev()

@@ -2,6 +2,7 @@
 
 use crate::codec::Reader;
 use crate::immediate::Immediate;
+use crate::limits::MAX_SLOTS;
 use crate::status::{Refusal, Status};
 
 /// Bytes of an encoded record: one cache line.
@@ -26,7 +27,7 @@ pub struct Completion {
     pub part: u8,
     /// The outcome.
     pub status: Status,
-    /// The slot of the request.
+    /// The slot of the request, below [`MAX_SLOTS`].
     pub slot: u16,
     /// The slice that is placed; in a final record the number of slices less one.
     pub slice: u16,
@@ -71,7 +72,8 @@ impl Completion {
     /// Parses a record.
     ///
     /// # Errors
-    /// Malformed for an unknown kind or status, or reserved bytes that are not zero.
+    /// Malformed for an unknown kind or status, a slot that an immediate can't name, or reserved bytes
+    /// that are not zero.
     pub fn parse(bytes: &[u8; COMPLETION_BYTES]) -> Result<Completion, Refusal> {
         let malformed = || Refusal::whole(Status::Malformed);
         let mut r = Reader::new(bytes);
@@ -83,6 +85,9 @@ impl Completion {
         let part = r.u8()?;
         let status = Status::from_code(r.u16()?).ok_or_else(malformed)?;
         let (slot, slice) = (r.u16()?, r.u16()?);
+        if slot >= MAX_SLOTS {
+            return Err(malformed());
+        }
         let (request, generation, delta) = (r.u64()?, r.u64()?, r.u64()?);
         let (attempt, credits) = (r.u16()?, r.u16()?);
         let (feature, index) = (r.u32()?, r.u32()?);

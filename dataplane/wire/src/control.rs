@@ -4,7 +4,7 @@
 //! the client asks, the server answers with the same sequence number.
 
 use crate::codec::{Reader, Writer};
-use crate::limits::{MAX_CONTROL_BYTES, MAX_NAME, VERSION};
+use crate::limits::{MAX_CONTROL_BYTES, MAX_CREDITS, MAX_LANES, MAX_NAME, VERSION};
 use crate::schema::Schema;
 use crate::split::SplitRule;
 use crate::status::{Refusal, Status};
@@ -125,10 +125,12 @@ const UNREGISTER: u8 = 10;
 const UNREGISTERED: u8 = 11;
 
 impl Control {
-    /// The message's bytes.
+    /// The message's bytes. Texts for people (client, model, detail) are cut to their bounds; a table's
+    /// or feature's name that is too long is written so that the receiver refuses it.
     ///
     /// # Panics
-    /// If a list is longer than its bound (the sender's mistake).
+    /// If a list is longer than its bound, or the whole message is (the sender's mistake; see
+    /// [`Schema::check`] for schemas).
     pub fn encode(&self, sequence: u32) -> Vec<u8> {
         let mut w = Writer::default();
         w.u16(VERSION);
@@ -191,7 +193,7 @@ impl Control {
                 w.u32(*first);
                 w.u32(tables.len() as u32);
                 for t in tables {
-                    w.text(&t.name, MAX_NAME);
+                    w.name(&t.name);
                     w.u64(t.rows);
                     w.u32(t.dim);
                     w.u8(t.format);
@@ -262,10 +264,13 @@ fn parse_welcome(r: &mut Reader<'_>) -> Result<Welcome, Refusal> {
         max_lengths: r.u32()?,
         max_region: r.u64()?,
     };
-    if lanes == 0 || credits == 0 || min_bags == 0 || !welcome.completions.is_power_of_two() {
-        return Err(Refusal::whole(Status::Malformed));
+    let lanes_good = (1..=MAX_LANES).contains(&lanes);
+    let credits_good = (1..=MAX_CREDITS).contains(&credits);
+    if lanes_good && credits_good && min_bags > 0 && welcome.completions.is_power_of_two() {
+        Ok(welcome)
+    } else {
+        Err(Refusal::whole(Status::Malformed))
     }
-    Ok(welcome)
 }
 
 fn parse_tables(r: &mut Reader<'_>) -> Result<Control, Refusal> {

@@ -10,8 +10,11 @@ pub const SLOT_BYTES: usize = 8192;
 pub const MAX_SLOTS: u16 = 1 << 12;
 
 /// Most requests that one connection may have in flight on one lane.
-/// 256 slots of 8 KiB are 2 MiB a lane, and a quarter of the 10 bits an immediate leaves unused.
+/// 256 slots of 8 KiB are 2 MiB a lane; the 12 bits of the immediate could name 16 times as many.
 pub const MAX_CREDITS: u16 = 256;
+
+/// Most lanes (workers) of one server: a frame counts its parts, at most one a lane, in one byte.
+pub const MAX_LANES: u16 = u8::MAX as u16;
 
 /// Most features of a schema: header, segments and 256 feature spans take 4,232 of a slot's 8,192
 /// bytes, so that about half of a slot stays for inline data.

@@ -294,7 +294,10 @@ impl<'a> Request<'a> {
             return Err(whole(Status::Malformed));
         }
         if h.op == Op::Null {
-            let bare = self.features == 0 && h.bags == 0;
+            let absent = [&h.lengths, &h.ids, &h.weights]
+                .into_iter()
+                .all(|segment| *segment == Segment::ABSENT);
+            let bare = self.features == 0 && h.bags == 0 && absent;
             return if bare {
                 Ok(())
             } else {
@@ -369,12 +372,15 @@ impl<'a> Request<'a> {
             })
     }
 
-    /// The bytes of an inline segment; `None` for segments elsewhere.
+    /// The bytes of an inline segment; `None` for segments elsewhere, and for one that is not of
+    /// this frame and leaves it.
     pub fn inline(&self, segment: &Segment) -> Option<&'a [u8]> {
         match segment.place {
-            Place::Inline { offset } => self
-                .frame
-                .get(offset as usize..offset as usize + segment.len as usize),
+            Place::Inline { offset } => {
+                let end = u64::from(offset).checked_add(segment.len)?;
+                self.frame
+                    .get(usize::try_from(offset).ok()?..usize::try_from(end).ok()?)
+            }
             _ => None,
         }
     }

@@ -102,12 +102,29 @@ impl Schema {
         )
     }
 
+    /// Checks what can be checked without the server's tables: the bounds that every server keeps.
+    /// A schema that passes can be encoded.
+    ///
+    /// # Errors
+    /// Malformed for no features or a batch of 0; `TooLarge` for more than [`MAX_FEATURES`] or
+    /// [`MAX_BATCH`], for a name over [`MAX_NAME`], and for an offset or stride over [`MAX_EXTENT`].
+    pub fn check(&self) -> Result<(), Refusal> {
+        check_counts(self.max_batch, self.features.len())?;
+        for (i, f) in self.features.iter().enumerate() {
+            let names = f.name.len().max(f.table.len());
+            if names > MAX_NAME || f.offset > MAX_EXTENT || f.stride > MAX_EXTENT {
+                return Err(Refusal::feature(Status::TooLarge, i as u32));
+            }
+        }
+        Ok(())
+    }
+
     pub(crate) fn encode_to(&self, w: &mut Writer) {
         w.u32(self.max_batch);
         w.u32(self.features.len() as u32);
         for f in &self.features {
-            w.text(&f.name, MAX_NAME);
-            w.text(&f.table, MAX_NAME);
+            w.name(&f.name);
+            w.name(&f.table);
             w.u8(f.pooling as u8);
             w.u8(f.output as u8);
             w.zeros(2);
@@ -119,15 +136,14 @@ impl Schema {
     pub(crate) fn parse_from(r: &mut Reader<'_>) -> Result<Schema, Refusal> {
         let max_batch = r.u32()?;
         let count = r.u32()? as usize;
-        if max_batch == 0 || count == 0 {
-            return Err(Refusal::whole(Status::Malformed));
-        }
-        if max_batch > MAX_BATCH || count > MAX_FEATURES {
-            return Err(Refusal::whole(Status::TooLarge));
-        }
+        check_counts(max_batch, count)?;
         let mut features = Vec::with_capacity(count);
         for i in 0..count as u32 {
-            features.push(parse_feature(r, i)?);
+            let feature = parse_feature(r).map_err(|refusal| Refusal {
+                feature: i,
+                ..refusal
+            })?;
+            features.push(feature);
         }
         Ok(Schema {
             max_batch,
@@ -136,8 +152,18 @@ impl Schema {
     }
 }
 
-fn parse_feature(r: &mut Reader<'_>, i: u32) -> Result<Feature, Refusal> {
-    let unsupported = || Refusal::feature(Status::Unsupported, i);
+fn check_counts(max_batch: u32, features: usize) -> Result<(), Refusal> {
+    if max_batch == 0 || features == 0 {
+        return Err(Refusal::whole(Status::Malformed));
+    }
+    if max_batch > MAX_BATCH || features > MAX_FEATURES {
+        return Err(Refusal::whole(Status::TooLarge));
+    }
+    Ok(())
+}
+
+fn parse_feature(r: &mut Reader<'_>) -> Result<Feature, Refusal> {
+    let unsupported = || Refusal::whole(Status::Unsupported);
     let (name, table) = (r.text(MAX_NAME)?, r.text(MAX_NAME)?);
     let pooling = Pooling::from_code(r.u8()?);
     let output = r.u8()?;
@@ -148,7 +174,7 @@ fn parse_feature(r: &mut Reader<'_>, i: u32) -> Result<Feature, Refusal> {
         return Err(unsupported());
     }
     if offset > MAX_EXTENT || stride > MAX_EXTENT {
-        return Err(Refusal::feature(Status::TooLarge, i));
+        return Err(Refusal::whole(Status::TooLarge));
     }
     Ok(Feature {
         name,

@@ -1,9 +1,11 @@
 //! How a request is split by bags into parts, at most one a lane.
 
+use crate::limits::MAX_LANES;
+
 /// The rule that a server advertises at connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SplitRule {
-    /// Lanes (workers) of the server, at least 1.
+    /// Lanes (workers) of the server, at least 1 and at most [`MAX_LANES`].
     pub lanes: u16,
     /// Fewest bags of a part, so that small requests are not spread over workers; at least 1.
     pub min_bags: u32,
@@ -13,7 +15,8 @@ impl SplitRule {
     /// How many parts a request of `bags` bags has: as many as leave each at least `min_bags`,
     /// between 1 and the number of lanes.
     pub fn parts(&self, bags: u32) -> u32 {
-        (bags / self.min_bags.max(1)).clamp(1, u32::from(self.lanes.max(1)))
+        let lanes = self.lanes.clamp(1, MAX_LANES);
+        (bags / self.min_bags.max(1)).clamp(1, u32::from(lanes))
     }
 
     /// The parts as (first bag, number of bags), contiguous and in order; the first `bags % parts`

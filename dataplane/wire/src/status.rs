@@ -165,3 +165,44 @@ impl fmt::Display for Refusal {
 }
 
 impl std::error::Error for Refusal {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn codes_names_and_texts_are_unique_and_come_back() {
+        let (mut codes, mut names, mut texts) = (HashSet::new(), HashSet::new(), HashSet::new());
+        for &status in Status::ALL {
+            assert!(codes.insert(status as u16), "{status}");
+            assert!(names.insert(status.name()), "{status}");
+            assert!(texts.insert(status.text()), "{status}");
+            assert!(!status.advice().is_empty());
+            assert_eq!(Status::from_code(status as u16), Some(status));
+        }
+        assert!(Status::ALL.is_sorted(), "ALL is in the order of the codes");
+        let known = (0..=u16::MAX).filter_map(Status::from_code).count();
+        assert_eq!(known, Status::ALL.len());
+    }
+
+    #[test]
+    fn refusals_say_where() {
+        let shown = |refusal: Refusal| refusal.to_string();
+        let busy =
+            "Busy (1): the worker has no free slot; try again after a pause, or lower the load";
+        assert_eq!(shown(Refusal::whole(Status::Busy)), busy);
+        assert!(shown(Refusal::feature(Status::UnknownTable, 3)).starts_with("feature 3: Unk"));
+        let at = Refusal::at(Status::IdNegative, 0, 17);
+        assert!(shown(at).starts_with("feature 0, position 17: IdNegative (38)"));
+    }
+
+    #[test]
+    fn the_specification_lists_every_status() {
+        let spec = include_str!("../SPEC.md");
+        for status in Status::ALL {
+            let row = format!("| {} | {} |", *status as u16, status.name());
+            assert!(spec.contains(&row), "SPEC.md lacks `{row}`");
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The kinds of pages that memory can be made of, and what is known of them.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::str::FromStr;
+
+/// Bytes of the larger huge page of x86-64 and arm64.
+pub const HUGE_1G: usize = 1 << 30;
+/// Bytes of the common huge page.
+pub const HUGE_2M: usize = 2 << 20;
+
+/// What is wanted of huge pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HugePages {
+    /// Only pages of the reserved pools, which nothing can split or take away; refuse otherwise.
+    Require,
+    /// The best that can be had: reserved pools, else transparent huge pages, else small pages.
+    #[default]
+    Prefer,
+    /// Small pages, and no transparent huge pages either.
+    Off,
+}
+
+impl fmt::Display for HugePages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            HugePages::Require => "require",
+            HugePages::Prefer => "prefer",
+            HugePages::Off => "off",
+        })
+    }
+}
+
+impl FromStr for HugePages {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<HugePages, String> {
+        match text {
+            "require" => Ok(HugePages::Require),
+            "prefer" => Ok(HugePages::Prefer),
+            "off" => Ok(HugePages::Off),
+            _ => Err(format!(
+                "huge pages can be `require`, `prefer` or `off`, not `{text}`"
+            )),
+        }
+    }
+}
+
+/// What an arena is really made of. `Display` gives a sentence with what it costs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Backing {
+    /// Reserved pages of 1 GiB.
+    Huge1G,
+    /// Reserved pages of 2 MiB.
+    Huge2M,
+    /// Transparent huge pages, as far as the kernel had them.
+    Transparent {
+        /// The share of the bytes that lie in 2 MiB pages, 0 to 1, as the kernel counts it.
+        fraction: f64,
+    },
+    /// Pages of 4 KiB.
+    Small,
+}
+
+impl Backing {
+    /// The share of the bytes that lie in huge pages, 0 to 1.
+    pub fn huge_fraction(&self) -> f64 {
+        match self {
+            Backing::Huge1G | Backing::Huge2M => 1.0,
+            Backing::Transparent { fraction } => *fraction,
+            Backing::Small => 0.0,
+        }
+    }
+}
+
+impl fmt::Display for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Backing::Huge1G => write!(
+                f,
+                "1 GiB pages from the reserved pool: nothing better is to be had"
+            ),
+            Backing::Huge2M => write!(
+                f,
+                "2 MiB pages from the reserved pool: random rows miss the TLB, each miss costs one short walk"
+            ),
+            Backing::Transparent { fraction } if *fraction >= 0.995 => write!(
+                f,
+                "transparent 2 MiB pages: as fast as reserved ones, but the kernel may split them under pressure"
+            ),
+            Backing::Transparent { fraction } => write!(
+                f,
+                "transparent 2 MiB pages for {:.0} % of the bytes: rows in the rest cost a longer TLB walk; \
+                 restart after freeing memory, or reserve pages with vm.nr_hugepages",
+                fraction * 100.0
+            ),
+            Backing::Small => write!(
+                f,
+                "4 KiB pages: nearly every random row costs a full TLB walk; allow transparent huge pages \
+                 (/sys/kernel/mm/transparent_hugepage/enabled) or reserve pages with vm.nr_hugepages"
+            ),
+        }
+    }
+}
+
+/// One pool of reserved pages as sysfs shows it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pool {
+    pub(crate) total: u64,
+    pub(crate) free: u64,
+}
+
+/// The pool of pages of `page` bytes; all zero where the machine has no such pool.
+pub(crate) fn pool(page: usize) -> Pool {
+    let folder = format!("/sys/kernel/mm/hugepages/hugepages-{}kB", page / 1024);
+    let number = |name: &str| -> u64 {
+        let text = fs::read_to_string(Path::new(&folder).join(name)).unwrap_or_default();
+        text.trim().parse().unwrap_or(0)
+    };
+    let free = number("free_hugepages").saturating_sub(number("resv_hugepages"));
+    Pool {
+        total: number("nr_hugepages"),
+        free,
+    }
+}
+
+/// A sentence on both pools, for error messages.
+pub(crate) fn describe_pools() -> String {
+    let (large, common) = (pool(HUGE_1G), pool(HUGE_2M));
+    format!(
+        "{} of {} pages of 2 MiB and {} of {} pages of 1 GiB are free",
+        common.free, common.total, large.free, large.total
+    )
+}
+
+/// The share of huge pages, 0 to 1, of the mappings that overlap `start..start + len`.
+///
+/// The kernel counts whole mappings and may have joined neighbours of the same kind, so the ratio of
+/// the sums is taken.
+pub(crate) fn transparent_fraction(smaps: &str, start: usize, len: usize) -> f64 {
+    let (mut size_kib, mut huge_kib, mut inside) = (0u64, 0u64, false);
+    for line in smaps.lines() {
+        if let Some((from, to)) = address_range(line) {
+            inside = from < start + len && start < to;
+        } else if inside {
+            let kib = |rest: &str| {
+                rest.trim()
+                    .trim_end_matches(" kB")
+                    .parse::<u64>()
+                    .unwrap_or(0)
+            };
+            if let Some(rest) = line.strip_prefix("Size:") {
+                size_kib += kib(rest);
+            } else if let Some(rest) = line.strip_prefix("AnonHugePages:") {
+                huge_kib += kib(rest);
+            }
+        }
+    }
+    if size_kib == 0 {
+        0.0
+    } else {
+        huge_kib as f64 / size_kib as f64
+    }
+}
+
+/// The addresses of a mapping if `line` is a mapping's first line in smaps.
+fn address_range(line: &str) -> Option<(usize, usize)> {
+    let (from, to) = line.split(' ').next()?.split_once('-')?;
+    Some((
+        usize::from_str_radix(from, 16).ok()?,
+        usize::from_str_radix(to, 16).ok()?,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn smaps_counts_only_the_mappings_asked_for() {
+        let smaps = "\
+7f0000000000-7f0000800000 rw-p 00000000 00:00 0
+Size:               8192 kB
+AnonHugePages:      6144 kB
+7f0001000000-7f0001800000 rw-p 00000000 00:00 0 [heap]
+Size:               8192 kB
+AnonHugePages:         0 kB
+VmFlags: rd wr
+";
+        assert_eq!(transparent_fraction(smaps, 0x7f0000000000, 0x800000), 0.75);
+        assert_eq!(transparent_fraction(smaps, 0x7f0001000000, 4096), 0.0);
+        assert_eq!(
+            transparent_fraction(smaps, 0x7f0000000000, 0x2000000),
+            0.375
+        );
+        assert_eq!(transparent_fraction("", 1, 1), 0.0);
+    }
+
+    #[test]
+    fn policies_are_read_back() {
+        for policy in [HugePages::Require, HugePages::Prefer, HugePages::Off] {
+            assert_eq!(policy.to_string().parse(), Ok(policy));
+        }
+        assert!("maybe".parse::<HugePages>().unwrap_err().contains("maybe"));
+    }
+}

@@ -1,0 +1,190 @@
+//! The one SIGBUS handler of the process.
+//!
+//! Memory that is shared with a peer, or mapped from a file, can stop being there: a hole is punched
+//! into a sealed huge-page memfd while the pool is empty, or a file is truncated. The touch then
+//! raises SIGBUS. The handler replaces the whole watched mapping by anonymous zeroed memory and marks
+//! it lost; the touch is repeated and succeeds, and the caller finds out by asking whether the mapping
+//! is lost. A fault at any other address gets the default action: the process dies.
+//!
+//! The handler allocates nothing, takes no lock and calls only `mmap`, `sigaction` and `raise`. It
+//! finds the mapping in a fixed table of atomics, each entry guarded by a sequence number so that an
+//! entry that changes hands is never read half old, half new.
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+
+use crate::ArenaError;
+use crate::mapping::Mapping;
+
+/// Most mappings that are watched at a time: 256 clients of 15 regions each, and 256 files.
+/// The handler looks at every entry once, which takes microseconds and happens once a lost mapping.
+pub const MAX_WATCHED: usize = 256 * 15 + 256;
+
+/// States of an entry, in the low two bits of its word; the sequence number is above them.
+const FREE: u64 = 0;
+const CHANGING: u64 = 1;
+const LIVE: u64 = 2;
+const LOST: u64 = 3;
+const STATE_MASK: u64 = 3;
+const SEQUENCE_STEP: u64 = 4;
+
+struct Entry {
+    word: AtomicU64,
+    start: AtomicUsize,
+    len: AtomicUsize,
+}
+
+static TABLE: [Entry; MAX_WATCHED] = [const {
+    Entry {
+        word: AtomicU64::new(FREE),
+        start: AtomicUsize::new(0),
+        len: AtomicUsize::new(0),
+    }
+}; MAX_WATCHED];
+
+/// A mapping under the handler's watch, unmapped and forgotten when dropped.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    // Fields are dropped in order: the entry is freed before the addresses can be used for something else.
+    place: Place,
+    mapping: Mapping,
+}
+
+#[derive(Debug)]
+struct Place(usize);
+
+impl Watched {
+    /// Enters `mapping` into the table, and installs the handler where that has not happened yet.
+    pub(crate) fn new(mapping: Mapping) -> Result<Watched, ArenaError> {
+        install_sigbus_handler()?;
+        for (at, entry) in TABLE.iter().enumerate() {
+            let word = entry.word.load(SeqCst);
+            if word & STATE_MASK != FREE {
+                continue;
+            }
+            let next = word.wrapping_add(SEQUENCE_STEP);
+            if entry
+                .word
+                .compare_exchange(word, next | CHANGING, SeqCst, SeqCst)
+                .is_err()
+            {
+                continue;
+            }
+            entry.start.store(mapping.start().as_ptr() as usize, SeqCst);
+            entry.len.store(mapping.len(), SeqCst);
+            entry.word.store(next | LIVE, SeqCst);
+            return Ok(Watched {
+                place: Place(at),
+                mapping,
+            });
+        }
+        Err(ArenaError::TooManyMappings)
+    }
+
+    /// The mapping.
+    pub(crate) fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// Whether the handler had to replace the memory.
+    pub(crate) fn is_lost(&self) -> bool {
+        TABLE[self.place.0].word.load(SeqCst) & STATE_MASK == LOST
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let entry = &TABLE[self.0];
+        let word = entry.word.load(SeqCst);
+        entry.word.store((word & !STATE_MASK) | FREE, SeqCst);
+    }
+}
+
+/// Installs the handler for the whole process; later calls do nothing.
+///
+/// It takes the place of the one that Rust's runtime installs (stack overflows raise SIGSEGV on Linux,
+/// so nothing is lost) and of any other, and calls none of them.
+///
+/// # Errors
+/// [`ArenaError::Os`] if the kernel refuses.
+pub fn install_sigbus_handler() -> Result<(), ArenaError> {
+    static INSTALL: Once = Once::new();
+    let mut result = Ok(());
+    INSTALL.call_once(|| {
+        // SAFETY: an all-zero sigaction is a valid one (no flags, empty mask, default action).
+        let mut action: libc::sigaction = unsafe { core::mem::zeroed() };
+        action.sa_sigaction = on_sigbus as extern "C" fn(_, _, _) as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        // SAFETY: `action` is initialised, and `on_sigbus` has the signature that SA_SIGINFO asks for
+        // and does only what may be done in a signal handler.
+        if unsafe { libc::sigaction(libc::SIGBUS, &action, core::ptr::null_mut()) } != 0 {
+            result = Err(ArenaError::Os {
+                call: "sigaction(SIGBUS)",
+                source: std::io::Error::last_os_error(),
+            });
+        }
+    });
+    result
+}
+
+extern "C" fn on_sigbus(
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    _context: *mut libc::c_void,
+) {
+    // SAFETY: the kernel passes a valid siginfo to a handler installed with SA_SIGINFO, and si_addr is
+    // meaningful for SIGBUS raised by a fault (si_code > 0), the only case in which it is used.
+    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+    // SAFETY: errno is this thread's own.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let saved_errno = unsafe { *errno };
+    let by_fault = code > 0;
+    if !(by_fault && replace(address)) {
+        // SAFETY: restoring the default action has no precondition. A fault is repeated on return and
+        // kills; a signal that somebody sent is sent again, since returning would swallow it.
+        unsafe {
+            libc::signal(signal, libc::SIG_DFL);
+            if !by_fault {
+                libc::raise(signal);
+            }
+        }
+    }
+    // SAFETY: as above.
+    unsafe { *errno = saved_errno };
+}
+
+/// Replaces the watched mapping that holds `address`; false where there is none or mmap fails.
+fn replace(address: usize) -> bool {
+    for entry in &TABLE {
+        let word = entry.word.load(SeqCst);
+        if word & STATE_MASK < LIVE {
+            continue;
+        }
+        let (start, len) = (entry.start.load(SeqCst), entry.len.load(SeqCst));
+        if address.wrapping_sub(start) >= len
+            || entry.word.load(SeqCst) & !STATE_MASK != word & !STATE_MASK
+        {
+            continue;
+        }
+        // Lost is said before the zeros appear, so whoever reads zeros and then asks is told. Another
+        // thread that faulted at the same time may have said so already, and is about to map.
+        entry.word.store((word & !STATE_MASK) | LOST, SeqCst);
+        // SAFETY: the entry is live: its mapping is owned by a `Watched`, which can't be dropped while
+        // the faulting thread reads through it. So the range is that mapping and nothing else, and no
+        // Rust reference to its bytes exists. The raw call is async-signal-safe.
+        let mapped = unsafe {
+            libc::syscall(
+                libc::SYS_mmap,
+                start,
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
+                -1i64,
+                0i64,
+            )
+        };
+        return mapped as usize == start;
+    }
+    false
+}

@@ -1,0 +1,158 @@
+//! One micro-batch of one request: pieces (one feature, a run of bags) up to a budget of bytes,
+//! pooled by one call of the kernels straight into the target.
+
+use arrayvec::ArrayVec;
+use rowmill_pooling::{Bags, Kernels, Mode, Rows};
+use rowmill_wire::request::FLAG_PARTIALS;
+use rowmill_wire::{Refusal, Status};
+
+use crate::bind::{BoundSchema, pooling_format};
+use crate::limits::PIECES;
+use crate::memory::Memory;
+use crate::slot::{Slot, Walk};
+
+/// What a micro-batch did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Made {
+    /// Bytes of rows read and results written.
+    pub(crate) bytes: u64,
+    /// Rows read.
+    pub(crate) rows: u64,
+    /// The slice that is now placed, when it is not the last.
+    pub(crate) slice: Option<u32>,
+    /// Whether the request is finished.
+    pub(crate) finished: bool,
+}
+
+/// Pools the next micro-batch of a request whose ids are checked.
+pub(crate) fn run(
+    slot: &mut Slot,
+    schema: &BoundSchema,
+    budget: u64,
+    kernels: &Kernels,
+    memory: &mut impl Memory,
+) -> Result<Made, Refusal> {
+    let mut made = Made::default();
+    if slot.walk.block == 0 {
+        slot.walk.block = next_block(slot, budget);
+    }
+    let mut walk = slot.walk;
+    let mut nexts: ArrayVec<(u32, u32), PIECES> = ArrayVec::new();
+    let mut pieces: ArrayVec<Bags<'_>, PIECES> = ArrayVec::new();
+    while made.bytes < budget
+        && (walk.feature as usize) < schema.features.len()
+        && !pieces.is_full()
+    {
+        let feature = walk.feature;
+        let (piece, next_id) = next_piece(slot, schema, &mut walk, budget - made.bytes, &mut made);
+        nexts.push((feature, next_id));
+        pieces.push(piece);
+        if walk.done == walk.block {
+            walk.done = 0;
+            walk.feature += 1;
+        }
+    }
+    let low = pieces.iter().map(|p| p.offset).min().unwrap_or(0);
+    let high = pieces.iter().map(end_of).max().unwrap_or(0);
+    for piece in &mut pieces {
+        piece.offset -= low;
+    }
+    let region = slot.header.target_region;
+    let target = memory
+        .target(slot.conn, region, low as u64, (high - low) as u64)
+        .map_err(Refusal::whole)?;
+    kernels.pool(&pieces, &target);
+    drop(pieces);
+    if memory.is_lost(slot.conn, region) {
+        return Err(Refusal::whole(Status::RegionLost));
+    }
+    for (feature, next_id) in nexts {
+        slot.spans[feature as usize].next_id = next_id;
+    }
+    slot.walk = walk;
+    finish_block(slot, schema.features.len() as u32, &mut made);
+    Ok(made)
+}
+
+fn end_of(piece: &Bags<'_>) -> usize {
+    piece
+        .target_end()
+        .expect("target extents were checked when the request was accepted")
+}
+
+/// How many bags the next block has: about a budget's worth, at least one, never past a slice.
+fn next_block(slot: &Slot, budget: u64) -> u32 {
+    let (header, walk) = (&slot.header, &slot.walk);
+    let slice_end = match header.slice_bags {
+        0 => header.bags,
+        slice => header.bags.min((walk.slices + 1).saturating_mul(slice)),
+    };
+    let average = (slot.total_bytes / u64::from(header.bags)).max(1);
+    (budget / average).clamp(1, u64::from(slice_end - walk.bag)) as u32
+}
+
+/// The next run of bags of the current feature, at least one bag, cut where `budget` is used up.
+fn next_piece<'s>(
+    slot: &'s Slot,
+    schema: &'s BoundSchema,
+    walk: &mut Walk,
+    budget: u64,
+    made: &mut Made,
+) -> (Bags<'s>, u32) {
+    let header = &slot.header;
+    let f = walk.feature as usize;
+    let (feature, span) = (&schema.features[f], &slot.spans[f]);
+    let from = f * header.bags as usize + (walk.bag + walk.done) as usize;
+    let waiting = &slot.data.lengths[from..from + (walk.block - walk.done) as usize];
+    let (mut bags, mut ids, mut bytes) = (0, 0, 0);
+    for &length in waiting {
+        bags += 1;
+        ids += length as usize;
+        bytes += u64::from(length) * feature.row_bytes + feature.vector_bytes;
+        if bytes >= budget {
+            break;
+        }
+    }
+    let table = &schema.tables.tables()[feature.table];
+    let rows = Rows::new(
+        table.bytes(),
+        table.stride() as usize,
+        table.row_count(),
+        table.dim() as usize,
+        pooling_format(table.format()),
+    )
+    .expect("a resident table has consistent shapes");
+    let id = span.next_id as usize;
+    let first_bag = u64::from(header.first_bag + walk.bag + walk.done);
+    let partials = header.flags & FLAG_PARTIALS != 0;
+    let piece = Bags {
+        rows,
+        ids: &slot.data.ids[id..id + ids],
+        lengths: &waiting[..bags],
+        weights: feature.weighted.then(|| &slot.data.weights[id..id + ids]),
+        mode: if partials { Mode::Sum } else { feature.mode },
+        offset: (header.target_base + feature.offset + first_bag * feature.stride) as usize,
+        stride: feature.stride as usize,
+    };
+    walk.done += bags as u32;
+    made.bytes += bytes;
+    made.rows += ids as u64;
+    (piece, (id + ids) as u32)
+}
+
+/// Moves on to the next block, slice, or the end, where all features of the block are done.
+fn finish_block(slot: &mut Slot, features: u32, made: &mut Made) {
+    let (header, walk) = (&slot.header, &mut slot.walk);
+    if walk.feature < features {
+        return;
+    }
+    walk.bag += walk.block;
+    walk.block = 0;
+    walk.feature = 0;
+    if walk.bag == header.bags {
+        made.finished = true;
+    } else if header.slice_bags > 0 && walk.bag.is_multiple_of(header.slice_bags) {
+        made.slice = Some(walk.slices);
+        walk.slices += 1;
+    }
+}

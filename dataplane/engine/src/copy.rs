@@ -1,0 +1,118 @@
+//! Copies of request data: from the frame or a region, of either width, to private u32 or f32.
+//!
+//! Every element is read exactly once; what is checked afterwards is the copy.
+
+use rowmill_wire::{Element, Place, Request, Segment, Status};
+
+use crate::memory::{Conn, Memory};
+
+/// Ids with this bit set are refused as negative: dense tables have fewer than 2^31 rows.
+pub(crate) const SIGN: u32 = 1 << 31;
+
+/// Stands for a 64-bit value that is not negative but too large for 32 bits: never a row, and not
+/// negative as a 32-bit id.
+pub(crate) const TOO_LARGE: u32 = SIGN - 1;
+
+/// Where the bytes of a segment come from: kept in the slot, since ids are copied in later steps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Source<'a> {
+    Bytes(&'a [u8]),
+    Region { region: u32, offset: u64 },
+}
+
+impl<'a> Source<'a> {
+    /// The source of a segment that is not absent.
+    pub(crate) fn of(request: &Request<'a>, segment: &Segment) -> Option<Source<'a>> {
+        match segment.place {
+            Place::Absent => None,
+            Place::Inline { .. } => request.inline(segment).map(Source::Bytes),
+            Place::Region { region, offset } => Some(Source::Region { region, offset }),
+        }
+    }
+
+    /// Copies bytes from `at` within the segment on.
+    pub(crate) fn read(
+        &self,
+        conn: Conn,
+        at: u64,
+        out: &mut [u8],
+        memory: &mut impl Memory,
+    ) -> Result<(), Status> {
+        match *self {
+            Source::Bytes(bytes) => {
+                let at = at as usize;
+                let from = bytes.get(at..at + out.len()).ok_or(Status::Malformed)?;
+                out.copy_from_slice(from);
+                Ok(())
+            }
+            Source::Region { region, offset } => {
+                let offset = offset.checked_add(at).ok_or(Status::SegmentOutOfRegion)?;
+                memory.read(conn, region, offset, out)
+            }
+        }
+    }
+
+    /// Copies elements `first..first + out.len()` as 32-bit numbers. 64-bit values keep their sign
+    /// (as bit 31) and become [`TOO_LARGE`] where they exceed 31 bits.
+    pub(crate) fn read_u32(
+        &self,
+        conn: Conn,
+        element: Element,
+        first: u64,
+        out: &mut [u32],
+        memory: &mut impl Memory,
+    ) -> Result<(), Status> {
+        let mut bytes = [0u8; CHUNK_BYTES];
+        let width = element.bytes() as usize;
+        let mut at = first * element.bytes();
+        for part in out.chunks_mut(CHUNK_BYTES / width) {
+            let bytes = &mut bytes[..part.len() * width];
+            self.read(conn, at, bytes, memory)?;
+            at += bytes.len() as u64;
+            if width == 4 {
+                for (to, from) in part.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                    *to = u32::from_le_bytes(*from);
+                }
+            } else {
+                for (to, from) in part.iter_mut().zip(bytes.as_chunks::<8>().0) {
+                    *to = narrow(u64::from_le_bytes(*from));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies elements `first..` as f32.
+    pub(crate) fn read_f32(
+        &self,
+        conn: Conn,
+        first: u64,
+        out: &mut [f32],
+        memory: &mut impl Memory,
+    ) -> Result<(), Status> {
+        let mut bytes = [0u8; CHUNK_BYTES];
+        let mut at = first * 4;
+        for part in out.chunks_mut(CHUNK_BYTES / 4) {
+            let bytes = &mut bytes[..part.len() * 4];
+            self.read(conn, at, bytes, memory)?;
+            at += bytes.len() as u64;
+            for (to, from) in part.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *to = f32::from_le_bytes(*from);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes copied at a time: small enough to stay in the first-level cache with what it becomes.
+const CHUNK_BYTES: usize = 4096;
+
+fn narrow(value: u64) -> u32 {
+    if value < u64::from(SIGN) {
+        value as u32
+    } else if value >> 63 == 1 {
+        SIGN
+    } else {
+        TOO_LARGE
+    }
+}

@@ -1,0 +1,468 @@
+//! The engine's events and actions.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use rowmill_pooling::Kernels;
+use rowmill_wire::limits::MAX_SCHEMAS;
+use rowmill_wire::request::Header;
+use rowmill_wire::{Completion, CompletionKind, Op, Refusal, Request, Status};
+
+use crate::accept;
+use crate::batch::{self, Made};
+use crate::bind::BoundSchema;
+use crate::limits::{BATCH_BYTES, BATCH_BYTES_FIRST, Limits};
+use crate::memory::{Conn, Memory};
+use crate::schedule::Schedule;
+use crate::slot::{NONE, Slot, Stage};
+
+/// What the engine counted since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Frames received, whatever became of them.
+    pub requests: u64,
+    /// Requests answered OK, null requests included.
+    pub completed: u64,
+    /// Requests refused for what they said.
+    pub refused: u64,
+    /// Requests answered BUSY.
+    pub busy: u64,
+    /// Requests answered EXPIRED.
+    pub expired: u64,
+    /// Requests answered CANCELLED.
+    pub cancelled: u64,
+    /// Requests given up because their region was lost.
+    pub region_lost: u64,
+    /// Bags pooled in completed requests.
+    pub bags: u64,
+    /// Rows read.
+    pub rows: u64,
+    /// Bytes of rows read and results written.
+    pub bytes: u64,
+    /// Micro-batches.
+    pub micro_batches: u64,
+}
+
+/// What a call of [`Engine::turn`] found to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// There is no request in progress.
+    Idle,
+    /// A micro-batch of this many bytes was done.
+    Worked {
+        /// Bytes of rows read and results written, as estimated for the budget.
+        bytes: u64,
+    },
+}
+
+/// A client broke the protocol so that no answer could be addressed: cut it off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("slot {slot} was used again before its request had ended")]
+pub struct ProtocolError {
+    /// The slot.
+    pub slot: u16,
+}
+
+#[derive(Debug)]
+struct Connection {
+    attached: bool,
+    /// The engine's slot that holds the request of each of the connection's slots, or `NONE`.
+    held: Box<[u32]>,
+    schemas: [Option<Arc<BoundSchema>>; MAX_SCHEMAS as usize],
+}
+
+/// One worker's requests. See the crate's documentation.
+#[derive(Debug)]
+pub struct Engine {
+    limits: Limits,
+    kernels: Kernels,
+    connections: Box<[Connection]>,
+    slots: Box<[Slot]>,
+    free: Vec<u32>,
+    schedule: Schedule,
+    done: VecDeque<(Conn, Completion)>,
+    counters: Counters,
+    /// No deadline of a request in progress lies before this.
+    earliest_ns: u64,
+    draining: bool,
+    /// Bytes of the next micro-batch.
+    budget: u64,
+    /// When the last micro-batch began, and its bytes; `None` after an idle turn.
+    last: Option<(u64, u64)>,
+}
+
+impl Engine {
+    /// An engine without connections. All memory it will ever use is taken here.
+    pub fn new(limits: Limits, kernels: Kernels) -> Engine {
+        let connection = || Connection {
+            attached: false,
+            held: vec![NONE; usize::from(limits.credits)].into_boxed_slice(),
+            schemas: [const { None }; MAX_SCHEMAS as usize],
+        };
+        Engine {
+            limits,
+            kernels,
+            connections: (0..limits.connections).map(|_| connection()).collect(),
+            slots: (0..limits.slots).map(|_| Slot::new(&limits)).collect(),
+            free: (0..limits.slots).rev().collect(),
+            schedule: Schedule::new(limits.connections),
+            // A call ends at most every slot and refuses one frame; slices come one a turn.
+            done: VecDeque::with_capacity(limits.slots as usize + 2),
+            counters: Counters::default(),
+            earliest_ns: u64::MAX,
+            draining: false,
+            budget: BATCH_BYTES_FIRST,
+            last: None,
+        }
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Requests in progress.
+    pub fn in_progress(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Bytes of the next micro-batch, adapted to the measured rate.
+    pub fn micro_batch_bytes(&self) -> u64 {
+        self.budget
+    }
+
+    /// A connection begins.
+    ///
+    /// # Panics
+    /// If the number is out of bounds or still attached (the driver's mistake).
+    pub fn attach(&mut self, conn: Conn) {
+        let connection = &mut self.connections[conn.0 as usize];
+        assert!(
+            !connection.attached,
+            "a connection's number is free before it is given again"
+        );
+        connection.attached = true;
+    }
+
+    /// A connection has a schema bound under a number.
+    ///
+    /// # Panics
+    /// If the connection is not attached or the number out of bounds (the driver's mistake).
+    pub fn bind(&mut self, conn: Conn, schema: u32, bound: Arc<BoundSchema>) {
+        let connection = &mut self.connections[conn.0 as usize];
+        assert!(
+            connection.attached,
+            "schemas are bound on attached connections"
+        );
+        connection.schemas[schema as usize] = Some(bound);
+    }
+
+    /// A connection ends: its requests are dropped without an answer, and nothing is written to its
+    /// memory after this call.
+    pub fn detach(&mut self, conn: Conn) {
+        for slot in 0..self.slots.len() as u32 {
+            if self.holds(slot, conn) {
+                self.release(slot);
+            }
+        }
+        let connection = &mut self.connections[conn.0 as usize];
+        connection.attached = false;
+        connection.schemas = [const { None }; MAX_SCHEMAS as usize];
+    }
+
+    /// A region is given up: requests that use it end with `UnknownRegion`, and nothing is written
+    /// to it after this call.
+    pub fn region_gone(&mut self, now_ns: u64, conn: Conn, region: u32) {
+        for slot in 0..self.slots.len() as u32 {
+            if self.holds(slot, conn) && uses(&self.slots[slot as usize].header, region) {
+                self.finish(now_ns, slot, Refusal::whole(Status::UnknownRegion));
+            }
+        }
+    }
+
+    /// From now on new requests are answered DRAINING.
+    pub fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// A frame arrived in a connection's slot.
+    ///
+    /// # Errors
+    /// [`ProtocolError`] when the slot's last request has not ended: there is no way to answer.
+    ///
+    /// # Panics
+    /// If the connection is not attached or the slot is past its credits (ports check both).
+    pub fn request(
+        &mut self,
+        now_ns: u64,
+        conn: Conn,
+        port_slot: u16,
+        frame: &[u8],
+        memory: &mut impl Memory,
+    ) -> Result<(), ProtocolError> {
+        let connection = &self.connections[conn.0 as usize];
+        assert!(connection.attached, "requests come on attached connections");
+        if connection.held[usize::from(port_slot)] != NONE {
+            return Err(ProtocolError { slot: port_slot });
+        }
+        self.counters.requests += 1;
+        if let Err(refusal) = self.accept(now_ns, conn, port_slot, frame, memory) {
+            let (request, attempt, part) = Request::address(frame);
+            let header = Header {
+                request,
+                attempt,
+                part,
+                ..Header::null(0)
+            };
+            self.count(refusal.status);
+            self.answer(conn, port_slot, &header, usize::MAX, refusal, 0);
+        }
+        Ok(())
+    }
+
+    fn accept(
+        &mut self,
+        now_ns: u64,
+        conn: Conn,
+        port_slot: u16,
+        frame: &[u8],
+        memory: &mut impl Memory,
+    ) -> Result<(), Refusal> {
+        let request = Request::parse(frame)?;
+        let header = request.header();
+        if self.draining {
+            return Err(Refusal::whole(Status::Draining));
+        }
+        if header.op == Op::Null {
+            return Err(Refusal::whole(Status::Ok));
+        }
+        let schemas = &self.connections[conn.0 as usize].schemas;
+        let schema = schemas.get(header.schema as usize).and_then(Option::as_ref);
+        let schema = schema.ok_or(Refusal::whole(Status::UnknownSchema))?;
+        accept::check_shape(&request, schema, &self.limits)?;
+        let &index = self.free.last().ok_or(Refusal::whole(Status::Busy))?;
+        let slot = &mut self.slots[index as usize];
+        slot.conn = conn;
+        slot.port_slot = port_slot;
+        slot.schema = header.schema as usize;
+        slot.received_ns = now_ns;
+        slot.deadline_ns = match header.remaining_us {
+            0 => u64::MAX,
+            us => now_ns.saturating_add(u64::from(us) * 1000),
+        };
+        if let Err(refusal) = accept::fill(slot, &request, schema, memory) {
+            slot.stage = Stage::Free;
+            return Err(refusal);
+        }
+        self.earliest_ns = self.earliest_ns.min(slot.deadline_ns);
+        self.free.pop();
+        self.connections[conn.0 as usize].held[usize::from(port_slot)] = index;
+        self.schedule.push(index, &mut self.slots);
+        Ok(())
+    }
+
+    /// A client wants a request ended early. It may have ended already; then nothing happens.
+    pub fn cancel(&mut self, now_ns: u64, conn: Conn, port_slot: u16) {
+        let held = self.connections[conn.0 as usize]
+            .held
+            .get(usize::from(port_slot));
+        if let Some(&slot) = held.filter(|&&slot| slot != NONE) {
+            self.finish(now_ns, slot, Refusal::whole(Status::Cancelled));
+        }
+    }
+
+    /// Does one micro-batch of the request whose turn it is. Requests past their deadline end first.
+    pub fn turn(&mut self, now_ns: u64, memory: &mut impl Memory) -> Turn {
+        self.adapt(now_ns);
+        if now_ns >= self.earliest_ns {
+            self.expire(now_ns);
+        }
+        let Some((index, allowed)) = self.schedule.next(self.budget) else {
+            self.last = None;
+            return Turn::Idle;
+        };
+        let slot = &mut self.slots[index as usize];
+        let conn = slot.conn;
+        let schema = self.connections[conn.0 as usize].schemas[slot.schema].as_deref();
+        let schema = schema.expect("a schema stays bound while its connection is attached");
+        let budget = allowed.min(self.budget).max(1);
+        let outcome = step(slot, schema, budget, &self.kernels, memory);
+        self.counters.micro_batches += 1;
+        let bytes = match outcome {
+            Err(refusal) => {
+                self.finish(now_ns, index, refusal);
+                0
+            }
+            Ok(made) => {
+                self.counters.rows += made.rows;
+                self.counters.bytes += made.bytes;
+                self.schedule.charge(conn, made.bytes, self.budget);
+                self.announce(now_ns, index, &made);
+                made.bytes
+            }
+        };
+        self.last = Some((now_ns, bytes));
+        Turn::Worked { bytes }
+    }
+
+    /// The next status record to announce, in the order in which they came about.
+    pub fn poll_completion(&mut self) -> Option<(Conn, Completion)> {
+        self.done.pop_front()
+    }
+
+    /// Follows the measured rate, so that a micro-batch takes about the time it should.
+    fn adapt(&mut self, now_ns: u64) {
+        if let Some((began_ns, bytes)) = self.last {
+            let took_ns = now_ns.saturating_sub(began_ns);
+            // Small batches say more about overheads than about the memory's rate.
+            if bytes >= self.budget / 2 && took_ns > 0 {
+                let fitting = bytes.saturating_mul(self.limits.micro_batch_ns) / took_ns;
+                // One batch that was interrupted must not shrink the next ones by much.
+                let fitting = fitting.clamp(self.budget / 2, self.budget * 2);
+                self.budget = ((self.budget * 15 + fitting) / 16)
+                    .clamp(*BATCH_BYTES.start(), *BATCH_BYTES.end());
+            }
+        }
+    }
+
+    fn expire(&mut self, now_ns: u64) {
+        for slot in 0..self.slots.len() as u32 {
+            let s = &self.slots[slot as usize];
+            if s.stage != Stage::Free && s.deadline_ns <= now_ns {
+                self.finish(now_ns, slot, Refusal::whole(Status::Expired));
+            }
+        }
+        let running = self.slots.iter().filter(|s| s.stage != Stage::Free);
+        self.earliest_ns = running.map(|s| s.deadline_ns).min().unwrap_or(u64::MAX);
+    }
+
+    fn announce(&mut self, now_ns: u64, index: u32, made: &Made) {
+        if made.finished {
+            self.counters.bags += u64::from(self.slots[index as usize].header.bags);
+            self.finish(now_ns, index, Refusal::whole(Status::Ok));
+        } else if let Some(slice) = made.slice {
+            let slot = &self.slots[index as usize];
+            let record = Completion {
+                kind: CompletionKind::Slice,
+                credits: 0,
+                slice: slice as u16,
+                ..self.record(slot.conn, slot.port_slot, &slot.header, slot.schema)
+            };
+            let (conn, service_ns) = (slot.conn, now_ns.saturating_sub(slot.received_ns));
+            self.done.push_back((
+                conn,
+                Completion {
+                    service_ns,
+                    ..record
+                },
+            ));
+        }
+    }
+
+    /// Ends a request in progress and frees its slot.
+    fn finish(&mut self, now_ns: u64, index: u32, outcome: Refusal) {
+        let slot = &self.slots[index as usize];
+        let (conn, port_slot, header, schema) =
+            (slot.conn, slot.port_slot, slot.header, slot.schema);
+        let service_ns = now_ns.saturating_sub(slot.received_ns);
+        self.count(outcome.status);
+        self.answer(conn, port_slot, &header, schema, outcome, service_ns);
+        self.release(index);
+    }
+
+    fn answer(
+        &mut self,
+        conn: Conn,
+        port_slot: u16,
+        header: &Header,
+        schema: usize,
+        outcome: Refusal,
+        service_ns: u64,
+    ) {
+        let record = Completion {
+            status: outcome.status,
+            feature: outcome.feature,
+            index: outcome.index,
+            service_ns,
+            ..self.record(conn, port_slot, header, schema)
+        };
+        self.done.push_back((conn, record));
+    }
+
+    /// A final record of a request that went well.
+    fn record(&self, conn: Conn, port_slot: u16, header: &Header, schema: usize) -> Completion {
+        let schemas = &self.connections[conn.0 as usize].schemas;
+        let schema = schemas.get(schema).and_then(Option::as_ref);
+        Completion {
+            kind: CompletionKind::Final,
+            part: header.part,
+            status: Status::Ok,
+            slot: port_slot,
+            slice: (header.slices() - 1) as u16,
+            request: header.request,
+            generation: schema.map_or(0, |s| s.tables.generation()),
+            delta: 0,
+            attempt: header.attempt,
+            credits: 1,
+            feature: rowmill_wire::status::NOWHERE,
+            index: rowmill_wire::status::NOWHERE,
+            service_ns: 0,
+        }
+    }
+
+    fn holds(&self, slot: u32, conn: Conn) -> bool {
+        let slot = &self.slots[slot as usize];
+        slot.stage != Stage::Free && slot.conn == conn
+    }
+
+    fn release(&mut self, index: u32) {
+        self.schedule.remove(index, &mut self.slots);
+        let slot = &mut self.slots[index as usize];
+        slot.stage = Stage::Free;
+        self.connections[slot.conn.0 as usize].held[usize::from(slot.port_slot)] = NONE;
+        self.free.push(index);
+    }
+
+    fn count(&mut self, status: Status) {
+        let c = &mut self.counters;
+        *match status {
+            Status::Ok => &mut c.completed,
+            Status::Busy => &mut c.busy,
+            Status::Expired => &mut c.expired,
+            Status::Cancelled => &mut c.cancelled,
+            Status::RegionLost => &mut c.region_lost,
+            _ => &mut c.refused,
+        } += 1;
+    }
+}
+
+fn uses(header: &Header, region: u32) -> bool {
+    let of = |segment: &rowmill_wire::Segment| matches!(segment.place, rowmill_wire::Place::Region { region: r, .. } if r == region);
+    header.target_region == region || of(&header.lengths) || of(&header.ids) || of(&header.weights)
+}
+
+/// One step of a request: ids are checked first; what is left of the budget goes to pooling.
+fn step(
+    slot: &mut Slot,
+    schema: &BoundSchema,
+    budget: u64,
+    kernels: &Kernels,
+    memory: &mut impl Memory,
+) -> Result<Made, Refusal> {
+    let mut spent = 0;
+    if slot.stage == Stage::Checking {
+        // An id costs about two cache lines' worth of a row's time: its own bytes and its check.
+        spent = accept::check_step(slot, schema, memory, None)? * 8;
+    }
+    if slot.stage == Stage::Checking || spent >= budget {
+        return Ok(Made {
+            bytes: spent,
+            ..Made::default()
+        });
+    }
+    let made = batch::run(slot, schema, budget - spent, kernels, memory)?;
+    Ok(Made {
+        bytes: made.bytes + spent,
+        ..made
+    })
+}

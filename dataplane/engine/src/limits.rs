@@ -1,0 +1,51 @@
+//! Sizes that are fixed at start.
+
+/// The bounds of one engine. Memory an engine takes: about
+/// `slots * (max_ids * 8 + max_lengths * 4)` bytes (ids and weights are 4 bytes each).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections that can be attached at a time.
+    pub connections: u32,
+    /// Requests in progress over all connections; one more is answered BUSY.
+    pub slots: u32,
+    /// Most credits of one connection.
+    pub credits: u16,
+    /// Most ids of one request part, over all its features.
+    pub max_ids: u32,
+    /// Most bags times features of one request part.
+    pub max_lengths: u32,
+    /// How long a micro-batch should take, in nanoseconds (DESIGN.md section 4: about 50 us).
+    pub micro_batch_ns: u64,
+}
+
+impl Limits {
+    /// The limits a service starts with: 262,144 ids are the 1,224 samples of the DLRM-v2 shape, and
+    /// 65,536 lengths its 2,520; 32 slots of those make 72 MiB a worker.
+    pub const DEFAULT: Limits = Limits {
+        connections: 256,
+        slots: 32,
+        credits: 8,
+        max_ids: 1 << 18,
+        max_lengths: 1 << 16,
+        micro_batch_ns: 50_000,
+    };
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits::DEFAULT
+    }
+}
+
+/// Most pieces (one feature, a run of bags) of one micro-batch; bounds the list on the stack.
+pub(crate) const PIECES: usize = 64;
+
+/// Bounds of a micro-batch in bytes of rows: at least a few rows of the largest dim, so that work
+/// goes on under any measured rate; at most 4 MiB, 80 us at 50 GB/s.
+pub(crate) const BATCH_BYTES: core::ops::RangeInclusive<u64> = (64 << 10)..=(4 << 20);
+
+/// The first guess, before a rate is measured: 50 us at 20 GB/s.
+pub(crate) const BATCH_BYTES_FIRST: u64 = 1 << 20;
+
+/// Ids copied and bounded in one step: 32,768 ids of 8 bytes are 256 KiB, about 20 us.
+pub(crate) const CHECK_IDS: usize = 1 << 15;

@@ -1,0 +1,116 @@
+//! A request in progress: its private copies and how far it has come.
+
+use rowmill_wire::limits::MAX_FEATURES;
+use rowmill_wire::request::Header;
+
+use crate::limits::Limits;
+use crate::memory::Conn;
+
+/// Private copies of what the request brought: features one after another.
+#[derive(Debug)]
+pub(crate) struct Data {
+    /// `features * bags` lengths.
+    pub(crate) lengths: Box<[u32]>,
+    /// All ids.
+    pub(crate) ids: Box<[u32]>,
+    /// All weights, where the schema wants them.
+    pub(crate) weights: Box<[f32]>,
+}
+
+/// One feature's place in [`Data`] and in the request's segments.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Span {
+    /// First id in the request's segments.
+    pub(crate) segment_at: u32,
+    /// First id in [`Data::ids`].
+    pub(crate) ids_from: u32,
+    /// How many.
+    pub(crate) ids: u32,
+    /// The next id to pool, in [`Data::ids`].
+    pub(crate) next_id: u32,
+}
+
+/// How far copying and checking the ids has come.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Check {
+    /// The feature whose ids come next.
+    pub(crate) feature: u32,
+    /// How many of its ids are done.
+    pub(crate) done: u32,
+}
+
+/// How far pooling has come: a block of bags is pooled feature after feature.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Walk {
+    /// The block's first bag; bags before it are finished.
+    pub(crate) bag: u32,
+    /// The block's length; 0 between blocks.
+    pub(crate) block: u32,
+    /// The feature whose bags come next.
+    pub(crate) feature: u32,
+    /// How many of its bags in the block are done.
+    pub(crate) done: u32,
+    /// Slices announced.
+    pub(crate) slices: u32,
+}
+
+/// Where a request stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// The slot holds none.
+    Free,
+    /// Ids are still to be copied and checked.
+    Checking,
+    /// Rows are being read.
+    Pooling,
+}
+
+/// A request in progress.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) stage: Stage,
+    pub(crate) conn: Conn,
+    /// The connection's slot that it came in.
+    pub(crate) port_slot: u16,
+    /// The number of its schema on that connection.
+    pub(crate) schema: usize,
+    pub(crate) header: Header,
+    pub(crate) received_ns: u64,
+    /// `u64::MAX` for none.
+    pub(crate) deadline_ns: u64,
+    /// Estimated bytes of rows and results over the whole part.
+    pub(crate) total_bytes: u64,
+    pub(crate) spans: Box<[Span; MAX_FEATURES]>,
+    pub(crate) data: Data,
+    pub(crate) check: Check,
+    pub(crate) walk: Walk,
+    /// The next slot in the connection's queue, or [`NONE`].
+    pub(crate) next: u32,
+}
+
+/// No slot.
+pub(crate) const NONE: u32 = u32::MAX;
+
+impl Slot {
+    pub(crate) fn new(limits: &Limits) -> Slot {
+        Slot {
+            stage: Stage::Free,
+            conn: Conn(0),
+            port_slot: 0,
+            schema: 0,
+            header: Header::null(0),
+            received_ns: 0,
+            deadline_ns: u64::MAX,
+            total_bytes: 0,
+            spans: Box::new([Span::default(); MAX_FEATURES]),
+            data: Data {
+                lengths: vec![0; limits.max_lengths as usize].into_boxed_slice(),
+                ids: vec![0; limits.max_ids as usize].into_boxed_slice(),
+                weights: vec![0.0; limits.max_ids as usize].into_boxed_slice(),
+            },
+            check: Check::default(),
+            walk: Walk::default(),
+            next: NONE,
+        }
+    }
+}

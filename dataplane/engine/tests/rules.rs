@@ -1,0 +1,444 @@
+//! Refusals, limits, deadlines, cancelling, fairness: the engine's rules, one test each.
+
+mod common;
+
+use common::{
+    HeapMemory, INLINE, LIMITS, Model, REGION, SOURCE, TARGET, attach, engine, frame, lookup, run,
+    statuses,
+};
+use rowmill_engine::{Conn, Engine, Limits, ProtocolError, Turn};
+use rowmill_wire::request::Header;
+use rowmill_wire::status::NOWHERE;
+use rowmill_wire::{Feature, Op, Output, Pooling, Schema, Status};
+
+/// A memory with a source of these bytes and a large target for connections 0 to 3.
+fn memory(source: &[u8]) -> HeapMemory {
+    let mut memory = HeapMemory::default();
+    for conn in 0..4 {
+        memory.regions.insert((conn, SOURCE), source.to_vec());
+        memory.regions.insert((conn, TARGET), vec![0; 1 << 20]);
+    }
+    memory
+}
+
+/// Sends one changed request and returns the status, feature and index of its only record.
+fn outcome(
+    model: &Model,
+    change: impl Fn(&mut Header, &mut common::Batch, &mut Vec<u8>),
+) -> (Status, u32, u32) {
+    let mut engine = engine(model, LIMITS);
+    let mut header = lookup(77, 10);
+    header.attempt = 3;
+    let mut batch = model.batch(1, 10, 6);
+    let mut source = vec![];
+    change(&mut header, &mut batch, &mut source);
+    let frame = frame(header, &batch, REGION, &mut source);
+    let mut memory = memory(&source);
+    engine
+        .request(0, Conn(0), 0, &frame, &mut memory)
+        .expect("the slot is free");
+    let records = run(&mut engine, &mut memory, &mut 0);
+    assert_eq!(records.len(), 1, "one final record");
+    let record = records[0].1;
+    assert_eq!((record.request, record.attempt, record.credits), (77, 3, 1));
+    assert_eq!(
+        engine.counters().rows > 0,
+        record.status == Status::Ok,
+        "refused before any row is read"
+    );
+    assert_eq!(engine.in_progress(), 0);
+    (record.status, record.feature, record.index)
+}
+
+#[test]
+fn each_fault_has_its_status_and_place() {
+    let model = Model::mixed();
+    let is = |want: (Status, u32, u32),
+              change: &dyn Fn(&mut Header, &mut common::Batch, &mut Vec<u8>)| {
+        assert_eq!(outcome(&model, change), want);
+    };
+    let whole = |status| (status, NOWHERE, NOWHERE);
+    is(whole(Status::Ok), &|_, _, _| {});
+    is(whole(Status::UnknownSchema), &|h, _, _| h.schema = 1);
+    is(whole(Status::UnknownSchema), &|h, _, _| h.schema = u32::MAX);
+    is(whole(Status::UnknownFeature), &|_, b, _| {
+        b.features.pop();
+    });
+    is(whole(Status::Retry), &|h, _, _| h.generation = 12);
+    is(whole(Status::TooLarge), &|h, _, _| h.first_bag = 4090);
+    is(whole(Status::TargetMisaligned), &|h, _, _| {
+        h.target_base = 6
+    });
+    is(whole(Status::UnknownRegion), &|h, _, _| h.target_region = 9);
+    is(whole(Status::TargetOutOfRegion), &|h, _, _| {
+        h.target_base = 1 << 20
+    });
+    is(whole(Status::TargetOutOfRegion), &|h, _, _| {
+        h.target_base = (1 << 20) - 4
+    });
+    is((Status::TargetOutOfRegion, 0, NOWHERE), &|h, _, _| {
+        h.target_base = u64::MAX - 3
+    });
+    is((Status::IdOutOfRange, 1, 0), &|_, b, _| {
+        b.features[1][0] = vec![50]
+    });
+    is((Status::IdNegative, 1, 2), &|_, b, _| {
+        b.features[1][0] = vec![49, 1, 0x8000_0000];
+    });
+    is(whole(Status::WeightsMismatch), &|_, b, _| {
+        let weights = b
+            .features
+            .iter()
+            .map(|f| f.iter().map(|bag| vec![1.0; bag.len()]).collect());
+        b.weights = Some(weights.collect());
+    });
+    is((Status::TooLarge, 2, 4), &|_, b, _| {
+        b.features[2][4] = vec![1; 8193]
+    });
+}
+
+#[test]
+fn what_a_source_says_is_checked_after_it_was_copied() {
+    let model = Model::mixed();
+    let refused = |damage: &dyn Fn(&mut HeapMemory)| {
+        let mut engine = engine(&model, LIMITS);
+        let mut source = vec![];
+        let frame = frame(lookup(1, 10), &model.batch(1, 10, 6), REGION, &mut source);
+        let mut memory = memory(&source);
+        damage(&mut memory);
+        engine
+            .request(0, Conn(0), 0, &frame, &mut memory)
+            .expect("the slot is free");
+        let records = run(&mut engine, &mut memory, &mut 0);
+        (records[0].1.status, records[0].1.feature)
+    };
+    // The frame was fine when it was submitted; the lengths in the region no longer add up.
+    let changed = |m: &mut HeapMemory| m.regions.get_mut(&(0, SOURCE)).expect("source")[0] ^= 1;
+    assert_eq!(refused(&changed), (Status::LengthsMismatch, 0));
+    let truncated = |m: &mut HeapMemory| {
+        m.regions
+            .get_mut(&(0, SOURCE))
+            .expect("source")
+            .truncate(40)
+    };
+    assert_eq!(refused(&truncated), (Status::SegmentOutOfRegion, 1));
+    let lost = |m: &mut HeapMemory| m.lost.push((0, SOURCE));
+    assert_eq!(refused(&lost), (Status::RegionLost, 0));
+    let target_lost = |m: &mut HeapMemory| m.lost.push((0, TARGET));
+    assert_eq!(refused(&target_lost), (Status::RegionLost, NOWHERE));
+}
+
+#[test]
+fn a_request_beyond_the_limits_is_too_large() {
+    let model = Model::mixed();
+    for limits in [
+        Limits {
+            max_ids: 10,
+            ..LIMITS
+        },
+        Limits {
+            max_lengths: 29,
+            ..LIMITS
+        },
+    ] {
+        let mut engine = engine(&model, limits);
+        let mut source = vec![];
+        let frame = frame(lookup(1, 10), &model.batch(1, 10, 6), REGION, &mut source);
+        let mut memory = memory(&source);
+        engine
+            .request(0, Conn(0), 0, &frame, &mut memory)
+            .expect("the slot is free");
+        assert_eq!(
+            statuses(&run(&mut engine, &mut memory, &mut 0)),
+            [Status::TooLarge]
+        );
+    }
+}
+
+#[test]
+fn malformed_frames_are_answered_and_addressed() {
+    let model = Model::mixed();
+    let mut engine = engine(&model, LIMITS);
+    let mut memory = memory(&[]);
+    let mut good = frame(lookup(5, 2), &model.batch(1, 2, 2), INLINE, &mut vec![]);
+    good[4] ^= 1;
+    engine
+        .request(0, Conn(0), 0, &good, &mut memory)
+        .expect("the slot is free");
+    engine
+        .request(0, Conn(0), 1, &[], &mut memory)
+        .expect("the slot is free");
+    let records = run(&mut engine, &mut memory, &mut 0);
+    assert_eq!(statuses(&records), [Status::Malformed, Status::Malformed]);
+    assert_eq!(
+        (records[0].1.request, records[0].1.slot, records[1].1.slot),
+        (5, 0, 1)
+    );
+}
+
+/// Submits requests of `bags` bags to the given slots of a connection.
+fn submit(
+    engine: &mut Engine,
+    model: &Model,
+    memory: &mut HeapMemory,
+    conn: u32,
+    slots: &[u16],
+    bags: u32,
+    us: u32,
+) {
+    for &slot in slots {
+        let mut header = lookup(u64::from(slot), bags);
+        header.remaining_us = us;
+        let source = memory.regions.entry((conn, SOURCE)).or_default();
+        let frame = frame(
+            header,
+            &model.batch(u64::from(slot), bags, 20),
+            REGION,
+            source,
+        );
+        memory.regions.insert((conn, TARGET), vec![0; 4 << 20]);
+        engine
+            .request(0, Conn(conn), slot, &frame, memory)
+            .expect("the slot is free");
+    }
+}
+
+#[test]
+fn busy_when_all_slots_are_taken_and_only_then() {
+    let model = Model::mixed();
+    let mut engine = engine(&model, LIMITS);
+    let mut memory = memory(&[]);
+    submit(&mut engine, &model, &mut memory, 0, &[0, 1, 2, 3], 50, 0);
+    assert_eq!(engine.poll_completion(), None, "four slots, four requests");
+    submit(&mut engine, &model, &mut memory, 0, &[4], 50, 0);
+    let (_, record) = engine.poll_completion().expect("an answer without a turn");
+    assert_eq!(
+        (record.status, record.slot, record.credits),
+        (Status::Busy, 4, 1)
+    );
+    engine.cancel(0, Conn(0), 2);
+    assert_eq!(
+        engine.poll_completion().map(|(_, r)| (r.status, r.slot)),
+        Some((Status::Cancelled, 2))
+    );
+    submit(&mut engine, &model, &mut memory, 0, &[4], 50, 0);
+    assert_eq!(
+        engine.poll_completion(),
+        None,
+        "the cancelled request's slot is free"
+    );
+    assert_eq!(engine.counters().busy, 1);
+}
+
+#[test]
+fn a_slot_used_again_too_early_cuts_the_client_off() {
+    let model = Model::mixed();
+    let mut engine = engine(&model, LIMITS);
+    let mut memory = memory(&[]);
+    submit(&mut engine, &model, &mut memory, 0, &[6], 50, 0);
+    let again = engine.request(0, Conn(0), 6, &[0; 200], &mut memory);
+    assert_eq!(again, Err(ProtocolError { slot: 6 }));
+    engine.detach(Conn(0));
+    assert_eq!(
+        (engine.turn(0, &mut memory), engine.in_progress()),
+        (Turn::Idle, 0)
+    );
+    assert_eq!(
+        engine.poll_completion(),
+        None,
+        "a detached client gets no record"
+    );
+}
+
+#[test]
+fn past_its_deadline_a_request_ends_and_costs_nothing_more() {
+    let model = Model::mixed();
+    let mut engine = engine(&model, LIMITS);
+    let mut memory = memory(&[]);
+    submit(&mut engine, &model, &mut memory, 0, &[0], 700, 100);
+    submit(&mut engine, &model, &mut memory, 0, &[1], 5, 0);
+    assert!(matches!(
+        engine.turn(99_999, &mut memory),
+        Turn::Worked { .. }
+    ));
+    assert_eq!(engine.poll_completion(), None);
+    let rows = engine.counters().rows;
+    engine.turn(100_000, &mut memory);
+    let (_, record) = engine.poll_completion().expect("expired at 100 us");
+    assert_eq!(
+        (record.status, record.slot, record.service_ns),
+        (Status::Expired, 0, 100_000)
+    );
+    let rest = run(&mut engine, &mut memory, &mut 100_001);
+    let small: u64 = model
+        .batch(1, 5, 20)
+        .features
+        .iter()
+        .flatten()
+        .map(|b| b.len() as u64)
+        .sum();
+    assert_eq!(
+        engine.counters().rows,
+        rows + small,
+        "no row of the expired request after its deadline"
+    );
+    assert_eq!(
+        statuses(&rest),
+        [Status::Ok],
+        "the small one is not touched"
+    );
+}
+
+#[test]
+fn a_region_that_is_given_up_ends_its_requests_only() {
+    let model = Model::mixed();
+    let mut engine = engine(&model, LIMITS);
+    attach(&mut engine, &model, Conn(1));
+    let mut memory = memory(&[]);
+    submit(&mut engine, &model, &mut memory, 0, &[0], 700, 0);
+    submit(&mut engine, &model, &mut memory, 1, &[0], 7, 0);
+    engine.turn(0, &mut memory);
+    engine.region_gone(1, Conn(0), TARGET);
+    let records: Vec<_> = std::iter::from_fn(|| engine.poll_completion()).collect();
+    assert_eq!(statuses(&records), [Status::UnknownRegion]);
+    memory.regions.remove(&(0, TARGET));
+    let records = run(&mut engine, &mut memory, &mut 0);
+    assert_eq!(
+        records
+            .iter()
+            .map(|(c, r)| (c.0, r.status))
+            .collect::<Vec<_>>(),
+        [(1, Status::Ok)]
+    );
+}
+
+#[test]
+fn a_single_sample_waits_at_most_two_micro_batches_of_a_large_query() {
+    let model = Model::mixed();
+    let limits = Limits {
+        max_ids: 1 << 18,
+        ..LIMITS
+    };
+    let mut engine = engine(&model, limits);
+    attach(&mut engine, &model, Conn(1));
+    let mut memory = memory(&[]);
+    submit(&mut engine, &model, &mut memory, 0, &[0, 1], 4000, 0);
+    for round in 0..10 {
+        engine.turn(0, &mut memory);
+        submit(&mut engine, &model, &mut memory, 1, &[0], 1, 0);
+        let (before, micro_batch) = (engine.counters().bytes, engine.micro_batch_bytes());
+        loop {
+            engine.turn(0, &mut memory);
+            if std::iter::from_fn(|| engine.poll_completion()).any(|(conn, _)| conn == Conn(1)) {
+                break;
+            }
+        }
+        let waited = engine.counters().bytes - before;
+        assert!(
+            waited <= 2 * micro_batch,
+            "round {round}: {waited} bytes of others' work"
+        );
+    }
+    assert!(engine.in_progress() > 0, "the large query was still there");
+}
+
+#[test]
+fn draining_refuses_new_requests_and_finishes_the_others() {
+    let model = Model::mixed();
+    let mut engine = engine(&model, LIMITS);
+    let mut memory = memory(&[]);
+    submit(&mut engine, &model, &mut memory, 0, &[0], 20, 0);
+    engine.drain();
+    submit(&mut engine, &model, &mut memory, 0, &[1], 20, 0);
+    assert_eq!(
+        statuses(&run(&mut engine, &mut memory, &mut 0)),
+        [Status::Draining, Status::Ok]
+    );
+}
+
+#[test]
+fn a_null_request_is_answered_at_once() {
+    let model = Model::mixed();
+    let mut engine = engine(&model, LIMITS);
+    let mut out = Box::new([0; rowmill_wire::limits::SLOT_BYTES]);
+    let len = rowmill_wire::request::encode(&Header::null(4), &[], &[], &mut out).expect("fits");
+    engine
+        .request(0, Conn(0), 0, &out[..len], &mut HeapMemory::default())
+        .expect("the slot is free");
+    assert_eq!(
+        engine.poll_completion().map(|(_, r)| (r.status, r.request)),
+        Some((Status::Ok, 4))
+    );
+    assert_eq!(Header::null(0).op, Op::Null);
+}
+
+#[test]
+fn schemas_that_cannot_work_are_refused_when_bound() {
+    let model = Model::mixed();
+    let feature = |table: &str, offset, stride| Feature {
+        name: format!("on {table}"),
+        table: table.into(),
+        pooling: Pooling::Sum,
+        output: Output::F32,
+        offset,
+        stride,
+    };
+    let bind = |features: Vec<Feature>| {
+        let schema = Schema {
+            max_batch: 10,
+            features,
+        };
+        rowmill_engine::bind(&schema, &model.tables)
+            .map(|_| ())
+            .map_err(|(refusal, _)| (refusal.status, refusal.feature))
+    };
+    // Table `a` has vectors of 64 bytes, `c` of 144.
+    assert_eq!(
+        bind(vec![feature("a", 0, 64), feature("c", 640, 144)]),
+        Ok(()),
+        "one block after another"
+    );
+    assert_eq!(
+        bind(vec![feature("a", 0, 208), feature("c", 64, 208)]),
+        Ok(()),
+        "side by side"
+    );
+    assert_eq!(
+        bind(vec![feature("a", 208, 208), feature("c", 64, 208)]),
+        Ok(()),
+        "side by side, a row later"
+    );
+    assert_eq!(
+        bind(vec![feature("z", 0, 64)]),
+        Err((Status::UnknownTable, 0))
+    );
+    assert_eq!(
+        bind(vec![feature("a", 2, 64)]),
+        Err((Status::TargetMisaligned, 0))
+    );
+    assert_eq!(
+        bind(vec![feature("a", 0, 66)]),
+        Err((Status::TargetMisaligned, 0))
+    );
+    assert_eq!(
+        bind(vec![feature("a", 0, 60)]),
+        Err((Status::OverlappingOutputs, 0)),
+        "bags overlap"
+    );
+    assert_eq!(
+        bind(vec![feature("a", 0, 208), feature("c", 60, 208)]),
+        Err((Status::OverlappingOutputs, 1))
+    );
+    assert_eq!(
+        bind(vec![feature("a", 0, 204), feature("c", 64, 204)]),
+        Err((Status::OverlappingOutputs, 1))
+    );
+    assert_eq!(
+        bind(vec![feature("a", 0, 64), feature("c", 636, 144)]),
+        Err((Status::OverlappingOutputs, 1))
+    );
+    assert_eq!(
+        bind(vec![feature("a", 0, 64), feature("a", 0, 64)]),
+        Err((Status::OverlappingOutputs, 1))
+    );
+}

@@ -1,0 +1,166 @@
+//! AVX2 with FMA: eight dimensions a register and four in a half, a tile of 64 dimensions in half of
+//! the register file.
+#![allow(unsafe_code)]
+
+use crate::ahead::{Ahead, Run, Runs};
+use crate::order::in_shuffled_order;
+use crate::{Bags, Mode, RowFormat, scalar};
+use core::arch::x86_64::*;
+use rowmill_arena::Window;
+
+/// Dimensions a register.
+const LANES: usize = 8;
+/// Dimensions of the largest tile: eight registers of sums leave as many for everything else.
+const TILE: usize = 8 * LANES;
+
+/// Pools a batch into a target.
+///
+/// # Safety
+/// Every feature of the batch has passed [`Bags::assert_sound`] for the target's length.
+#[target_feature(enable = "avx2,fma")]
+pub(crate) unsafe fn pool(batch: &[Bags<'_>], target: &Window<'_>) {
+    let mut ahead = Ahead::new(batch, TILE);
+    for run in Runs::new(batch, TILE) {
+        let half = !run.columns.len().is_multiple_of(LANES);
+        macro_rules! by_registers {
+            ($($n:literal)*) => {
+                match (run.columns.len() / LANES, half) {
+                    // SAFETY: the caller's contract, and the run's columns fill $n registers, and
+                    // half of another where `half` is so.
+                    $(($n, false) => unsafe { pool_run::<$n, false>(&run, &mut ahead, target) },
+                    ($n, true) => unsafe { pool_run::<$n, true>(&run, &mut ahead, target) },)*
+                    (n, _) => unreachable!("{n} registers for a tile of 8"),
+                }
+            };
+        }
+        by_registers!(0 1 2 3 4 5 6 7 8);
+    }
+}
+
+/// Pools a run whose columns fill `N` registers, and half of another with `HALF`.
+///
+/// # Safety
+/// As [`pool`], with a run of the batch that has just as many columns.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn pool_run<const N: usize, const HALF: bool>(
+    run: &Run<'_>,
+    ahead: &mut Ahead<'_>,
+    target: &Window<'_>,
+) {
+    let weighted = run.weights.is_some();
+    // SAFETY: the caller's contract; format and weights are the run's.
+    unsafe {
+        match (run.bags.rows.format(), weighted) {
+            (RowFormat::F32, false) => pool_rows::<N, HALF, false, false>(run, ahead, target),
+            (RowFormat::F32, true) => pool_rows::<N, HALF, false, true>(run, ahead, target),
+            (RowFormat::Int8, false) => pool_rows::<N, HALF, true, false>(run, ahead, target),
+            (RowFormat::Int8, true) => pool_rows::<N, HALF, true, true>(run, ahead, target),
+        }
+    }
+}
+
+/// Pools a run, all that can be constant being so.
+///
+/// # Safety
+/// As [`pool_run`]; `INT8` and `WEIGHTED` are as the run is.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn pool_rows<const N: usize, const HALF: bool, const INT8: bool, const WEIGHTED: bool>(
+    run: &Run<'_>,
+    ahead: &mut Ahead<'_>,
+    target: &Window<'_>,
+) {
+    let place = run.place();
+    let mut ids = run.ids;
+    let mut weights = run.weights.unwrap_or_default();
+    let mut out = target.as_ptr().wrapping_add(run.offset);
+    for &length in run.lengths {
+        let (bag, bag_weights);
+        (bag, ids) = ids.split_at(length as usize);
+        (bag_weights, weights) = weights.split_at(if WEIGHTED { length as usize } else { 0 });
+        let mut sums = [_mm256_setzero_ps(); N];
+        let mut half = _mm_setzero_ps();
+        let mut k = 0;
+        while k < bag.len() {
+            ahead.pass(&place, |line| _mm_prefetch::<_MM_HINT_T1>(line.cast()));
+            let row = place.of_row(bag[k]);
+            let weight = _mm256_set1_ps(if WEIGHTED { bag_weights[k] } else { 0.0 });
+            // SAFETY: the id names a row, so codes or values of all columns lie inside the rows'
+            // bytes at `row`, and scale and bias of an int8 row `trailer` bytes behind it.
+            unsafe {
+                let trailer = row.wrapping_add(place.trailer).cast::<f32>();
+                let scale = if INT8 {
+                    broadcast(trailer)
+                } else {
+                    _mm256_setzero_ps()
+                };
+                let bias = if INT8 {
+                    broadcast(trailer.wrapping_add(1))
+                } else {
+                    _mm256_setzero_ps()
+                };
+                in_shuffled_order!(N, i => {
+                    let x = if INT8 {
+                        let codes = _mm_loadl_epi64(row.wrapping_add(i * LANES).cast());
+                        _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(codes)), bias)
+                    } else {
+                        _mm256_loadu_ps(row.wrapping_add(4 * i * LANES).cast())
+                    };
+                    sums[i] = if WEIGHTED {
+                        _mm256_fmadd_ps(weight, x, sums[i])
+                    } else {
+                        _mm256_add_ps(sums[i], x)
+                    };
+                });
+                if HALF {
+                    let (scale, bias) =
+                        (_mm256_castps256_ps128(scale), _mm256_castps256_ps128(bias));
+                    let x = if INT8 {
+                        let codes = row.wrapping_add(N * LANES).cast::<i32>().read_unaligned();
+                        let codes = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(codes));
+                        _mm_fmadd_ps(scale, _mm_cvtepi32_ps(codes), bias)
+                    } else {
+                        _mm_loadu_ps(row.wrapping_add(4 * N * LANES).cast())
+                    };
+                    half = if WEIGHTED {
+                        _mm_fmadd_ps(_mm256_castps256_ps128(weight), x, half)
+                    } else {
+                        _mm_add_ps(half, x)
+                    };
+                }
+            }
+            k += 1;
+        }
+        let divisor = (run.bags.mode == Mode::Mean && length > 0).then_some(length as f32);
+        for (i, &sum) in sums.iter().enumerate() {
+            let sum = finish(sum, divisor);
+            // SAFETY: the bag's vector lies inside the target, which is mapped and writable.
+            unsafe { _mm256_storeu_ps(out.wrapping_add(4 * i * LANES).cast(), sum) };
+        }
+        if HALF {
+            let sum = _mm256_castps256_ps128(finish(_mm256_castps128_ps256(half), divisor));
+            // SAFETY: as above.
+            unsafe { _mm_storeu_ps(out.wrapping_add(4 * N * LANES).cast(), sum) };
+        }
+        out = out.wrapping_add(run.bags.stride);
+    }
+}
+
+/// What is stored of a sum: divided for a mean, and with the one NaN for any.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn finish(sum: __m256, divisor: Option<f32>) -> __m256 {
+    let x = divisor.map_or(sum, |divisor| _mm256_div_ps(sum, _mm256_set1_ps(divisor)));
+    let nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(x, x);
+    _mm256_blendv_ps(x, _mm256_set1_ps(scalar::NAN), nan)
+}
+
+/// The f32 at any address in all lanes.
+///
+/// # Safety
+/// Its four bytes are readable.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn broadcast(at: *const f32) -> __m256 {
+    // SAFETY: the caller's contract.
+    _mm256_set1_ps(unsafe { at.read_unaligned() })
+}

@@ -1,0 +1,140 @@
+//! A batch: the bags of several features, each with its rows, ids and place in the target.
+
+use crate::Rows;
+
+/// What becomes of the rows of a bag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Their sum, weighted where there are weights.
+    Sum,
+    /// Their sum divided by their number.
+    Mean,
+}
+
+/// The bags of one feature: whose rows, which ids, and where the pooled f32 vectors go.
+#[derive(Clone, Copy, Debug)]
+pub struct Bags<'a> {
+    /// The rows that ids name.
+    pub rows: Rows<'a>,
+    /// The ids of all bags, one bag after the other.
+    pub ids: &'a [u32],
+    /// How many ids each bag has. Their sum is `ids.len()`.
+    pub lengths: &'a [u32],
+    /// A weight for each id, with [`Mode::Sum`] only.
+    pub weights: Option<&'a [f32]>,
+    /// Sum or mean.
+    pub mode: Mode,
+    /// The byte of the target at which the first bag's vector starts.
+    pub offset: usize,
+    /// Bytes of the target from one bag's vector to the next's.
+    pub stride: usize,
+}
+
+impl Bags<'_> {
+    /// Bytes of one pooled vector.
+    pub fn vector_bytes(&self) -> usize {
+        4 * self.rows.dim()
+    }
+
+    /// The byte just after the last bag's vector, or `None` where that overflows. 0 without bags.
+    pub fn target_end(&self) -> Option<usize> {
+        match self.lengths.len().checked_sub(1) {
+            None => Some(0),
+            Some(last) => last
+                .checked_mul(self.stride)?
+                .checked_add(self.offset)?
+                .checked_add(self.vector_bytes()),
+        }
+    }
+
+    /// Asserts all that the kernels rely on, for a target of `target_len` bytes.
+    ///
+    /// # Panics
+    /// As [`crate::Kernels::pool`] says.
+    pub(crate) fn assert_sound(&self, target_len: usize) {
+        let total: u64 = self.lengths.iter().map(|&length| u64::from(length)).sum();
+        assert_eq!(
+            total,
+            self.ids.len() as u64,
+            "sum of the lengths, number of ids"
+        );
+        if let Some(weights) = self.weights {
+            assert_eq!(
+                weights.len(),
+                self.ids.len(),
+                "number of weights, number of ids"
+            );
+            assert_eq!(self.mode, Mode::Sum, "weights go with sums");
+        }
+        if let Err(position) = check_ids(self.ids, self.rows.count()) {
+            panic!(
+                "id {} at {position}, but there are {} rows",
+                self.ids[position],
+                self.rows.count()
+            );
+        }
+        let end = self.target_end();
+        assert!(
+            end.is_some_and(|end| end <= target_len),
+            "vectors end at byte {end:?} of a target of {target_len}"
+        );
+    }
+}
+
+/// Whether all `ids` are below `count`.
+///
+/// # Errors
+/// The position of the first id that is not.
+pub fn check_ids(ids: &[u32], count: u32) -> Result<(), usize> {
+    // The maximum first, which compiles to vector instructions; the position only when it is needed.
+    let fits = ids.iter().fold(0, |max, &id| id.max(max)) < count;
+    if fits || ids.is_empty() {
+        return Ok(());
+    }
+    Err(ids
+        .iter()
+        .position(|&id| id >= count)
+        .expect("the maximum is one of the ids"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RowFormat;
+
+    #[test]
+    fn first_bad_id_is_found() {
+        assert_eq!(check_ids(&[], 0), Ok(()));
+        assert_eq!(check_ids(&[0], 0), Err(0));
+        let mut ids = vec![9; 1000];
+        assert_eq!(check_ids(&ids, 10), Ok(()));
+        for position in [0, 1, 500, 999] {
+            ids[position] = 10;
+            assert_eq!(check_ids(&ids, 10), Err(position));
+            ids[position] = u32::MAX;
+            assert_eq!(check_ids(&ids, 10), Err(position));
+            ids[position] = 9;
+        }
+    }
+
+    #[test]
+    fn target_end_does_not_overflow() {
+        let bytes = [0u8; 16];
+        let rows = Rows::new(&bytes, 16, 1, 4, RowFormat::F32).unwrap();
+        let bags = |lengths, offset, stride| Bags {
+            rows,
+            ids: &[],
+            lengths,
+            weights: None,
+            mode: Mode::Sum,
+            offset,
+            stride,
+        };
+        assert_eq!(bags(&[], usize::MAX, usize::MAX).target_end(), Some(0));
+        assert_eq!(bags(&[0], 3, usize::MAX).target_end(), Some(19));
+        assert_eq!(bags(&[0, 0], 3, 20).target_end(), Some(39));
+        assert_eq!(bags(&[0, 0], 3, usize::MAX).target_end(), None);
+        assert_eq!(bags(&[0, 0, 0], 0, usize::MAX / 2 + 1).target_end(), None);
+        assert_eq!(bags(&[0], usize::MAX, 0).target_end(), None);
+    }
+}

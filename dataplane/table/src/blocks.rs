@@ -1,0 +1,189 @@
+//! Files as blocks: their arithmetic, and work on them by several threads.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use crate::header::HEADER_BYTES;
+use crate::{Progress, Stage, TableError};
+
+/// Bytes that have a checksum of their own, and that are read or written at a time. Large enough that
+/// a disk's latency does not count, small enough that sixteen threads need 64 MiB of buffers.
+pub(crate) const BLOCK_BYTES: usize = 4 << 20;
+/// Files are padded with zeros to a multiple of this, so that all of them can be read with O_DIRECT.
+pub(crate) const PAGE_BYTES: u64 = 4096;
+/// Most threads at work: past this a disk or the memory is the bound, and buffers stay at 64 MiB.
+const MAX_THREADS: usize = 16;
+
+const _: () =
+    assert!((BLOCK_BYTES as u64).is_multiple_of(PAGE_BYTES) && HEADER_BYTES as u64 == PAGE_BYTES);
+
+/// The size of a table file whose rows have `row_region_bytes`, at most 2^44.
+pub(crate) fn file_bytes(row_region_bytes: u64) -> u64 {
+    HEADER_BYTES as u64 + row_region_bytes.next_multiple_of(PAGE_BYTES)
+}
+
+/// Blocks of a file, the last one perhaps short.
+pub(crate) fn block_count(file_bytes: u64) -> u64 {
+    file_bytes.div_ceil(BLOCK_BYTES as u64)
+}
+
+/// The bytes of block `block` in its file.
+pub(crate) fn block_range(file_bytes: u64, block: u64) -> Range<u64> {
+    let from = block * BLOCK_BYTES as u64;
+    from..file_bytes.min(from + BLOCK_BYTES as u64)
+}
+
+/// The part of the rows that block `block` holds, counted from the first row's first byte.
+pub(crate) fn row_range(file_bytes: u64, row_region_bytes: u64, block: u64) -> Range<u64> {
+    let range = block_range(file_bytes, block);
+    let header = HEADER_BYTES as u64;
+    range.start.saturating_sub(header)..row_region_bytes.min(range.end - header)
+}
+
+/// Reads the whole of `out` at `offset`; a file that ends too early gives its own error.
+pub(crate) fn read_at(
+    file: &File,
+    path: &Path,
+    out: &mut [u8],
+    offset: u64,
+) -> Result<(), TableError> {
+    file.read_exact_at(out, offset).map_err(|error| {
+        let found = file.metadata().map_or(0, |metadata| metadata.len());
+        if error.kind() == ErrorKind::UnexpectedEof {
+            TableError::WrongFileSize {
+                path: path.to_owned(),
+                promised: offset + out.len() as u64,
+                found,
+            }
+        } else {
+            TableError::Io {
+                path: path.to_owned(),
+                source: error,
+            }
+        }
+    })
+}
+
+/// Counts bytes and reports them, one caller at a time.
+pub(crate) struct Meter<'a> {
+    progress: Progress<'a>,
+    stage: Stage,
+    total: u64,
+    done: Mutex<u64>,
+}
+
+impl<'a> Meter<'a> {
+    pub(crate) fn new(progress: Progress<'a>, stage: Stage, total: u64) -> Meter<'a> {
+        progress(stage, 0, total);
+        Meter {
+            progress,
+            stage,
+            total,
+            done: Mutex::new(0),
+        }
+    }
+
+    pub(crate) fn add(&self, bytes: u64) {
+        let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        *done += bytes;
+        (self.progress)(self.stage, *done, self.total);
+    }
+}
+
+/// Runs `work` on every job, each thread with a state of its own from `start`. After an error no
+/// further jobs are begun, and the first error is returned.
+pub(crate) fn in_parallel<J: Send, S>(
+    jobs: impl Iterator<Item = J> + Send,
+    start: impl Fn() -> S + Sync,
+    work: impl Fn(&mut S, J) -> Result<(), TableError> + Sync,
+) -> Result<(), TableError> {
+    let threads = thread::available_parallelism()
+        .map_or(1, usize::from)
+        .min(MAX_THREADS);
+    let jobs = Mutex::new(jobs.fuse());
+    let failure: Mutex<Option<TableError>> = Mutex::new(None);
+    let next = || {
+        let failed = failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_some();
+        if failed {
+            None
+        } else {
+            jobs.lock().unwrap_or_else(PoisonError::into_inner).next()
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let mut state = start();
+                while let Some(job) = next() {
+                    if let Err(error) = work(&mut state, job) {
+                        failure
+                            .lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .get_or_insert(error);
+                    }
+                }
+            });
+        }
+    });
+    failure
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner)
+        .map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_cover_rows_once() {
+        let block = BLOCK_BYTES as u64;
+        for region in [
+            1,
+            12,
+            4096,
+            4097,
+            block - 4096,
+            block - 4095,
+            block,
+            3 * block,
+            3 * block - 4096 + 1,
+        ] {
+            let size = file_bytes(region);
+            assert_eq!(size % PAGE_BYTES, 0);
+            let mut next = 0;
+            for index in 0..block_count(size) {
+                let rows = row_range(size, region, index);
+                assert_eq!(rows.start, next, "region {region} block {index}");
+                assert!(rows.end > rows.start);
+                next = rows.end;
+            }
+            assert_eq!(next, region);
+            assert_eq!(block_range(size, block_count(size) - 1).end, size);
+        }
+    }
+
+    #[test]
+    fn first_error_stops_the_work() {
+        let result = in_parallel(
+            0..1_000_000u64,
+            || (),
+            |(), job| {
+                if job == 3 {
+                    Err(TableError::NoTables)
+                } else {
+                    Ok(())
+                }
+            },
+        );
+        assert!(matches!(result, Err(TableError::NoTables)));
+    }
+}

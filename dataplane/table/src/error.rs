@@ -1,0 +1,284 @@
+//! What can be wrong with tables, each with what to do about it.
+
+use std::path::{Path, PathBuf};
+
+use rowmill_arena::ArenaError;
+
+/// Why a generation could not be made, opened, checked or loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TableError {
+    /// The directory has no manifest: it is no generation, or making it was interrupted.
+    #[error(
+        "{path} has no manifest.json, so it is no generation or one whose making was interrupted; \
+         check the path, or make it again with `rowmill table generate` or `import`"
+    )]
+    NoManifest {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The manifest does not end with the checksum of its bytes.
+    #[error(
+        "the manifest is damaged: its checksum does not match its bytes; restore it from where it was copied"
+    )]
+    DamagedManifest,
+    /// The manifest's checksum is right, but it is not what a manifest looks like.
+    #[error(
+        "the manifest can't be understood: {reason}; it was made by another program or a newer version"
+    )]
+    BadManifest {
+        /// What is wrong, with line and column.
+        reason: String,
+    },
+    /// A manifest or table file of another version.
+    #[error(
+        "{what} has version {found}, and this program reads version {known}; upgrade rowmill or make the generation again"
+    )]
+    UnknownVersion {
+        /// The manifest or the file.
+        what: String,
+        /// The version found.
+        found: u64,
+        /// The version that is known.
+        known: u64,
+    },
+    /// A row format that this version does not know.
+    #[error(
+        "table {table}: the row format `{format}` is unknown; upgrade rowmill, or import the table as f32 or int8"
+    )]
+    UnknownFormat {
+        /// The table.
+        table: String,
+        /// The format found.
+        format: String,
+    },
+    /// Per-row columns other than one embedding at the start of the row.
+    #[error(
+        "table {table}: its columns are not a single `embedding` of {stride} bytes; upgrade rowmill"
+    )]
+    UnknownColumns {
+        /// The table.
+        table: String,
+        /// Bytes that an embedding has by format and dim.
+        stride: u64,
+    },
+    /// A name that could lead out of the directory, or can't be a name.
+    #[error(
+        "`{name}` can't name a table: use 1 to 128 of A-Z a-z 0-9 _ - . and no dot at the start"
+    )]
+    BadName {
+        /// The name found.
+        name: String,
+    },
+    /// A file name in the manifest that leads out of the directory.
+    #[error(
+        "the manifest names the file `{file}`, which is not a plain name in its directory; don't trust this generation"
+    )]
+    BadFileName {
+        /// The file name found.
+        file: String,
+    },
+    /// Two tables of one name.
+    #[error("two tables are named `{name}`; give each its own name")]
+    DuplicateName {
+        /// The name.
+        name: String,
+    },
+    /// Two tables in one file.
+    #[error("two parts of the manifest name the file `{file}`; make the generation again")]
+    DuplicateFile {
+        /// The file.
+        file: String,
+    },
+    /// A generation without tables.
+    #[error("there are no tables; name at least one")]
+    NoTables,
+    /// More tables than are allowed.
+    #[error(
+        "{found} tables are more than the {} that a generation may have; split the model",
+        crate::MAX_TABLES
+    )]
+    TooManyTables {
+        /// The number found.
+        found: usize,
+    },
+    /// No rows, or more than ids can name.
+    #[error(
+        "table {table}: {rows} rows are not possible; it takes 1 to {}",
+        crate::MAX_ROWS
+    )]
+    BadRows {
+        /// The table.
+        table: String,
+        /// The number found.
+        rows: u64,
+    },
+    /// A number of dimensions outside the limits.
+    #[error(
+        "table {table}: {dim} dimensions are not possible; they are a multiple of 4 from 4 to 2048, so pad with zeros"
+    )]
+    BadDim {
+        /// The table.
+        table: String,
+        /// The number found.
+        dim: u64,
+    },
+    /// A stride that does not follow from format and dim.
+    #[error(
+        "table {table}: the manifest says {found} bytes a row, its format and dim make {expected}; make the generation again"
+    )]
+    BadStride {
+        /// The table.
+        table: String,
+        /// The stride found.
+        found: u64,
+        /// The stride that follows from format and dim.
+        expected: u64,
+    },
+    /// A size that does not follow from the rows.
+    #[error(
+        "{what}: the manifest says {found} bytes, its tables make {expected}; make the generation again"
+    )]
+    BadSize {
+        /// The file.
+        what: String,
+        /// The size found.
+        found: u64,
+        /// The size that follows from the rest of the manifest.
+        expected: u64,
+    },
+    /// A file has not the size that the manifest promises.
+    #[error(
+        "{path}: the manifest promises {promised} bytes and the file has {found}; it was not copied whole, copy it again"
+    )]
+    WrongFileSize {
+        /// The file.
+        path: PathBuf,
+        /// Bytes by the manifest.
+        promised: u64,
+        /// Bytes found.
+        found: u64,
+    },
+    /// The header of a table file is damaged or of another table.
+    #[error("{path}: its header {reason}; copy the file again, or make the generation again")]
+    BadHeader {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A block's bytes don't have the checksum that was written with them.
+    #[error(
+        "table {table} is damaged: block {block} of {path}, bytes {from} to {to}, does not match its checksum\
+         {}; copy the file again", also(.others)
+    )]
+    DamagedBlock {
+        /// The table.
+        table: String,
+        /// The file.
+        path: PathBuf,
+        /// The block, counted from 0.
+        block: u64,
+        /// First byte of the block in the file.
+        from: u64,
+        /// The byte after its last one.
+        to: u64,
+        /// How many more blocks of the generation are damaged, as far as was looked.
+        others: u64,
+    },
+    /// The list of checksums is itself damaged.
+    #[error(
+        "{path} is damaged: the list of checksums does not have the manifest's checksum; copy the file again"
+    )]
+    DamagedChecksums {
+        /// The file.
+        path: PathBuf,
+    },
+    /// No table of that name.
+    #[error("there is no table `{name}`; `rowmill table inspect` lists them")]
+    UnknownTable {
+        /// The name asked for.
+        name: String,
+    },
+    /// A row number outside its table.
+    #[error("table {table} has {rows} rows, so there is no row {row}")]
+    NoSuchRow {
+        /// The table.
+        table: String,
+        /// The row asked for.
+        row: u64,
+        /// The rows there are.
+        rows: u64,
+    },
+    /// The place for a new generation is taken.
+    #[error(
+        "{path} exists; generations are never changed, so choose another place or remove it first"
+    )]
+    AlreadyExists {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The file system has not enough room.
+    #[error(
+        "too little disk: {needed} bytes are needed at {path} and {available} are free; free some or make fewer rows"
+    )]
+    TooLittleDisk {
+        /// The directory.
+        path: PathBuf,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes free.
+        available: u64,
+    },
+    /// A `.npy` file that can't be imported.
+    #[error("{path}: {reason}")]
+    BadNpy {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        reason: String,
+    },
+    /// A value that no table may hold.
+    #[error(
+        "{path}: row {row}, column {column} is {value}; replace values that are not finite before importing"
+    )]
+    NotFinite {
+        /// The file.
+        path: PathBuf,
+        /// The row, counted from 0.
+        row: u64,
+        /// The column, counted from 0.
+        column: u64,
+        /// The value.
+        value: f32,
+    },
+    /// Memory could not be had.
+    #[error(transparent)]
+    Memory(#[from] ArenaError),
+    /// A file could not be read or written.
+    #[error("{path} can't be read or written")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+}
+
+fn also(others: &u64) -> String {
+    match others {
+        0 => String::new(),
+        1 => ", and one more block".to_owned(),
+        _ => format!(", and {others} more blocks"),
+    }
+}
+
+impl TableError {
+    /// Wraps the kernel's answer for `path`, to be used with `map_err`.
+    pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> TableError + '_ {
+        move |source| TableError::Io {
+            path: path.to_owned(),
+            source,
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! A generation on disk.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use rowmill_arena::HugePages;
+
+use crate::blocks::{BLOCK_BYTES, read_at};
+use crate::header::{HEADER_BYTES, parse_header};
+use crate::load::LoadOptions;
+use crate::manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES, parse_manifest};
+use crate::resident::Resident;
+use crate::{Manifest, Progress, TableError};
+
+pub use crate::manifest::TableInfo;
+
+/// An opened generation: its manifest, checked against its files' sizes and headers.
+#[derive(Clone, Debug)]
+pub struct Generation {
+    dir: PathBuf,
+    manifest: Manifest,
+}
+
+impl Generation {
+    /// Opens the generation at `dir`, reading the manifest and 4 KiB of each table, whatever their size.
+    ///
+    /// # Errors
+    /// An error of its own for each promise of the manifest that is impossible or that the files do not
+    /// keep; see [`TableError`].
+    pub fn open(dir: impl AsRef<Path>) -> Result<Generation, TableError> {
+        let dir = dir.as_ref().to_owned();
+        let manifest = parse_manifest(&read_manifest(&dir)?)?;
+        let generation = Generation { dir, manifest };
+        generation.sized_file(
+            &generation.manifest.checksum_file,
+            generation.manifest.checksum_bytes(),
+        )?;
+        for table in generation.tables() {
+            generation.check_header(table)?;
+        }
+        Ok(generation)
+    }
+
+    /// The generation's number.
+    pub fn number(&self) -> u64 {
+        self.manifest.generation
+    }
+
+    /// The tables; their order is their index.
+    pub fn tables(&self) -> &[TableInfo] {
+        &self.manifest.tables
+    }
+
+    /// The table of that name.
+    ///
+    /// # Errors
+    /// [`TableError::UnknownTable`].
+    pub fn table(&self, name: &str) -> Result<&TableInfo, TableError> {
+        let found = self.tables().iter().find(|table| table.name == name);
+        found.ok_or_else(|| TableError::UnknownTable {
+            name: name.to_owned(),
+        })
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Bytes of all rows together: what the tables need in memory, but for alignment.
+    pub fn row_region_bytes(&self) -> u64 {
+        self.tables().iter().map(TableInfo::row_region_bytes).sum()
+    }
+
+    /// Bytes that have a checksum of their own.
+    pub fn block_bytes(&self) -> u64 {
+        BLOCK_BYTES as u64
+    }
+
+    /// The path of a table's file.
+    pub fn path(&self, table: &TableInfo) -> PathBuf {
+        self.dir.join(&table.file)
+    }
+
+    /// Reads every byte of every file and compares the checksums.
+    ///
+    /// # Errors
+    /// [`TableError::DamagedBlock`] for the first damaged block, with the number of others;
+    /// [`TableError::DamagedChecksums`]; files that can't be read.
+    pub fn verify(&self, progress: Progress<'_>) -> Result<(), TableError> {
+        crate::verify::verify(self, progress)
+    }
+
+    /// Brings all tables into one arena.
+    ///
+    /// # Errors
+    /// [`TableError::Memory`] where there is too little of it, and as [`Generation::verify`] unless
+    /// `options` say not to compare checksums.
+    pub fn load(
+        &self,
+        huge_pages: HugePages,
+        progress: Progress<'_>,
+        options: LoadOptions,
+    ) -> Result<Resident, TableError> {
+        crate::load::load(self, huge_pages, progress, options)
+    }
+
+    /// The checksums of all blocks, table after table.
+    pub(crate) fn checksums(&self) -> Result<Vec<u32>, TableError> {
+        let (file, path) =
+            self.sized_file(&self.manifest.checksum_file, self.manifest.checksum_bytes())?;
+        let mut bytes = vec![0; self.manifest.checksum_bytes() as usize];
+        read_at(&file, &path, &mut bytes, 0)?;
+        if crc32fast::hash(&bytes) != self.manifest.checksum_crc {
+            return Err(TableError::DamagedChecksums { path });
+        }
+        Ok(bytes
+            .chunks_exact(4)
+            .map(|crc| u32::from_le_bytes(crc.try_into().expect("4 bytes")))
+            .collect())
+    }
+
+    /// Opens a file of the generation and compares its size with what the manifest promises.
+    pub(crate) fn sized_file(
+        &self,
+        name: &str,
+        promised: u64,
+    ) -> Result<(File, PathBuf), TableError> {
+        let path = self.dir.join(name);
+        let file = File::open(&path).map_err(TableError::io(&path))?;
+        let found = file.metadata().map_err(TableError::io(&path))?.len();
+        if found != promised {
+            return Err(TableError::WrongFileSize {
+                path,
+                promised,
+                found,
+            });
+        }
+        Ok((file, path))
+    }
+
+    fn check_header(&self, table: &TableInfo) -> Result<(), TableError> {
+        let (file, path) = self.sized_file(&table.file, table.file_bytes)?;
+        let mut bytes = [0; HEADER_BYTES];
+        read_at(&file, &path, &mut bytes, 0)?;
+        let header = parse_header(&bytes).map_err(|reason| TableError::BadHeader {
+            path: path.clone(),
+            reason,
+        })?;
+        if header.spec != table.spec() {
+            let reason = format!(
+                "is of another table than the manifest says ({})",
+                header.spec.name
+            );
+            return Err(TableError::BadHeader { path, reason });
+        }
+        Ok(())
+    }
+}
+
+fn read_manifest(dir: &Path) -> Result<Vec<u8>, TableError> {
+    let path = dir.join(MANIFEST_FILE);
+    let file = File::open(&path).map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => TableError::NoManifest {
+            path: dir.to_owned(),
+        },
+        _ => TableError::Io {
+            path: path.clone(),
+            source,
+        },
+    })?;
+    let mut bytes = Vec::new();
+    // One byte past the limit is enough for the parser to see that there are too many.
+    file.take(MAX_MANIFEST_BYTES as u64 + 1)
+        .read_to_end(&mut bytes)
+        .map_err(TableError::io(&path))?;
+    Ok(bytes)
+}

@@ -1,0 +1,58 @@
+//! Comparing every block with its checksum.
+
+use std::fs::File;
+use std::sync::{Mutex, PoisonError};
+
+use crate::blocks::{BLOCK_BYTES, Meter, block_count, block_range, in_parallel, read_at};
+use crate::{Generation, Progress, Stage, TableError};
+
+pub(crate) fn verify(generation: &Generation, progress: Progress<'_>) -> Result<(), TableError> {
+    // The manifest and headers were checked when the generation was opened; open it again, since
+    // that may be long ago.
+    let generation = Generation::open(generation.dir())?;
+    let checksums = generation.checksums()?;
+    let tables = generation.tables();
+    let jobs = tables.iter().enumerate().flat_map(|(index, table)| {
+        (0..block_count(table.file_bytes)).map(move |block| (index, block))
+    });
+    let meter = Meter::new(
+        progress,
+        Stage::Verifying,
+        tables.iter().map(|table| table.file_bytes).sum(),
+    );
+    let damaged = Mutex::new(Vec::new());
+    in_parallel(
+        jobs.zip(checksums),
+        || vec![0; BLOCK_BYTES],
+        |buffer, ((index, block), checksum)| {
+            let table = &tables[index];
+            let path = generation.path(table);
+            let file = File::open(&path).map_err(TableError::io(&path))?;
+            let range = block_range(table.file_bytes, block);
+            let bytes = &mut buffer[..(range.end - range.start) as usize];
+            read_at(&file, &path, bytes, range.start)?;
+            if crc32fast::hash(bytes) != checksum {
+                damaged
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push((index, block));
+            }
+            meter.add(bytes.len() as u64);
+            Ok(())
+        },
+    )?;
+    let damaged = damaged.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let Some(&(index, block)) = damaged.iter().min() else {
+        return Ok(());
+    };
+    let table = &tables[index];
+    let range = block_range(table.file_bytes, block);
+    Err(TableError::DamagedBlock {
+        table: table.name.clone(),
+        path: generation.path(table),
+        block,
+        from: range.start,
+        to: range.end,
+        others: damaged.len() as u64 - 1,
+    })
+}
