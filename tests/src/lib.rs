@@ -1,1 +1,5 @@
-//! Skeleton.
+//! What the tests of the whole system share.
+#![forbid(unsafe_code)]
+
+pub mod fuzz;
+pub mod sim;

@@ -1,2 +1,46 @@
-//! Skeleton.
-fn main() {}
+//! `rowmill`: the operator's command.
+#![forbid(unsafe_code)]
+
+mod lookup;
+mod progress;
+mod status;
+mod table;
+mod units;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Make, check and look at embedding tables, and talk to the service that serves them.
+#[derive(Parser)]
+#[command(name = "rowmill", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Generations of tables on disk
+    #[command(subcommand)]
+    Table(table::TableCommand),
+    /// Ask a running dataplane for a few vectors
+    Lookup(lookup::Lookup),
+    /// What runs, what was chosen and why
+    Status(status::Status),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Table(command) => command.run(),
+        Command::Lookup(command) => command.run(),
+        Command::Status(command) => command.run(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

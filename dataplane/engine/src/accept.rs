@@ -8,7 +8,7 @@ use rowmill_wire::request::Header;
 use rowmill_wire::{Element, Place, Refusal, Request, Segment, Status};
 
 use crate::bind::BoundSchema;
-use crate::copy::{SIGN, Source};
+use crate::copy::{SIGN, Source, TOO_LARGE};
 use crate::limits::{CHECK_IDS, Limits};
 use crate::memory::Memory;
 use crate::slot::{Check, Slot, Span, Stage, Walk};
@@ -158,10 +158,14 @@ fn copy_lengths(
     Ok(())
 }
 
-/// Turns offsets (all but the first) into lengths in place; `Err` names the bag where they fall.
+/// Turns offsets (all but the first) into lengths in place; `Err` names the bag where they fall or
+/// are too large to be ids' positions (copies of larger values were cut to [`TOO_LARGE`] or more).
 fn offsets_to_lengths(start: u32, offsets: &mut [u32]) -> Result<(), usize> {
     let mut before = start;
     for (bag, offset) in offsets.iter_mut().enumerate() {
+        if before >= TOO_LARGE || *offset >= TOO_LARGE {
+            return Err(bag);
+        }
         let length = offset.checked_sub(before).ok_or(bag)?;
         before = *offset;
         *offset = length;

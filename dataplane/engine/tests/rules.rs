@@ -129,6 +129,37 @@ fn what_a_source_says_is_checked_after_it_was_copied() {
 }
 
 #[test]
+fn offsets_beyond_31_bits_are_refused_even_where_no_ids_lie_between() {
+    let model = Model::mixed();
+    for start in [1u64 << 31, (1 << 31) - 1, 1 << 40, u64::MAX - 5] {
+        let mut engine = engine(&model, LIMITS);
+        let empty = common::Batch {
+            features: vec![vec![vec![]; 2]; 3],
+            weights: None,
+        };
+        let carry = common::Carry {
+            lengths: rowmill_wire::Element::Offsets64,
+            ..REGION
+        };
+        let mut source = vec![];
+        let frame = frame(lookup(1, 2), &empty, carry, &mut source);
+        for offset in source.chunks_exact_mut(8).skip(3).take(3) {
+            offset.copy_from_slice(&start.to_le_bytes());
+        }
+        let mut memory = memory(&source);
+        engine
+            .request(0, Conn(0), 0, &frame, &mut memory)
+            .expect("the slot is free");
+        let records = run(&mut engine, &mut memory, &mut 0);
+        assert_eq!(
+            (records[0].1.status, records[0].1.feature),
+            (Status::LengthsMismatch, 1),
+            "offsets of {start}"
+        );
+    }
+}
+
+#[test]
 fn a_request_beyond_the_limits_is_too_large() {
     let model = Model::mixed();
     for limits in [

@@ -1,6 +1,7 @@
 //! The traits and values of the port contract.
 
 use core::time::Duration;
+use std::sync::Arc;
 
 use rowmill_arena::Window;
 use rowmill_wire::control::{TableEntry, Welcome};
@@ -97,7 +98,8 @@ pub trait Waker: Send + Sync {
 }
 
 /// One worker's half of a port. Nothing in it blocks but [`ServerPort::idle`], and nothing
-/// allocates, locks or makes a system call while the clients poll.
+/// allocates, locks or makes a system call while the clients poll, but for the one that tells the
+/// control thread that the worker has let go of a region or connection, or wants one cut off.
 pub trait ServerPort {
     /// The next event; a request's frame is copied to `frame`. Acknowledges the event before.
     /// Fair between connections: each gets its turn before any gets a second one.
@@ -139,11 +141,15 @@ pub trait ServerPort {
 
     /// Waits. Returns early for any reason.
     fn idle(&mut self, how: Idle);
+
+    /// What ends this half's sleep, for other threads that have something for the worker.
+    fn waker(&self) -> Arc<dyn Waker>;
 }
 
 /// What a port's control thread asks of the program: the answers to control messages.
 pub trait Service: Send + Sync {
-    /// What to grant a client. The port fills in `credits` (at most the given ones) and `completions`.
+    /// What to grant a client. The port fills in `credits` (at most the given ones), `completions`,
+    /// the split rule's `lanes`, and `max_region`.
     ///
     /// # Errors
     /// A refusal and its details, when no more clients are taken.

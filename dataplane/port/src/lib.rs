@@ -10,7 +10,10 @@
 //! [`ServerPort::complete`] is visible to the client after [`ClientPort::poll`] gave that record.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+pub mod conformance;
 mod contract;
+pub mod shm;
+pub mod sim;
 
 pub use contract::{
     ClientPort, ConnId, Event, Idle, PortError, RegionError, RegionId, ServerPort, Service, Waker,

@@ -1,1 +1,19 @@
-//! Skeleton.
+//! `rowmilld`, the polling service: configuration, workers, metrics, and the start and end of it all.
+//!
+//! [`worker`] is the loop between the pure engine and a port, [`service`] answers control messages,
+//! [`serve`] puts a service together and takes it down. A worker's thread shares nothing with the
+//! others but its [`mailbox`] (in) and its [`figures`] (out), both without locks.
+//!
+//! Not here, by intent: policy, placement, async runtimes. What a client may do to the service is
+//! decided in the engine and the port.
+#![forbid(unsafe_code)]
+
+pub mod admin;
+pub mod config;
+pub mod figures;
+pub mod mailbox;
+pub mod overview;
+pub mod plan;
+pub mod serve;
+pub mod service;
+pub mod worker;

@@ -11,7 +11,7 @@ pub enum Immediate {
     Request {
         /// The slot, below the granted credits.
         slot: u16,
-        /// Bytes of the frame, at most [`SLOT_BYTES`].
+        /// Bytes of the frame, at least 1 and at most [`SLOT_BYTES`].
         len: u16,
     },
     /// Client to server: end the request in `slot` early.
@@ -53,13 +53,13 @@ impl Immediate {
         kind << 28 | u32::from(slot & 0xfff) << 16 | u32::from(low)
     }
 
-    /// The immediate of 32 bits; `None` for an unknown kind, a request longer than a slot, or a cancel
-    /// with a low half.
+    /// The immediate of 32 bits; `None` for an unknown kind, a request of no bytes or longer than
+    /// a slot, or a cancel with a low half.
     pub fn decode(bits: u32) -> Option<Immediate> {
         let slot = (bits >> 16 & 0xfff) as u16;
         let low = (bits & 0xffff) as u16;
         match bits >> 28 {
-            REQUEST if usize::from(low) <= SLOT_BYTES => {
+            REQUEST if (1..=SLOT_BYTES).contains(&usize::from(low)) => {
                 Some(Immediate::Request { slot, len: low })
             }
             CANCEL if low == 0 => Some(Immediate::Cancel { slot }),
@@ -106,6 +106,7 @@ mod tests {
         for bits in [
             0,
             0x0001_0001,
+            0x1000_0000,
             0x1000_2001,
             0x2000_0001,
             0x5000_0000,

@@ -1,1 +1,95 @@
-//! Skeleton.
+//! The client of a rowmill dataplane: jagged ids in, pooled vectors out.
+//!
+//! A [`Session`] is one connection. It binds a [`Schema`], registers memory for results and takes
+//! [`Target`]s from it, and sends [`Batch`]es:
+//!
+//! ```no_run
+//! use rowmill_client::{Batch, Client, Division, Options, Pooling, RequestOptions, Schema, Wait};
+//!
+//! let mut session = Client::connect("shm:/run/rowmill/demo.sock", Options::default())?;
+//! let (schema, row_bytes) = Schema::side_by_side(256, [
+//!     ("clicked", "items", Pooling::Sum, 128),
+//!     ("country", "countries", Pooling::Mean, 128),
+//! ]);
+//! let schema = session.bind(schema)?;
+//! let region = session.region(4 << 20)?;
+//! let target = session.target(&region, 2 * row_bytes)?;
+//!
+//! let mut batch = Batch::new(2)?; // two bags a feature
+//! batch.push(Division::Lengths(&[3, 1]), &[17u32, 4, 99, 5][..])?;
+//! batch.push(Division::Offsets(&[0, 1, 1]), &[30u32][..])?;
+//! let answer = session.lookup(&schema, &batch, target, &RequestOptions::default(), Wait::Block)?;
+//! answer.outcome?;
+//!
+//! let mut vector = [0.0; 128];
+//! session.read_vector(&answer.target, &schema, 0, 1, &mut vector);
+//! session.release(answer.target);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Pipelined, with as many requests in flight as there are credits; the target of an answer is the
+//! token for the next request:
+//!
+//! ```no_run
+//! # use rowmill_client::{Batch, BoundSchema, Client, ClientError, ClientPort, RequestOptions, Session, Target};
+//! fn pump<P: ClientPort>(session: &mut Session<P>, schema: &BoundSchema, batches: &[Batch], mut idle: Vec<Target>)
+//! -> Result<(), ClientError> {
+//!     let mut left = batches.iter();
+//!     let mut next = left.next();
+//!     while next.is_some() || session.pending() > 0 {
+//!         if let (Some(batch), Some(target)) = (next, idle.pop()) {
+//!             match session.submit(schema, batch, target, &RequestOptions::default()) {
+//!                 Ok(_ticket) => next = left.next(),
+//!                 Err(unsent) if unsent.error.would_block() => idle.extend(unsent.target),
+//!                 Err(unsent) => return Err(unsent.into()),
+//!             }
+//!         }
+//!         while let Some(answer) = session.poll()? {
+//!             // answer.outcome tells whether the vectors lie in answer.target
+//!             idle.push(answer.target);
+//!         }
+//!     }
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # Who owns a target
+//! Submitting moves the [`Target`] into the session. It comes back with the [`Answer`], after the
+//! final completions of all parts, or when the connection is gone; a timeout or a cancel alone does
+//! not bring it back, since a dataplane that was stopped and wakes may still write to it.
+//!
+//! # Memory
+//! The session allocates when it connects, binds, registers, and when a request is larger than every
+//! one before it; else `submit`, `poll`, `wait` and `lookup` allocate nothing. Ids are copied once, to
+//! the frame or to the source region, so a batch can be filled anew as soon as it was submitted.
+#![forbid(unsafe_code)]
+
+mod answer;
+mod batch;
+mod error;
+mod flight;
+mod frame;
+mod memory;
+mod options;
+mod ports;
+mod requests;
+mod schema;
+mod session;
+mod waiting;
+
+#[cfg(test)]
+mod stand_in;
+#[cfg(test)]
+mod tests;
+
+pub use answer::{Answer, Slice, Ticket};
+pub use batch::{Batch, Division, IdSlice};
+pub use error::{BatchError, ClientError, Failure, Unsent};
+pub use memory::{Region, Target};
+pub use options::{Backoff, Options, RequestOptions, Retry, Wait};
+pub use ports::{AnyPort, Client};
+pub use rowmill_port::{ClientPort, PortError};
+pub use rowmill_wire::control::{TableEntry, Welcome};
+pub use rowmill_wire::{Feature, Output, Pooling, Refusal, Schema, Status};
+pub use schema::BoundSchema;
+pub use session::Session;

@@ -1,0 +1,49 @@
+# The commands a person needs; `make help` lists them.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+CARGO := cargo
+BENCH := target/release/rowmill-bench
+SEEDS ?= 1000
+FUZZ_SECONDS ?= 60
+
+.PHONY: help run test check test-full bench targets faults sim build setup
+
+help: ## List these commands
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
+
+setup: # What building needs beside Rust; installs what is missing
+	@deploy/setup.sh
+
+build: setup # All programs, optimised, with assertions
+	$(CARGO) build --release --bins
+
+run: build ## Demo: a model, a service, queries, every answer checked (TRACE=file replays row ids; SECONDS_OF_LOAD=10, BYTES=)
+	$(BENCH) demo $(if $(TRACE),--trace "$(TRACE)") $(if $(SECONDS_OF_LOAD),--seconds $(SECONDS_OF_LOAD)) $(if $(BYTES),--bytes $(BYTES))
+	@deploy/huge-pages-hint.sh
+
+test: setup ## All tests
+	$(CARGO) build --release --bins
+	$(CARGO) test --release --workspace
+
+check: setup ## Format, lints and documents with warnings denied, workspace rules
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps --quiet
+	$(CARGO) test --release -p rowmill-tests --test workspace
+
+sim: setup ## Whole-service simulation over SEEDS=1000 seeds
+	$(CARGO) run --release -p rowmill-tests --bin sim -- --seeds $(SEEDS)
+
+test-full: setup ## Everything that CI has no time for: seeds, sanitizer, fuzzing, all faults; prints a table
+	@deploy/test-full.sh
+
+bench: build ## All suites, readable
+	$(BENCH) pooling
+	$(BENCH) null
+	$(BENCH) serve
+
+targets: build ## Every bound that has to be reached: PASS, SHORT or NOT MEASURED
+	$(BENCH) targets
+
+faults: build ## Every fault that has to be survived, as a named test
+	$(CARGO) run --release -p rowmill-tests --bin faults

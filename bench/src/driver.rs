@@ -1,0 +1,126 @@
+//! Driving a service: pinned, with latencies recorded from when a request was meant to be sent.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use hdrhistogram::Histogram;
+use rowmill_client::{AnyPort, Batch, BoundSchema, RequestOptions, Session, Target, Wait};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::workload::Query;
+
+/// Latencies in nanoseconds up to a minute, at three significant digits.
+pub(crate) fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("sound bounds")
+}
+
+/// Records a time.
+pub(crate) fn record(histogram: &mut Histogram<u64>, time: Duration) {
+    histogram.saturating_record(time.as_nanos() as u64);
+}
+
+/// A quantile in microseconds.
+pub(crate) fn quantile_us(histogram: &Histogram<u64>, q: f64) -> f64 {
+    histogram.value_at_quantile(q) as f64 / 1000.0
+}
+
+/// The median of some values.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => values[n / 2],
+        n => (values[n / 2 - 1] + values[n / 2]) / 2.0,
+    }
+}
+
+/// Pins this thread to the first CPU it may use: workers take the last ones.
+pub(crate) fn pin_to_first_cpu() -> Result<()> {
+    let allowed = sched_getaffinity(None).context("the CPUs this process may use")?;
+    let mut one = CpuSet::new();
+    if let Some(first) = (0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu)) {
+        one.set(first);
+        sched_setaffinity(None, &one).context("pinning to a CPU")?;
+    }
+    Ok(())
+}
+
+/// A session with a schema bound and targets for `depth` requests of up to `bags` samples.
+pub(crate) struct Driver {
+    /// The session.
+    pub session: Session<AnyPort>,
+    /// Its schema.
+    pub schema: BoundSchema,
+    /// Targets that no request holds.
+    pub idle: Vec<Target>,
+    batch: Batch,
+}
+
+impl Driver {
+    /// Binds the schema and registers the targets.
+    ///
+    /// # Errors
+    /// Where the service refuses.
+    pub(crate) fn new(
+        mut session: Session<AnyPort>,
+        schema: rowmill_client::Schema,
+        bags: u32,
+        depth: usize,
+    ) -> Result<Driver> {
+        let schema = session.bind(schema)?;
+        let bytes = schema.target_bytes(bags);
+        let room = bytes.next_multiple_of(4096);
+        let region = session.region(room as usize * depth)?;
+        let idle = (0..depth)
+            .map(|i| session.target_at(&region, i as u64 * room, bytes))
+            .collect::<Result<_, _>>()?;
+        Ok(Driver {
+            session,
+            schema,
+            idle,
+            batch: Batch::new(1)?,
+        })
+    }
+
+    /// Submits a query if a target and credits are there; whether it did.
+    ///
+    /// # Errors
+    /// What is wrong with the query or the connection.
+    pub(crate) fn try_submit(&mut self, query: &Query) -> Result<Option<rowmill_client::Ticket>> {
+        let Some(target) = self.idle.pop() else {
+            return Ok(None);
+        };
+        query.fill(&mut self.batch)?;
+        match self.session.submit(
+            &self.schema,
+            &self.batch,
+            target,
+            &RequestOptions::default(),
+        ) {
+            Ok(ticket) => Ok(Some(ticket)),
+            Err(unsent) if unsent.error.would_block() => {
+                self.idle.extend(unsent.target);
+                Ok(None)
+            }
+            Err(unsent) => Err(unsent.into()),
+        }
+    }
+
+    /// Sends one query and polls for its answer: from submission to the answer taken.
+    ///
+    /// # Errors
+    /// As [`Driver::try_submit`], and where the answer is a refusal.
+    pub(crate) fn round_trip(&mut self, query: &Query) -> Result<Duration> {
+        let target = self.idle.pop().context("no target is free")?;
+        query.fill(&mut self.batch)?;
+        let began = Instant::now();
+        let options = RequestOptions::default();
+        let answer =
+            self.session
+                .lookup(&self.schema, &self.batch, target, &options, Wait::Poll)?;
+        let took = began.elapsed();
+        answer.outcome?;
+        self.idle.push(answer.target);
+        Ok(took)
+    }
+}

@@ -1,0 +1,168 @@
+//! Generated models in the cache folder, made once by `rowmill table generate` and used again.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use rowmill_arena::HugePages;
+use rowmill_client::{Pooling, Schema};
+use rowmill_pooling::{Bags, Mode, Rows};
+use rowmill_table::{Generation, LoadOptions, Resident, ResidentTable, RowFormat, Shape, silent};
+
+use crate::service::program;
+use crate::workload::Query;
+
+/// The seed of all models that measurements make.
+const SEED: u64 = 2021;
+
+/// A model on disk.
+pub(crate) struct Model {
+    /// The generation's folder.
+    pub directory: PathBuf,
+    generation: Generation,
+}
+
+/// The folder for what can be made again: `$ROWMILL_CACHE`, else `~/.cache/rowmill`.
+pub(crate) fn cache_folder() -> PathBuf {
+    match std::env::var_os("ROWMILL_CACHE") {
+        Some(folder) => folder.into(),
+        None => PathBuf::from(std::env::var_os("HOME").unwrap_or_else(|| "/tmp".into()))
+            .join(".cache/rowmill"),
+    }
+}
+
+impl Model {
+    /// The DLRM-v2 shape scaled to at most `bytes` of files, and the factor of its rows.
+    ///
+    /// # Errors
+    /// Where it can't be made.
+    pub(crate) fn dlrm_v2(bytes: u64) -> Result<(Model, f64)> {
+        let fitting = Shape::dlrm_v2().fitting(bytes);
+        let (factor, _) =
+            fitting.with_context(|| format!("DLRM-v2 can't be scaled to {bytes} bytes"))?;
+        let name = format!("dlrm-v2-{bytes}");
+        let model = Model::cached(&name, &["--shape", "dlrm-v2", "--fit", &bytes.to_string()])?;
+        Ok((model, factor))
+    }
+
+    /// One table named `trace` of `rows` rows of 128 f32.
+    ///
+    /// # Errors
+    /// Where it can't be made.
+    pub(crate) fn single(rows: u64) -> Result<Model> {
+        Model::cached(
+            &format!("trace-{rows}"),
+            &["--table", &format!("trace:{rows}:128:f32")],
+        )
+    }
+
+    fn cached(name: &str, arguments: &[&str]) -> Result<Model> {
+        let directory = cache_folder().join(format!("models/{name}-seed{SEED}"));
+        let generation = match Generation::open(&directory) {
+            Ok(generation) => generation,
+            Err(_) => {
+                make(&directory, arguments)?;
+                Generation::open(&directory)?
+            }
+        };
+        Ok(Model {
+            directory,
+            generation,
+        })
+    }
+
+    /// A schema with a feature for each table, side by side, and the row length in bytes.
+    pub(crate) fn schema(&self, max_batch: u32) -> (Schema, u64) {
+        let features = self
+            .generation
+            .tables()
+            .iter()
+            .map(|t| (t.name.as_str(), t.name.as_str(), Pooling::Sum, t.dim as u32));
+        Schema::side_by_side(max_batch, features)
+    }
+
+    /// Rows of each table.
+    pub(crate) fn rows(&self) -> Vec<u64> {
+        self.generation.tables().iter().map(|t| t.rows).collect()
+    }
+
+    /// Bytes of all rows.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.generation.row_region_bytes()
+    }
+
+    /// A copy of its own of all tables in memory, for kernels and oracles beside the service.
+    ///
+    /// # Errors
+    /// Where memory is short or a file is damaged.
+    pub(crate) fn load(&self) -> Result<Arc<Resident>> {
+        Ok(Arc::new(self.generation.load(
+            HugePages::Prefer,
+            &silent,
+            LoadOptions::default(),
+        )?))
+    }
+}
+
+fn make(directory: &Path, arguments: &[&str]) -> Result<()> {
+    let parent = directory.parent().context("the cache folder")?;
+    std::fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+    if directory.exists() {
+        // It does not open, so that it is of an older format or damaged.
+        std::fs::remove_dir_all(directory)
+            .with_context(|| format!("cannot remove {}", directory.display()))?;
+    }
+    eprintln!(
+        "making the model {} (kept for next time)",
+        directory.display()
+    );
+    let status = Command::new(program("rowmill")?)
+        .args(["table", "generate", "--seed", &SEED.to_string()])
+        .args(arguments)
+        .arg(directory)
+        .stdout(Stdio::null())
+        .status()
+        .context("running rowmill table generate")?;
+    ensure!(
+        status.success(),
+        "rowmill table generate ended with {status}"
+    );
+    Ok(())
+}
+
+/// The rows of a resident table as kernels take them.
+pub(crate) fn rows(table: &ResidentTable) -> Rows<'_> {
+    let format = match table.format() {
+        RowFormat::F32 => rowmill_pooling::RowFormat::F32,
+        RowFormat::Int8 => rowmill_pooling::RowFormat::Int8,
+    };
+    Rows::new(
+        table.bytes(),
+        table.stride(),
+        table.row_count(),
+        table.dim(),
+        format,
+    )
+    .expect("a resident table is sound")
+}
+
+/// A query as the kernels' batch, in the schema's layout.
+pub(crate) fn batch<'a>(tables: &'a Resident, schema: &Schema, query: &'a Query) -> Vec<Bags<'a>> {
+    let features = tables
+        .tables()
+        .iter()
+        .zip(&schema.features)
+        .zip(&query.features)
+        .enumerate();
+    let bags = features.map(|(f, ((table, feature), (_, ids)))| Bags {
+        rows: rows(table),
+        ids,
+        lengths: query.lengths(f),
+        weights: None,
+        mode: Mode::Sum,
+        offset: feature.offset as usize,
+        stride: feature.stride as usize,
+    });
+    bags.collect()
+}

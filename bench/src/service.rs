@@ -1,0 +1,170 @@
+//! A `rowmilld` of our own: started for a measurement, stopped with it.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rowmill_client::{AnyPort, Client, Options, Session};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How long a service may take to load its tables: 16 GiB at the 0.4 GB/s of a slow disk, and as much
+/// again.
+const START_LIMIT: Duration = Duration::from_secs(90);
+/// How long it may take to stop.
+const STOP_LIMIT: Duration = Duration::from_secs(20);
+
+/// A running service. Dropping it stops it and removes its folder.
+pub(crate) struct Service {
+    child: Child,
+    folder: tempfile::TempDir,
+    endpoint: String,
+    admin: String,
+}
+
+/// The path of another program of this build.
+pub(crate) fn program(name: &str) -> Result<PathBuf> {
+    let here = std::env::current_exe().context("where this program lies")?;
+    let path = here.with_file_name(name);
+    if !path.exists() {
+        bail!(
+            "{} is not built; run `cargo build --release --bins`",
+            path.display()
+        );
+    }
+    Ok(path)
+}
+
+impl Service {
+    /// Starts a service of the generation in `model`, with `extra` lines of configuration tables.
+    ///
+    /// # Errors
+    /// With the end of its log where it does not come up.
+    pub(crate) fn start(model: &Path, extra: &str) -> Result<Service> {
+        let folder = tempfile::tempdir().context("a folder for the service")?;
+        let endpoint = format!("shm:{}", folder.path().join("rowmill.sock").display());
+        let admin = free_address()?;
+        let config = format!(
+            "endpoints = [\"{endpoint}\"]\n[model]\ndirectory = \"{}\"\nname = \"dlrm-v2\"\n[admin]\naddress = \"{admin}\"\n{extra}",
+            model.display()
+        );
+        let file = folder.path().join("rowmilld.toml");
+        fs::write(&file, config).context("the service's configuration")?;
+        let log =
+            fs::File::create(folder.path().join("rowmilld.log")).context("the service's log")?;
+        let child = Command::new(program("rowmilld")?)
+            .arg("--config")
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().context("the service's log")?)
+            .stderr(log)
+            .spawn()
+            .context("starting rowmilld")?;
+        let mut service = Service {
+            child,
+            folder,
+            endpoint,
+            admin,
+        };
+        service.wait_until_ready()?;
+        Ok(service)
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().context("waiting for rowmilld")? {
+                bail!("rowmilld ended with {status}:\n{}", self.log_end());
+            }
+            if self.connect("probe").is_ok() {
+                return Ok(());
+            }
+            if began.elapsed() > START_LIMIT {
+                bail!(
+                    "rowmilld was not ready after {START_LIMIT:?}:\n{}",
+                    self.log_end()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// A new session.
+    ///
+    /// # Errors
+    /// Where the service refuses.
+    pub(crate) fn connect(&self, name: &str) -> Result<Session<AnyPort>> {
+        let options = Options {
+            name: name.into(),
+            ..Options::default()
+        };
+        Ok(Client::connect(&self.endpoint, options)?)
+    }
+
+    /// What `rowmill status --json` says of it.
+    ///
+    /// # Errors
+    /// Where the command fails.
+    pub(crate) fn status(&self) -> Result<serde_json::Value> {
+        let out = Command::new(program("rowmill")?)
+            .args(["status", "--json", "--admin", &self.admin])
+            .output()
+            .context("running rowmill status")?;
+        if !out.status.success() {
+            bail!("rowmill status: {}", String::from_utf8_lossy(&out.stderr));
+        }
+        serde_json::from_slice(&out.stdout).context("the status page")
+    }
+
+    /// The last lines of its log.
+    pub(crate) fn log_end(&self) -> String {
+        let text = fs::read_to_string(self.folder.path().join("rowmilld.log")).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+
+    /// Asks it to drain and waits for its end.
+    ///
+    /// # Errors
+    /// Where it ends with a failure or not in time.
+    pub(crate) fn stop(mut self) -> Result<()> {
+        self.signal(Signal::TERM);
+        let began = Instant::now();
+        while began.elapsed() < STOP_LIMIT {
+            if let Some(status) = self.child.try_wait().context("waiting for rowmilld")? {
+                if status.success() {
+                    return Ok(());
+                }
+                bail!("rowmilld ended with {status}:\n{}", self.log_end());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        bail!(
+            "rowmilld did not stop within {STOP_LIMIT:?}:\n{}",
+            self.log_end()
+        );
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+            // It may have ended by itself; then there is nothing to signal.
+            let _ = kill_process(pid, signal);
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+fn free_address() -> Result<String> {
+    let listener = TcpListener::bind("127.0.0.1:0").context("a free port for the admin pages")?;
+    Ok(listener.local_addr().context("its address")?.to_string())
+}

@@ -1,0 +1,148 @@
+//! `rowmill-bench targets`: runs the suites that `targets.toml` names and compares each figure with its
+//! bound.
+
+use std::collections::BTreeMap;
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use comfy_table::Table;
+use comfy_table::presets::UTF8_BORDERS_ONLY;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::machine;
+use crate::report::figure;
+
+/// The bounds, as committed.
+const TARGETS: &str = include_str!("../targets.toml");
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Targets {
+    target: Vec<Target>,
+}
+
+/// One line of a "Must reach".
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Target {
+    /// What is promised, for a person.
+    what: String,
+    suite: String,
+    case: String,
+    metric: String,
+    /// Which figure is bounded: `ratio` or `value`.
+    figure: String,
+    /// The least it may be.
+    at_least: f64,
+}
+
+/// Runs all suites that are named, and prints a table.
+///
+/// # Errors
+/// Where a suite can't be run at all.
+pub(crate) fn run(json: bool) -> Result<ExitCode> {
+    let targets: Targets = toml::from_str(TARGETS).context("targets.toml")?;
+    let mut measured: BTreeMap<(String, String, String), Value> = BTreeMap::new();
+    let mut suites: Vec<&str> = targets.target.iter().map(|t| t.suite.as_str()).collect();
+    suites.dedup();
+    for suite in suites {
+        for line in measure(suite)? {
+            let text = |key: &str| line[key].as_str().unwrap_or_default().to_owned();
+            measured.insert((text("suite"), text("case"), text("metric")), line);
+        }
+    }
+    let mut table = Table::new();
+    table
+        .load_style(UTF8_BORDERS_ONLY)
+        .set_header(["target", "case", "bound", "figure", "outcome"]);
+    let mut passed = 0;
+    for target in &targets.target {
+        let key = (
+            target.suite.clone(),
+            target.case.clone(),
+            target.metric.clone(),
+        );
+        let line = measured.get(&key);
+        let found = line
+            .and_then(|l| l[&target.figure].as_f64())
+            .filter(|f| f.is_finite());
+        let outcome = match found {
+            None => "NOT MEASURED",
+            Some(found) if found >= target.at_least => "PASS",
+            Some(_) => "SHORT",
+        };
+        passed += usize::from(outcome == "PASS");
+        let shown = found.map_or_else(|| "-".into(), |f| format!("{f:.3}"));
+        let value = line.map_or_else(String::new, |l| value_of(l, &target.metric));
+        if json {
+            let object = serde_json::json!({
+                "target": target.what, "suite": target.suite, "case": target.case, "metric": target.metric,
+                "figure": target.figure, "at_least": target.at_least, "found": found, "outcome": outcome,
+            });
+            println!("{object}");
+        }
+        let case = format!("{} {}{value}", target.suite, target.case);
+        let bound = format!("{} >= {}", target.figure, target.at_least);
+        table.add_row([target.what.as_str(), &case, &bound, &shown, outcome]);
+    }
+    if !json {
+        for (what, text) in machine::describe() {
+            println!("{what}: {text}");
+        }
+        println!(
+            "{table}\n{passed} of {} targets reached",
+            targets.target.len()
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The figures behind a ratio, for a person.
+fn value_of(line: &Value, metric: &str) -> String {
+    let unit = line["unit"].as_str().unwrap_or_default();
+    let value = line["value"].as_f64().map(figure).unwrap_or_default();
+    match (line["against"].as_str(), line["against_value"].as_f64()) {
+        (Some(against), Some(other)) => {
+            format!("\n{metric} {value} {unit}, {against} {}", figure(other))
+        }
+        _ => format!("\n{metric} {value} {unit}"),
+    }
+}
+
+/// Runs a suite as a process of its own, so that no suite leaves its memory or pinning to the next.
+fn measure(suite: &str) -> Result<Vec<Value>> {
+    eprintln!("targets: running the suite {suite}");
+    let this = std::env::current_exe().context("where this program lies")?;
+    let out = Command::new(this)
+        .args([suite, "--json"])
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("running {suite}"))?;
+    ensure!(
+        out.status.success(),
+        "the suite {suite} ended with {}",
+        out.status
+    );
+    let text = String::from_utf8(out.stdout).context("the suite's output")?;
+    text.lines()
+        .map(|l| serde_json::from_str(l).context("a line of the suite's output"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_committed_targets_are_read() {
+        let targets: Targets = toml::from_str(TARGETS).expect("targets.toml");
+        assert!(targets.target.len() >= 10);
+        assert!(
+            targets
+                .target
+                .iter()
+                .all(|t| ["ratio", "value"].contains(&t.figure.as_str()))
+        );
+    }
+}

@@ -1,0 +1,322 @@
+//! `rowmill table`: make, look at and check generations of tables.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{ArgGroup, Args, Subcommand};
+use comfy_table::presets::UTF8_BORDERS_ONLY;
+use comfy_table::{CellAlignment, Table};
+use rowmill_table::{
+    Generation, NpySource, RowFormat, Shape, TableSpec, check_specs, generate, import_npy,
+};
+use serde_json::json;
+
+use crate::progress::Reporter;
+use crate::units::{bytes, parse_bytes, thousands};
+
+/// The subcommands of `rowmill table`.
+#[derive(Subcommand)]
+pub(crate) enum TableCommand {
+    /// Make a generation of made-up values
+    Generate(Generate),
+    /// Make a generation of NumPy .npy files
+    Import(Import),
+    /// Show what a generation holds, without reading its rows
+    Inspect(Inspect),
+    /// Read every byte of a generation and compare its checksums
+    Verify(Verify),
+}
+
+impl TableCommand {
+    pub(crate) fn run(self) -> Result<()> {
+        match self {
+            TableCommand::Generate(command) => command.run(),
+            TableCommand::Import(command) => command.run(),
+            TableCommand::Inspect(command) => command.run(),
+            TableCommand::Verify(command) => command.run(),
+        }
+    }
+}
+
+/// Options of `rowmill table generate`.
+#[derive(Args)]
+#[command(group(ArgGroup::new("what").required(true).args(["shape", "table"])))]
+#[command(after_help = "Examples:\n  \
+    rowmill table generate /data/demo --shape dlrm-v2 --fit 4GiB\n  \
+    rowmill table generate /data/two --table users:1000000:64:f32 --table items:50000:128:int8 --seed 7")]
+pub(crate) struct Generate {
+    /// The new directory; it must not exist
+    dir: PathBuf,
+    /// A published model's tables; known: dlrm-v2
+    #[arg(long)]
+    shape: Option<String>,
+    /// Multiply the rows of the shape's tables (small tables keep at least 1000 rows)
+    #[arg(long, requires = "shape", conflicts_with = "fit", default_value_t = 1.0, value_parser = parse_factor)]
+    scale: f64,
+    /// Scale the shape down so that all files together have at most this size
+    #[arg(long, requires = "shape", value_parser = parse_bytes, value_name = "BYTES")]
+    fit: Option<u64>,
+    /// How the shape's rows are stored: f32 or int8
+    #[arg(long, requires = "shape", default_value = "f32")]
+    format: RowFormat,
+    /// One table, as name:rows:dim:format; may be repeated
+    #[arg(long, value_name = "NAME:ROWS:DIM:FORMAT", conflicts_with_all = ["shape", "scale", "fit", "format"])]
+    table: Vec<TableSpec>,
+    /// Values depend on nothing but this, the table's place, the row and the column
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// The generation's number
+    #[arg(long, default_value_t = 1)]
+    generation: u64,
+}
+
+impl Generate {
+    fn run(self) -> Result<()> {
+        let specs = match &self.shape {
+            Some(shape) => self.shape_tables(shape)?,
+            None => self.table,
+        };
+        check_specs(&specs)?;
+        let reporter = Reporter::new();
+        generate(
+            &self.dir,
+            self.generation,
+            &specs,
+            self.seed,
+            &|stage, done, total| {
+                reporter.report(stage, done, total);
+            },
+        )?;
+        summarise(&self.dir, &reporter)
+    }
+
+    fn shape_tables(&self, name: &str) -> Result<Vec<TableSpec>> {
+        let shape = Shape::named(name)
+            .with_context(|| format!("there is no shape `{name}`; known: dlrm-v2"))?;
+        let shape = shape.with_format(self.format);
+        let (factor, specs) = match self.fit {
+            Some(size) => shape.fitting(size).with_context(|| {
+                format!(
+                    "{} are too little for the least size of {name}; allow a few MiB more",
+                    bytes(size)
+                )
+            })?,
+            None => (self.scale, shape.scaled(self.scale)),
+        };
+        println!("{name} with its rows scaled by {factor:.6}");
+        Ok(specs)
+    }
+}
+
+/// Options of `rowmill table import`.
+#[derive(Args)]
+#[command(after_help = "Example:\n  \
+    rowmill table import /data/model --npy users=users.npy --npy items=items.npy --format int8")]
+pub(crate) struct Import {
+    /// The new directory; it must not exist
+    dir: PathBuf,
+    /// A table and its file, a two-dimensional array of f32 in C order; may be repeated
+    #[arg(long, required = true, value_name = "NAME=FILE", value_parser = parse_npy)]
+    npy: Vec<(String, PathBuf)>,
+    /// How rows are to be stored: f32 or int8 (quantised row by row)
+    #[arg(long, default_value = "f32")]
+    format: RowFormat,
+    /// The generation's number
+    #[arg(long, default_value_t = 1)]
+    generation: u64,
+}
+
+impl Import {
+    fn run(self) -> Result<()> {
+        let format = self.format;
+        let sources: Vec<NpySource> = self
+            .npy
+            .into_iter()
+            .map(|(name, path)| NpySource { name, path, format })
+            .collect();
+        let reporter = Reporter::new();
+        import_npy(
+            &self.dir,
+            self.generation,
+            &sources,
+            &|stage, done, total| {
+                reporter.report(stage, done, total);
+            },
+        )?;
+        summarise(&self.dir, &reporter)
+    }
+}
+
+/// Options of `rowmill table inspect`.
+#[derive(Args)]
+pub(crate) struct Inspect {
+    /// The generation's directory
+    dir: PathBuf,
+    /// Print one JSON object instead
+    #[arg(long)]
+    json: bool,
+    /// Print the values of one row
+    #[arg(long, value_name = "NAME:ROW", value_parser = parse_row)]
+    row: Option<(String, u64)>,
+}
+
+impl Inspect {
+    fn run(self) -> Result<()> {
+        let generation = Generation::open(&self.dir)?;
+        if let Some((table, row)) = &self.row {
+            return self.print_row(&generation, table, *row);
+        }
+        if self.json {
+            println!("{}", as_json(&generation));
+        } else {
+            println!("{}", as_table(&generation));
+            println!("{}", totals(&generation));
+        }
+        Ok(())
+    }
+
+    fn print_row(&self, generation: &Generation, name: &str, row: u64) -> Result<()> {
+        let table = generation.open_mapped(name)?;
+        let mut values = vec![0.0; table.info().dim];
+        table.row_f32(row, &mut values)?;
+        if self.json {
+            println!("{}", json!({ "table": name, "row": row, "values": values }));
+        } else {
+            values.iter().for_each(|value| println!("{value}"));
+        }
+        Ok(())
+    }
+}
+
+/// Options of `rowmill table verify`.
+#[derive(Args)]
+pub(crate) struct Verify {
+    /// The generation's directory
+    dir: PathBuf,
+}
+
+impl Verify {
+    fn run(self) -> Result<()> {
+        let reporter = Reporter::new();
+        let generation = Generation::open(&self.dir)?;
+        generation.verify(&|stage, done, total| reporter.report(stage, done, total))?;
+        println!(
+            "undamaged: {}, read in {}",
+            totals(&generation),
+            rate(&generation, &reporter)
+        );
+        Ok(())
+    }
+}
+
+/// Says what was made. Opening it again shows that it can be opened.
+fn summarise(dir: &std::path::Path, reporter: &Reporter) -> Result<()> {
+    let generation = Generation::open(dir)?;
+    println!(
+        "{}: {}, written in {}",
+        dir.display(),
+        totals(&generation),
+        rate(&generation, reporter)
+    );
+    Ok(())
+}
+
+fn totals(generation: &Generation) -> String {
+    let tables = generation.tables();
+    let rows: u64 = tables.iter().map(|table| table.rows).sum();
+    let files: u64 = tables.iter().map(|table| table.file_bytes).sum();
+    let plural = if tables.len() == 1 { "" } else { "s" };
+    format!(
+        "generation {}, {} table{plural}, {} rows, {}",
+        generation.number(),
+        tables.len(),
+        thousands(rows),
+        bytes(files)
+    )
+}
+
+fn rate(generation: &Generation, reporter: &Reporter) -> String {
+    let files: u64 = generation
+        .tables()
+        .iter()
+        .map(|table| table.file_bytes)
+        .sum();
+    let seconds = reporter.elapsed().as_secs_f64().max(1e-3);
+    format!("{seconds:.1} s ({:.2} GB/s)", files as f64 / seconds / 1e9)
+}
+
+fn as_json(generation: &Generation) -> serde_json::Value {
+    let tables: Vec<_> = generation
+        .tables()
+        .iter()
+        .map(|table| {
+            json!({
+                "name": table.name, "rows": table.rows, "dim": table.dim, "format": table.format.to_string(),
+                "stride": table.stride, "file": table.file, "file_bytes": table.file_bytes,
+            })
+        })
+        .collect();
+    json!({
+        "generation": generation.number(), "dir": generation.dir(), "block_bytes": generation.block_bytes(),
+        "row_bytes": generation.row_region_bytes(), "tables": tables,
+    })
+}
+
+fn as_table(generation: &Generation) -> Table {
+    let mut table = Table::new();
+    table.load_style(UTF8_BORDERS_ONLY).set_header([
+        "table",
+        "rows",
+        "dim",
+        "format",
+        "bytes a row",
+        "file",
+        "size",
+    ]);
+    for info in generation.tables() {
+        table.add_row([
+            info.name.clone(),
+            thousands(info.rows),
+            info.dim.to_string(),
+            info.format.to_string(),
+            info.stride.to_string(),
+            info.file.clone(),
+            bytes(info.file_bytes),
+        ]);
+    }
+    for column in [1, 2, 4, 6] {
+        table
+            .column_mut(column)
+            .expect("seven columns")
+            .set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn parse_factor(text: &str) -> Result<f64> {
+    let factor: f64 = text.parse().context("a factor is a number, as 0.01")?;
+    ensure!(
+        factor > 0.0 && factor <= 1000.0,
+        "a factor lies above 0 and at 1000 at most"
+    );
+    Ok(factor)
+}
+
+fn parse_npy(text: &str) -> Result<(String, PathBuf)> {
+    match text.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
+            Ok((name.to_owned(), path.into()))
+        }
+        _ => bail!("a table and its file are written as users=users.npy"),
+    }
+}
+
+fn parse_row(text: &str) -> Result<(String, u64)> {
+    let (table, row) = text
+        .split_once(':')
+        .context("a row is written as users:17")?;
+    Ok((
+        table.to_owned(),
+        row.parse().context("a row is written as users:17")?,
+    ))
+}

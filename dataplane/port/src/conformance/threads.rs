@@ -1,0 +1,173 @@
+//! Cases for ports whose workers and clients run on threads of their own.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rowmill_wire::{CompletionKind, Status};
+
+use super::{Bench, Harness, Task, pattern};
+use crate::{ClientPort, PortError};
+
+/// Several clients on several lanes, each checking that all bytes of a slice are there when its record is.
+pub fn bytes_before_record<H: Harness>()
+where
+    H::Client: Send,
+{
+    const ROUNDS: u64 = 400;
+    let mut bench = Bench::<H>::start(2);
+    let clients: Vec<_> = (0..3).map(|i| bench.client(&format!("s{i}"), 4)).collect();
+    thread::scope(|scope| {
+        for (number, mut client) in clients.into_iter().enumerate() {
+            scope.spawn(move || {
+                let region = client.register(64 << 10).expect("a region");
+                for round in 0..ROUNDS {
+                    let lane = (round % 2) as u16;
+                    let seed = round << 8 | number as u64;
+                    check_slices(&mut client, lane, region, seed);
+                }
+            });
+        }
+    });
+}
+
+fn check_slices<C: ClientPort>(client: &mut C, lane: u16, region: crate::RegionId, seed: u64) {
+    const SLICES: u16 = 4;
+    let len = 1024 + (seed as usize % 15) * 4096;
+    let mut wanted = vec![0; len];
+    pattern(seed, &mut wanted);
+    let task = Task::Fill {
+        region: region.0,
+        offset: 0,
+        len: len as u64,
+        seed,
+        slices: SLICES,
+    };
+    client.submit(lane, 0, &task.frame()).expect("open");
+    let mut stored = vec![0; len / usize::from(SLICES)];
+    loop {
+        let Some(record) = client.poll(lane).expect("open") else {
+            thread::yield_now();
+            continue;
+        };
+        assert_eq!((record.status, record.request), (Status::Ok, seed));
+        let at = stored.len() * usize::from(record.slice);
+        let window = client.memory(region).expect("registered");
+        window.read(at, &mut stored);
+        assert!(
+            stored == wanted[at..at + stored.len()],
+            "slice {} of {seed}",
+            record.slice
+        );
+        if record.kind == CompletionKind::Final {
+            return;
+        }
+    }
+}
+
+/// Clients that sleep between sending and reading, against workers that sleep when idle: a lost
+/// wake-up would cost the whole limit of a wait, which is far more than is allowed here.
+pub fn no_lost_wake_up<H: Harness>()
+where
+    H::Client: Send,
+{
+    const ROUNDS: u64 = 3000;
+    let limit = Duration::from_secs(10);
+    let mut bench = Bench::<H>::start(2);
+    let clients: Vec<_> = (0..2).map(|i| bench.client(&format!("w{i}"), 2)).collect();
+    thread::scope(|scope| {
+        for (number, mut client) in clients.into_iter().enumerate() {
+            scope.spawn(move || {
+                let mut random = 0x9e37_79b9 + number as u64;
+                for round in 0..ROUNDS {
+                    random = random
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1);
+                    let lane = (random >> 40 & 1) as u16;
+                    delay(random >> 48);
+                    let frame = Task::echo(16, random);
+                    client
+                        .submit(lane, (round % 2) as u16, &frame)
+                        .expect("open");
+                    delay(random >> 56);
+                    while client.poll(lane).expect("open").is_none() {
+                        let since = Instant::now();
+                        client.wait(Some(limit)).expect("a wait");
+                        assert!(since.elapsed() < limit / 2, "a lost wake-up");
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// Nothing, a few turns, or a few tens of microseconds.
+fn delay(random: u64) {
+    match random % 8 {
+        0..4 => (),
+        4 | 5 => (0..random % 64).for_each(|_| std::hint::spin_loop()),
+        6 => thread::yield_now(),
+        _ => thread::sleep(Duration::from_micros(random % 50)),
+    }
+}
+
+/// Regions are given up while other clients keep the workers busy; no request of theirs fails.
+pub fn unregister_under_load<H: Harness>()
+where
+    H::Client: Send,
+{
+    let mut bench = Bench::<H>::start(2);
+    let mut clients: Vec<_> = (0..2).map(|i| bench.client(&format!("u{i}"), 4)).collect();
+    let mut leaving = bench.client("leaving", 4);
+    thread::scope(|scope| {
+        for mut client in clients.drain(..) {
+            scope.spawn(move || {
+                let region = client.register(64 << 10).expect("a region");
+                for round in 0..400 {
+                    check_slices(&mut client, (round % 2) as u16, region, round);
+                }
+            });
+        }
+        for _ in 0..50 {
+            let region = leaving.register(8192).expect("a region");
+            check_slices(&mut leaving, 0, region, 0);
+            leaving.unregister(region).expect("unregistered");
+        }
+    });
+}
+
+/// A wait with nothing to come ends at its limit, not much before and not much later.
+pub fn waits_end_in_time<H: Harness>() {
+    let mut bench = Bench::<H>::start(1);
+    let mut client = bench.client("idle", 1);
+    let limit = Duration::from_millis(30);
+    let since = Instant::now();
+    while since.elapsed() < limit {
+        client.wait(Some(limit)).expect("a wait");
+        assert!(client.poll(0).expect("open").is_none());
+    }
+    assert!(since.elapsed() < Duration::from_secs(5));
+    client.wait(Some(Duration::ZERO)).expect("a wait");
+}
+
+/// A client that sleeps learns that the dataplane has gone.
+pub fn death_ends_a_wait<H: Harness>()
+where
+    H::Client: Send,
+{
+    let mut bench = Bench::<H>::start(1);
+    let mut client = bench.client("left", 1);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(move || {
+            loop {
+                match client.poll(0) {
+                    Ok(_) => client.wait(None).expect("a wait"),
+                    Err(error) => return error,
+                }
+            }
+        });
+        thread::sleep(Duration::from_millis(20));
+        bench.harness.stop_server();
+        let error = waiting.join().expect("no panic");
+        assert!(matches!(error, PortError::Closed), "{error}");
+    });
+}

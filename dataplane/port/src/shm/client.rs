@@ -1,0 +1,498 @@
+//! The client half of the shared-memory port.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rowmill_arena::{ArenaError, Backing, HUGE_2M, HugePages, Region, Window, sealed_memfd};
+use rowmill_wire::control::{Control, TableEntry, Welcome};
+use rowmill_wire::limits::MAX_REGIONS;
+use rowmill_wire::{Completion, Schema};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, connect,
+    sockopt::{Timeout, set_socket_timeout},
+};
+
+use super::bell::{Bell, WakeSocket};
+use super::endpoint::{socket_path, stream_socket};
+use super::handoff;
+use super::layout::{Layout, MAX_LANES};
+use super::rings::ClientRings;
+use super::server::system;
+use super::stream;
+use crate::{ClientPort, PortError, RegionId};
+
+/// Polls that find nothing between two looks at the stream, which cost a system call: about 50 us of
+/// spinning, so that the call takes less than a hundredth of the time.
+const POLLS_PER_LOOK: u32 = 4096;
+
+/// Pages of memfds that are not made of huge pages.
+const PAGE: usize = 4096;
+
+/// How a client half is set up.
+#[derive(Clone, Debug)]
+pub struct ShmClientConfig {
+    /// Request slots wanted on each lane; the server may grant fewer.
+    pub credits: u16,
+    /// What regions are made of. [`ShmClient::backing`] says what was got.
+    pub huge_pages: HugePages,
+    /// How long to wait for the answer to a control message.
+    pub reply_limit: Duration,
+}
+
+impl Default for ShmClientConfig {
+    /// 16 credits, huge pages where there are some, 10 seconds.
+    fn default() -> ShmClientConfig {
+        ShmClientConfig {
+            credits: 16,
+            huge_pages: HugePages::Prefer,
+            reply_limit: Duration::from_secs(10),
+        }
+    }
+}
+
+/// A client half.
+///
+/// After [`PortError::Closed`] all its regions are its own again: the server closes the stream only when
+/// every worker has let go of the connection and its regions are unmapped, and if the server's process
+/// died, the kernel closed the stream after the last of its threads had ended.
+pub struct ShmClient {
+    lanes: Vec<ClientRings>,
+    regions: [Option<OwnRegion>; MAX_REGIONS as usize],
+    welcome: Welcome,
+    layout: Layout,
+    doorbells: Vec<Bell>,
+    wake: WakeSocket,
+    stream: OwnedFd,
+    config: ShmClientConfig,
+    buffer: Vec<u8>,
+    sequence: u32,
+    idle_polls: u32,
+    closed: bool,
+}
+
+struct OwnRegion {
+    memory: Region,
+    backing: Backing,
+}
+
+impl ShmClient {
+    /// Connects with `credits` request slots a lane and defaults for the rest.
+    ///
+    /// # Errors
+    /// As [`ShmClient::connect_with`].
+    pub fn connect(endpoint: &str, client: &str, credits: u16) -> Result<ShmClient, PortError> {
+        let config = ShmClientConfig {
+            credits,
+            ..ShmClientConfig::default()
+        };
+        ShmClient::connect_with(endpoint, client, config)
+    }
+
+    /// Connects. `client` is shown in the server's log and status page.
+    ///
+    /// # Errors
+    /// [`PortError::Endpoint`], [`PortError::Connect`] where nobody listens, [`PortError::Refused`],
+    /// [`PortError::Protocol`] where the server's answer makes no sense or does not come.
+    pub fn connect_with(
+        endpoint: &str,
+        client: &str,
+        config: ShmClientConfig,
+    ) -> Result<ShmClient, PortError> {
+        let stream = open_stream(endpoint, config.reply_limit)?;
+        let hello = Control::Hello {
+            client: client.to_owned(),
+            credits: config.credits,
+        };
+        let mut buffer = stream::buffer();
+        let (answer, fds) = exchange(
+            &stream,
+            &mut buffer,
+            1,
+            &hello,
+            &[],
+            usize::from(MAX_LANES) + 2,
+        )
+        .map_err(|e| named(e, endpoint))?;
+        let Control::Welcome(welcome) = answer else {
+            return Err(PortError::Protocol(
+                "the server answered Hello with something else than Welcome".to_owned(),
+            ));
+        };
+        ShmClient::equip(welcome, fds, stream, config, buffer)
+    }
+
+    /// Checks what the server says and sends: a claim here as well.
+    fn equip(
+        welcome: Welcome,
+        fds: Vec<OwnedFd>,
+        stream: OwnedFd,
+        config: ShmClientConfig,
+        buffer: Vec<u8>,
+    ) -> Result<ShmClient, PortError> {
+        let wrong = |what: String| PortError::Protocol(what);
+        let lanes = welcome.split.lanes;
+        let layout = Layout::new(lanes, welcome.credits, welcome.completions)
+            .filter(|layout| layout.credits() <= config.credits.max(1))
+            .ok_or_else(|| wrong(format!("the welcome's numbers are impossible: {welcome:?}")))?;
+        let count = fds.len();
+        let mut fds = fds.into_iter();
+        let (Some(memory), Some(wake), true) =
+            (fds.next(), fds.next(), count == usize::from(lanes) + 2)
+        else {
+            return Err(wrong(format!(
+                "{count} descriptors came with the welcome, and {} lanes need {}",
+                lanes,
+                lanes + 2
+            )));
+        };
+        let memory = Region::map(memory.as_fd(), layout.total_bytes())
+            .map_err(|e| wrong(format!("the server's control memory: {e}")))?;
+        let memory = Arc::new(memory);
+        Ok(ShmClient {
+            lanes: (0..lanes)
+                .map(|lane| ClientRings::new(memory.clone(), layout, lane))
+                .collect(),
+            regions: Default::default(),
+            welcome,
+            layout,
+            doorbells: fds.map(Bell::of).collect(),
+            wake: WakeSocket::of(wake),
+            stream,
+            config,
+            buffer,
+            sequence: 1,
+            idle_polls: 0,
+            closed: false,
+        })
+    }
+
+    /// What a region is made of: huge pages or small ones.
+    pub fn backing(&self, region: RegionId) -> Option<Backing> {
+        self.regions
+            .get(region.0 as usize)?
+            .as_ref()
+            .map(|region| region.backing)
+    }
+
+    /// Registers memory of the caller's own: a memfd of `bytes` bytes, sealed against shrinking and
+    /// growing. [`ClientPort::register`] makes such memory itself.
+    ///
+    /// # Errors
+    /// [`PortError::Refused`] with the server's reason, [`PortError::Protocol`] where the memory can't
+    /// be mapped here, and the others of a control call.
+    pub fn register_memfd(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        bytes: u64,
+    ) -> Result<RegionId, PortError> {
+        match self.call(&Control::Register { bytes }, &[fd])? {
+            Control::Registered { region } if region < MAX_REGIONS => {
+                let memory = Region::map(fd, bytes as usize)
+                    .map_err(|e| PortError::Protocol(format!("mapping a region: {e}")))?;
+                let backing = backing_of(fd);
+                self.regions[region as usize] = Some(OwnRegion { memory, backing });
+                Ok(RegionId(region))
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// A lane's block of control memory as it is, its layout, and a way to ring the worker: for tests
+    /// that break the protocol on purpose or change frames after they were submitted.
+    pub fn raw_lane(&self, lane: u16) -> RawLane<'_> {
+        RawLane {
+            window: self.lanes[usize::from(lane)].window(),
+            layout: self.layout,
+            doorbell: &self.doorbells[usize::from(lane)],
+        }
+    }
+
+    /// Asks a control question.
+    fn call(&mut self, question: &Control, fds: &[BorrowedFd<'_>]) -> Result<Control, PortError> {
+        if self.closed {
+            return Err(PortError::Closed);
+        }
+        self.sequence = self.sequence.wrapping_add(1);
+        let sequence = self.sequence;
+        let answer = exchange(&self.stream, &mut self.buffer, sequence, question, fds, 0);
+        match answer {
+            Ok((answer, _)) => Ok(answer),
+            Err(error) => {
+                self.closed |= matches!(error, PortError::Closed);
+                Err(error)
+            }
+        }
+    }
+
+    fn look_at_stream(&mut self) -> Result<(), PortError> {
+        let mut fds = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        match poll(&mut fds, Some(&Timespec::default())) {
+            Ok(_) | Err(Errno::INTR) => {
+                self.closed |= !fds[0].revents().is_empty();
+                Ok(())
+            }
+            Err(errno) => Err(system("poll", errno)),
+        }
+    }
+
+    fn has_record(&self) -> bool {
+        self.lanes.iter().any(ClientRings::has_completion)
+    }
+
+    fn sleep(&mut self, limit: Option<Duration>) -> Result<(), PortError> {
+        let limit = limit.map(|limit| Timespec {
+            tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        });
+        let mut fds = [
+            PollFd::new(&self.stream, PollFlags::RDHUP),
+            PollFd::new(&self.wake, PollFlags::IN),
+        ];
+        let outcome = poll(&mut fds, limit.as_ref());
+        let (stream, wake) = (fds[0].revents(), fds[1].revents());
+        match outcome {
+            Ok(_) => {
+                self.closed |= !stream.is_empty();
+                if !wake.is_empty() {
+                    self.wake.drain();
+                }
+                Ok(())
+            }
+            Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(system("poll", errno)),
+        }
+    }
+}
+
+impl ClientPort for ShmClient {
+    fn welcome(&self) -> &Welcome {
+        &self.welcome
+    }
+
+    fn tables(&mut self) -> Result<Vec<TableEntry>, PortError> {
+        let mut all = Vec::new();
+        loop {
+            let first = all.len() as u32;
+            match self.call(&Control::ListTables { first }, &[])? {
+                Control::Tables {
+                    total,
+                    first: at,
+                    tables,
+                } if at == first => {
+                    let empty = tables.is_empty();
+                    all.extend(tables);
+                    if all.len() >= total as usize || empty {
+                        return Ok(all);
+                    }
+                }
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
+    fn bind(&mut self, schema: &Schema) -> Result<u32, PortError> {
+        match self.call(&Control::Bind(schema.clone()), &[])? {
+            Control::Bound { schema } => Ok(schema),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn register(&mut self, bytes: usize) -> Result<RegionId, PortError> {
+        if self.closed {
+            return Err(PortError::Closed);
+        }
+        let huge = self.config.huge_pages != HugePages::Off && bytes > HUGE_2M / 2;
+        let whole = match self.config.huge_pages {
+            HugePages::Require => bytes.max(1).checked_next_multiple_of(HUGE_2M),
+            // Whole huge pages where they would not double the size and the server takes as much.
+            _ if huge => bytes
+                .checked_next_multiple_of(HUGE_2M)
+                .filter(|&rounded| rounded as u64 <= self.welcome.max_region)
+                .or(bytes.checked_next_multiple_of(PAGE)),
+            _ => bytes.max(1).checked_next_multiple_of(PAGE),
+        };
+        let whole = whole.ok_or_else(|| {
+            no_memory(ArenaError::ImpossibleSize {
+                bytes: bytes as u64,
+            })
+        })?;
+        let fd =
+            sealed_memfd("rowmill-region", whole, self.config.huge_pages).map_err(no_memory)?;
+        self.register_memfd(fd.as_fd(), whole as u64)
+    }
+
+    fn unregister(&mut self, region: RegionId) -> Result<(), PortError> {
+        match self.call(&Control::Unregister { region: region.0 }, &[])? {
+            Control::Unregistered { region: gone } if gone == region.0 => {
+                if let Some(region) = self.regions.get_mut(region.0 as usize) {
+                    *region = None;
+                }
+                Ok(())
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn memory(&self, region: RegionId) -> Option<Window<'_>> {
+        let region = self.regions.get(region.0 as usize)?.as_ref()?;
+        Some(region.memory.window())
+    }
+
+    fn submit(&mut self, lane: u16, slot: u16, frame: &[u8]) -> Result<(), PortError> {
+        if self.closed {
+            return Err(PortError::Closed);
+        }
+        if self.lanes[usize::from(lane)].submit(slot, frame) {
+            self.doorbells[usize::from(lane)].ring();
+        }
+        Ok(())
+    }
+
+    fn cancel(&mut self, lane: u16, slot: u16) -> Result<(), PortError> {
+        if self.closed {
+            return Err(PortError::Closed);
+        }
+        if self.lanes[usize::from(lane)].cancel(slot) {
+            self.doorbells[usize::from(lane)].ring();
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, lane: u16) -> Result<Option<Completion>, PortError> {
+        // Asked before the ring: all that the server wrote, it wrote before it closed the stream.
+        let closed = self.closed;
+        match self.lanes[usize::from(lane)].next() {
+            Ok(Some(record)) => Ok(Some(record)),
+            Ok(None) if closed => Err(PortError::Closed),
+            Ok(None) => {
+                self.idle_polls += 1;
+                if self.idle_polls >= POLLS_PER_LOOK {
+                    self.idle_polls = 0;
+                    self.look_at_stream()?;
+                }
+                Ok(None)
+            }
+            Err(what) => Err(PortError::Protocol(format!("lane {lane}: {what}"))),
+        }
+    }
+
+    fn wait(&mut self, limit: Option<Duration>) -> Result<(), PortError> {
+        if self.closed {
+            return Ok(()); // The next poll says so.
+        }
+        self.lanes.iter().for_each(ClientRings::lie_down);
+        handoff::settle();
+        let outcome = match self.has_record() {
+            true => Ok(()),
+            false => self.sleep(limit),
+        };
+        self.lanes.iter().for_each(ClientRings::get_up);
+        outcome
+    }
+}
+
+/// See [`ShmClient::raw_lane`].
+pub struct RawLane<'a> {
+    /// The lane's block.
+    pub window: Window<'a>,
+    /// Where things lie in it.
+    pub layout: Layout,
+    doorbell: &'a Bell,
+}
+
+impl RawLane<'_> {
+    /// Wakes the lane's worker.
+    pub fn ring(&self) {
+        self.doorbell.ring();
+    }
+}
+
+fn open_stream(endpoint: &str, limit: Duration) -> Result<OwnedFd, PortError> {
+    let path = socket_path(endpoint)?;
+    let failed = |errno: Errno| PortError::Connect {
+        endpoint: endpoint.to_owned(),
+        source: errno.into(),
+    };
+    let stream = stream_socket(SocketFlags::empty()).map_err(|e| system("socket", e))?;
+    for direction in [Timeout::Recv, Timeout::Send] {
+        set_socket_timeout(&stream, direction, Some(limit))
+            .map_err(|e| system("setting a time limit", e))?;
+    }
+    let address = SocketAddrUnix::new(&path).map_err(failed)?;
+    connect(&stream, &address).map_err(failed)?;
+    Ok(stream)
+}
+
+/// Sends a question and receives its answer, with at most `most_fds` descriptors.
+fn exchange(
+    stream: &OwnedFd,
+    buffer: &mut [u8],
+    sequence: u32,
+    question: &Control,
+    fds: &[BorrowedFd<'_>],
+    most_fds: usize,
+) -> Result<(Control, Vec<OwnedFd>), PortError> {
+    let lost = |call: &'static str, errno: Errno| match errno {
+        Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN => PortError::Closed,
+        Errno::AGAIN => PortError::Protocol("the server did not answer in time".to_owned()),
+        errno => system(call, errno),
+    };
+    stream::send(stream, &question.encode(sequence), fds, SendFlags::empty())
+        .map_err(|e| lost("sendmsg", e))?;
+    let received = loop {
+        match stream::receive(stream, buffer, most_fds, RecvFlags::empty()) {
+            Err(Errno::INTR) => (),
+            Err(e) => return Err(lost("recvmsg", e)),
+            Ok(received) => break received,
+        }
+    };
+    if received.len == 0 {
+        return Err(PortError::Closed);
+    }
+    let bytes = buffer.get(..received.len).filter(|_| !received.cut);
+    let bytes = bytes.ok_or_else(|| PortError::Protocol("an answer was cut short".to_owned()))?;
+    let (answered, answer) = Control::parse(bytes).map_err(|refusal| {
+        PortError::Protocol(format!("an answer is not understood: {refusal}"))
+    })?;
+    match answer {
+        Control::Refused { refusal, detail } => Err(PortError::Refused { refusal, detail }),
+        _ if answered != sequence => Err(PortError::Protocol(format!(
+            "the answer to question {answered} came for question {sequence}"
+        ))),
+        answer => Ok((answer, received.fds)),
+    }
+}
+
+/// A server that closes the stream during the handshake is as unreachable as one that is not there.
+fn named(error: PortError, endpoint: &str) -> PortError {
+    match error {
+        PortError::Closed => PortError::Connect {
+            endpoint: endpoint.to_owned(),
+            source: std::io::ErrorKind::ConnectionReset.into(),
+        },
+        other => other,
+    }
+}
+
+fn unexpected(answer: &Control) -> PortError {
+    PortError::Protocol(format!("an answer that was not asked for: {answer:?}"))
+}
+
+fn no_memory(error: ArenaError) -> PortError {
+    PortError::System {
+        call: "making a region",
+        source: std::io::Error::other(error),
+    }
+}
+
+/// What a memfd is made of, by the file system that it lives in.
+fn backing_of(fd: BorrowedFd<'_>) -> Backing {
+    const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+    match rustix::fs::fstatfs(fd) {
+        Ok(stat) if stat.f_type as u64 == HUGETLBFS_MAGIC => Backing::Huge2M,
+        _ => Backing::Small,
+    }
+}

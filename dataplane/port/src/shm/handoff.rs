@@ -1,0 +1,77 @@
+//! Handing over between two sides of which each may sleep: all orderings of the rings are in this file.
+//!
+//! Each ring has a tail, stored by its producer, and a flag, stored by its consumer before it sleeps.
+//! No wake-up is lost, by Dekker's argument:
+//!
+//! ```text
+//! producer                          consumer
+//!   P1 tail := n      (release)       C1 flag := 1
+//!   P2 fence          (SeqCst)        C2 fence         (SeqCst)
+//!   P3 read flag                      C3 read tail     (acquire)
+//!      1: flag := 0, ring                n seen: don't sleep
+//!      0: nothing                        old: sleep until rung
+//! ```
+//!
+//! The two fences have a place in the one order of all SeqCst fences. If P2 comes first, C3 reads what
+//! P1 stored or something later, so the consumer does not sleep. If C2 comes first, P3 reads what C1
+//! stored or something later, so the producer rings. A bell that is rung before the consumer really
+//! sleeps is kept by the kernel (an edge of an eventfd, a message in a socket), so it ends the sleep that
+//! follows. The producer resets the flag so that it rings once a sleep and not once an entry; a flag has
+//! one producer only, and whoever resets it rings, so the reset loses nothing. A peer that writes
+//! nonsense to the flag or resets it without ringing harms its own connection: workers and clients of
+//! other connections have words and bells of their own.
+//!
+//! The bytes behind a tail are published by P1 and C3: release and acquire.
+//!
+//! The atomics are named here only, so that a model checker can take their place.
+
+pub(super) use core::sync::atomic::AtomicU32;
+use core::sync::atomic::{Ordering, fence};
+
+/// Producer: publishes everything written so far under the new tail. True if the consumer may be asleep
+/// and has to be rung.
+pub(super) fn publish(tail: &AtomicU32, value: u32, sleeping: &AtomicU32) -> bool {
+    tail.store(value.to_le(), Ordering::Release);
+    fence(Ordering::SeqCst);
+    sleeping.load(Ordering::Relaxed) != 0 && sleeping.swap(0, Ordering::Relaxed) != 0
+}
+
+/// Consumer: the producer's tail; everything published under it can be read.
+pub(super) fn tail(tail: &AtomicU32) -> u32 {
+    u32::from_le(tail.load(Ordering::Acquire))
+}
+
+/// Consumer: says that it is about to sleep, on one ring.
+pub(super) fn lie_down(sleeping: &AtomicU32) {
+    sleeping.store(1u32.to_le(), Ordering::Relaxed);
+}
+
+/// Consumer: between [`lie_down`] on all its rings and the last look at their tails.
+pub(super) fn settle() {
+    fence(Ordering::SeqCst);
+}
+
+/// Consumer: is awake again.
+pub(super) fn get_up(sleeping: &AtomicU32) {
+    sleeping.store(0, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sleeper_is_rung_once() {
+        let (word, flag) = (AtomicU32::new(0), AtomicU32::new(0));
+        assert!(!publish(&word, 1, &flag));
+        lie_down(&flag);
+        settle();
+        assert_eq!(tail(&word), 1);
+        assert!(publish(&word, 2, &flag));
+        assert!(!publish(&word, 3, &flag));
+        lie_down(&flag);
+        get_up(&flag);
+        assert!(!publish(&word, 4, &flag));
+        assert_eq!(tail(&word), 4);
+    }
+}

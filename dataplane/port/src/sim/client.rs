@@ -1,0 +1,324 @@
+//! A session's half of the simulated port, and what a hostile client can do besides.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rowmill_arena::Window;
+use rowmill_wire::control::{Control, TableEntry, Welcome};
+use rowmill_wire::limits::SLOT_BYTES;
+use rowmill_wire::{Completion, Immediate, Schema, Status};
+
+use super::log::What;
+use super::memory::SimMemory;
+use super::net::{Inbox, Net};
+use super::{SimNet, refused};
+use crate::{ClientPort, ConnId, Event, PortError, RegionId};
+
+/// A client's connection. Dropping it is what the end of the client's process is.
+pub struct SimClient {
+    net: SimNet,
+    conn: ConnId,
+    welcome: Welcome,
+    memory: BTreeMap<RegionId, Rc<SimMemory>>,
+    inbox: Rc<RefCell<Inbox>>,
+}
+
+impl SimClient {
+    pub(super) fn connect(
+        net: &SimNet,
+        client: &str,
+        credits: u16,
+    ) -> Result<SimClient, PortError> {
+        net.travel("hello")?;
+        if net.net.borrow().stopped {
+            return Err(PortError::Closed);
+        }
+        let mut welcome = match net.service.welcome(client) {
+            Ok(welcome) => welcome,
+            Err((refusal, detail)) => return Err(PortError::Refused { refusal, detail }),
+        };
+        let bounds = net.net.borrow().bounds;
+        welcome.credits = welcome.credits.min(credits).min(bounds.credits).max(1);
+        welcome.max_region = bounds.max_region;
+        // What the shared-memory port does: room for every record that the credits allow for.
+        let records = usize::from(welcome.credits) * rowmill_wire::limits::MAX_SLICES as usize;
+        welcome.completions = records.next_power_of_two() as u32;
+        let attached = net
+            .net
+            .borrow_mut()
+            .attach(welcome.credits, welcome.completions as usize);
+        let (conn, inbox) = attached.ok_or_else(|| {
+            refused(
+                Status::LimitReached,
+                &format!("at most {} clients at a time", bounds.connections),
+            )
+        })?;
+        let client = SimClient {
+            net: net.clone(),
+            conn,
+            welcome,
+            memory: BTreeMap::new(),
+            inbox,
+        };
+        let index = conn.0 as usize;
+        let known = |net: &Net| {
+            net.connections[index]
+                .as_ref()
+                .is_none_or(|c| c.lanes.iter().all(|l| l.attached))
+        };
+        client.wait_for("hello", known)?;
+        Ok(client)
+    }
+
+    /// The connection's number.
+    pub fn conn(&self) -> ConnId {
+        self.conn
+    }
+
+    /// Whether the connection is ending, though the client may not have been told yet.
+    pub fn is_cut(&self) -> bool {
+        self.inbox.borrow().cut_due.is_some()
+    }
+
+    /// Whether the client has been told that the connection ended.
+    fn is_closed(&self) -> bool {
+        self.inbox
+            .borrow()
+            .cut_due
+            .is_some_and(|due| due <= self.net.now_ns())
+    }
+
+    /// Lets the world go on until `done`, or the connection ends.
+    fn wait_for(&self, what: &str, mut done: impl FnMut(&Net) -> bool) -> Result<(), PortError> {
+        self.net.wait_for(what, |net| {
+            self.inbox.borrow().cut_due.is_some() || done(net)
+        })
+    }
+
+    fn open(&self) -> Result<(), PortError> {
+        if self.is_closed() {
+            Err(PortError::Closed)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Puts any 32 bits into a lane's submission queue. A queue that is overfilled cuts the client off.
+    ///
+    /// # Errors
+    /// [`PortError::Closed`].
+    pub fn submit_bits(&mut self, lane: u16, bits: u32) -> Result<(), PortError> {
+        self.open()?;
+        if self.is_cut() {
+            // It goes to where nobody listens any more.
+            return Ok(());
+        }
+        let mut net = self.net.net.borrow_mut();
+        let due = net.draw_due();
+        let conn = self.conn;
+        net.note(conn, What::Submitted { lane, bits });
+        let connection = net
+            .connection_mut(conn)
+            .expect("a connection is there until it is cut");
+        // A request and a cancel for every slot.
+        let room = 2 * usize::from(connection.credits);
+        let queue = &mut connection.lanes[usize::from(lane)].submissions;
+        if queue.len() >= room {
+            net.close(conn, Status::LimitReached);
+        } else {
+            queue.push(due, bits);
+        }
+        Ok(())
+    }
+
+    /// Writes into a slot of the request ring at any time, a submitted frame's too.
+    ///
+    /// # Panics
+    /// If there is no such slot, or the bytes leave it.
+    pub fn write_slot(&mut self, lane: u16, slot: u16, offset: usize, bytes: &[u8]) {
+        if self.is_cut() {
+            return;
+        }
+        if let Some(connection) = self.net.net.borrow_mut().connection_mut(self.conn) {
+            let slot = &mut connection.lanes[usize::from(lane)].ring[usize::from(slot)];
+            slot[offset..offset + bytes.len()].copy_from_slice(bytes);
+        }
+    }
+
+    /// Begins to give a region up; [`SimClient::is_registered`] says when the dataplane has done so.
+    ///
+    /// # Errors
+    /// [`PortError::Closed`].
+    pub fn begin_unregister(&mut self, region: RegionId) -> Result<(), PortError> {
+        self.open()?;
+        if self.is_cut() {
+            return Ok(());
+        }
+        let mut net = self.net.net.borrow_mut();
+        net.note(self.conn, What::Unregistering { region });
+        net.tell_lanes(Event::RegionGone {
+            conn: self.conn,
+            region,
+        });
+        Ok(())
+    }
+
+    /// Whether the dataplane still has the region.
+    pub fn is_registered(&self, region: RegionId) -> bool {
+        !self.is_cut()
+            && self
+                .net
+                .net
+                .borrow_mut()
+                .region_mut(self.conn, region)
+                .is_some()
+    }
+}
+
+impl Drop for SimClient {
+    fn drop(&mut self) {
+        if !self.is_cut() {
+            self.net.net.borrow_mut().cut(self.conn);
+        }
+    }
+}
+
+impl ClientPort for SimClient {
+    fn welcome(&self) -> &Welcome {
+        &self.welcome
+    }
+
+    fn tables(&mut self) -> Result<Vec<TableEntry>, PortError> {
+        self.open()?;
+        self.net.travel("a list of tables")?;
+        Ok(self.net.service.tables())
+    }
+
+    fn bind(&mut self, schema: &Schema) -> Result<u32, PortError> {
+        self.open()?;
+        self.net.travel("a schema")?;
+        // As a real stream carries it, so that what cannot be parsed is refused here too.
+        let schema = match Control::parse(&Control::Bind(schema.clone()).encode(0)) {
+            Ok((_, Control::Bind(schema))) => schema,
+            Ok(_) => return Err(PortError::Protocol("a schema became something else".into())),
+            Err(refusal) => {
+                return Err(PortError::Refused {
+                    refusal,
+                    detail: String::new(),
+                });
+            }
+        };
+        let bound = self.net.service.bind(self.conn, schema);
+        // The answer leaves once every worker has been round twice: it has then taken the schema.
+        let polls: Vec<u64> = self
+            .net
+            .net
+            .borrow()
+            .lanes
+            .iter()
+            .map(|lane| lane.polls)
+            .collect();
+        self.wait_for("a schema", |net| {
+            net.lanes
+                .iter()
+                .zip(&polls)
+                .all(|(lane, before)| lane.polls >= before + 2)
+        })?;
+        self.open()?;
+        bound.map_err(|(refusal, detail)| PortError::Refused { refusal, detail })
+    }
+
+    fn register(&mut self, bytes: usize) -> Result<RegionId, PortError> {
+        self.open()?;
+        self.net.travel("a region")?;
+        if self.is_cut() {
+            return Err(PortError::Closed);
+        }
+        if bytes == 0 || bytes as u64 > self.welcome.max_region {
+            return Err(refused(Status::RegionRefused, "the size of the region"));
+        }
+        let region = self.net.net.borrow_mut().register(self.conn, bytes);
+        let region = region.ok_or_else(|| refused(Status::LimitReached, "too many regions"))?;
+        let memory = self.net.memory(self.conn, region).expect("just registered");
+        self.memory.insert(region, memory);
+        let (conn, id) = (self.conn.0 as usize, region.0 as usize);
+        self.wait_for("a region", |net| {
+            let region = net.connections[conn]
+                .as_ref()
+                .and_then(|c| c.regions[id].as_ref());
+            region.is_none_or(|r| r.known == net.lanes.len())
+        })?;
+        self.open()?;
+        Ok(region)
+    }
+
+    fn unregister(&mut self, region: RegionId) -> Result<(), PortError> {
+        if self.memory.remove(&region).is_none() {
+            return Err(refused(Status::UnknownRegion, "the region"));
+        }
+        self.begin_unregister(region)?;
+        let conn = self.conn;
+        self.wait_for("a region", |net| {
+            net.connections[conn.0 as usize]
+                .as_ref()
+                .is_none_or(|c| c.regions[region.0 as usize].is_none())
+        })
+    }
+
+    fn memory(&self, region: RegionId) -> Option<Window<'_>> {
+        self.memory.get(&region).map(|memory| memory.window())
+    }
+
+    fn submit(&mut self, lane: u16, slot: u16, frame: &[u8]) -> Result<(), PortError> {
+        self.open()?;
+        assert!(
+            frame.len() <= SLOT_BYTES && slot < self.welcome.credits,
+            "frames and slots within what was granted"
+        );
+        self.write_slot(lane, slot, 0, frame);
+        self.submit_bits(
+            lane,
+            Immediate::Request {
+                slot,
+                len: frame.len() as u16,
+            }
+            .encode(),
+        )
+    }
+
+    fn cancel(&mut self, lane: u16, slot: u16) -> Result<(), PortError> {
+        self.submit_bits(lane, Immediate::Cancel { slot }.encode())
+    }
+
+    fn poll(&mut self, lane: u16) -> Result<Option<Completion>, PortError> {
+        let now_ns = self.net.now_ns();
+        let mut inbox = self.inbox.borrow_mut();
+        if let Some(record) = inbox.records[usize::from(lane)].pop(now_ns) {
+            self.net
+                .net
+                .borrow_mut()
+                .note(self.conn, What::Received { lane, record });
+            return Ok(Some(record));
+        }
+        let drained = inbox.records.iter().all(|r| r.len() == 0);
+        if drained && inbox.cut_due.is_some_and(|due| due <= now_ns) {
+            return Err(PortError::Closed);
+        }
+        Ok(None)
+    }
+
+    fn wait(&mut self, limit: Option<Duration>) -> Result<(), PortError> {
+        let until = limit.map_or(u64::MAX, |limit| {
+            self.net
+                .now_ns()
+                .saturating_add(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX))
+        });
+        let inbox = Rc::clone(&self.inbox);
+        self.net.wait_for("a wait", |net| {
+            let now_ns = net.now_ns;
+            now_ns >= until || inbox.borrow().next_due().is_some_and(|due| due <= now_ns)
+        })
+    }
+}

@@ -1,0 +1,233 @@
+//! The port `sim`: both halves of the contract in one thread, on a clock that the test owns.
+//!
+//! A [`SimNet`] holds the clock, the lanes, the connections and their regions. Everything that happens
+//! depends on the seed and on the order of calls, on nothing else, so that a run can be repeated.
+//! Messages (frames, cancels, status records, control) take a drawn time to arrive. They keep their
+//! order where a real port keeps it, within one lane of one connection and one direction, and only
+//! there. Connections can be cut from outside, lanes and clients stop simply by not being called,
+//! regions can be lost, and bytes of a region or of a submitted frame can change at any moment, between
+//! two reads of one request too.
+//!
+//! Calls of the contract that wait ([`ClientPort::bind`](crate::ClientPort::bind) and its like) let
+//! the rest of the world go on through the [`SimNet::set_world`] function.
+//!
+//! What passes a port is kept as a log of [`Entry`]s in the order in which it happened, every grant of
+//! [`ServerPort::target`](crate::ServerPort::target) included: a checker reads it, a story of a failed
+//! run is printed from it, and two runs are compared by it.
+
+mod client;
+mod log;
+mod memory;
+mod net;
+mod server;
+
+use std::cell::RefCell;
+use std::ops::RangeInclusive;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use rowmill_wire::Status;
+
+use crate::{ConnId, PortError, RegionId, Service};
+
+pub use client::SimClient;
+pub use log::{Entry, What};
+pub use memory::SimMemory;
+pub use server::SimServer;
+
+use net::Net;
+
+/// How slowly messages travel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Faults {
+    /// Nanoseconds that a message takes, drawn evenly.
+    pub delay_ns: RangeInclusive<u64>,
+    /// Of 1000 messages, how many take `held_up_ns` more.
+    pub held_up_per_mille: u32,
+    /// Nanoseconds that are added to those.
+    pub held_up_ns: u64,
+}
+
+impl Faults {
+    /// Every message arrives at once.
+    pub const NONE: Faults = Faults {
+        delay_ns: 0..=0,
+        held_up_per_mille: 0,
+        held_up_ns: 0,
+    };
+}
+
+/// What the simulated endpoint grants at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Lanes, one a worker.
+    pub lanes: u16,
+    /// Connections at a time.
+    pub connections: u32,
+    /// Credits of a client on a lane.
+    pub credits: u16,
+    /// Bytes of a region.
+    pub max_region: u64,
+}
+
+/// When a region's memory is taken away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// At once.
+    Now,
+    /// While the next results are being stored: the window is still granted, then the region is lost.
+    AtNextGrant,
+}
+
+/// Changes the bytes of a region just before a worker reads some of them: it is given the window of
+/// the whole region and the offset and length of the read.
+pub type Scribble = Box<dyn FnMut(rowmill_arena::Window<'_>, u64, usize)>;
+
+type World = Rc<RefCell<Option<Box<dyn FnMut()>>>>;
+
+/// A simulated dataplane's endpoint with its connections. Clones are the same net.
+#[derive(Clone)]
+pub struct SimNet {
+    net: Rc<RefCell<Net>>,
+    service: Arc<dyn Service>,
+    world: World,
+}
+
+impl SimNet {
+    /// A net without clients. The seed decides how long each message takes.
+    pub fn new(seed: u64, bounds: Bounds, service: Arc<dyn Service>, faults: Faults) -> SimNet {
+        SimNet {
+            net: Rc::new(RefCell::new(Net::new(seed, bounds, faults))),
+            service,
+            world: Rc::default(),
+        }
+    }
+
+    /// What goes on while a client's call waits: each call does a little work of the servers and may
+    /// move the clock. Without it only the clock moves.
+    pub fn set_world(&self, world: impl FnMut() + 'static) {
+        *self.world.borrow_mut() = Some(Box::new(world));
+    }
+
+    /// A lane's half of the port. Asked for once a lane.
+    pub fn lane(&self, lane: u16) -> SimServer {
+        SimServer::new(self.clone(), lane)
+    }
+
+    /// Connects a client that wants `credits` slots a lane.
+    ///
+    /// # Errors
+    /// [`PortError::Refused`] where the service or the number of connections says so.
+    pub fn connect(&self, client: &str, credits: u16) -> Result<SimClient, PortError> {
+        SimClient::connect(self, client, credits)
+    }
+
+    /// The time by the net's clock.
+    pub fn now_ns(&self) -> u64 {
+        self.net.borrow().now_ns
+    }
+
+    /// Moves the clock on; a time that has passed changes nothing.
+    pub fn advance_to(&self, now_ns: u64) {
+        let mut net = self.net.borrow_mut();
+        net.now_ns = net.now_ns.max(now_ns);
+    }
+
+    /// When the next event arrives at a lane, which may be in the past.
+    pub fn next_at_lane(&self, lane: u16) -> Option<u64> {
+        self.net.borrow().next_at_lane(usize::from(lane))
+    }
+
+    /// Ends a connection as a broken stream does: both sides learn of it, each at its time.
+    pub fn cut(&self, conn: ConnId) {
+        self.net.borrow_mut().cut(conn);
+    }
+
+    /// Ends the dataplane: every connection is cut, and nobody connects any more.
+    pub fn stop(&self) {
+        let mut net = self.net.borrow_mut();
+        net.stopped = true;
+        for conn in 0..net.connections.len() as u32 {
+            net.cut(ConnId(conn));
+        }
+    }
+
+    /// Whether every lane has acknowledged the end of a connection that had this number, so that
+    /// nobody holds it.
+    pub fn is_gone(&self, conn: ConnId) -> bool {
+        self.net.borrow().connections[conn.0 as usize].is_none()
+    }
+
+    /// Takes a region's memory away from the dataplane, as a hole punched into it would.
+    pub fn lose(&self, conn: ConnId, region: RegionId, when: Loss) {
+        self.net.borrow_mut().lose(conn, region, when);
+    }
+
+    /// Lets `scribble` change a region's bytes before each read of a worker.
+    pub fn scribble(&self, conn: ConnId, region: RegionId, scribble: Scribble) {
+        if let Some(region) = self.net.borrow_mut().region_mut(conn, region) {
+            region.scribble = Some(scribble);
+        }
+    }
+
+    /// The memory that a client registered, for looking at it from outside.
+    pub fn memory(&self, conn: ConnId, region: RegionId) -> Option<Rc<SimMemory>> {
+        self.net
+            .borrow_mut()
+            .region_mut(conn, region)
+            .map(|r| Rc::clone(&r.client))
+    }
+
+    /// Takes what happened since the last call.
+    pub fn take_log(&self) -> Vec<Entry> {
+        std::mem::take(&mut self.net.borrow_mut().log)
+    }
+
+    /// Gives everything else a chance, or only moves the clock on where nothing else is known.
+    fn go_on(&self) {
+        let world = self.world.borrow_mut().take();
+        match world {
+            Some(mut world) => {
+                world();
+                self.world.borrow_mut().get_or_insert(world);
+            }
+            None => {
+                let mut net = self.net.borrow_mut();
+                net.now_ns += IDLE_STEP_NS;
+            }
+        }
+    }
+
+    /// Goes on until `done`, for at most [`PATIENCE`] steps.
+    fn wait_for(&self, what: &str, mut done: impl FnMut(&Net) -> bool) -> Result<(), PortError> {
+        for _ in 0..PATIENCE {
+            if done(&self.net.borrow()) {
+                return Ok(());
+            }
+            self.go_on();
+        }
+        Err(PortError::Protocol(format!(
+            "no answer to {what} from the simulated dataplane"
+        )))
+    }
+
+    /// Lets a drawn time pass, that of one message.
+    fn travel(&self, what: &str) -> Result<(), PortError> {
+        let due = self.net.borrow_mut().draw_due();
+        self.wait_for(what, |net| net.now_ns >= due)
+    }
+}
+
+/// How far the clock moves when a client waits and nothing else is known.
+const IDLE_STEP_NS: u64 = 1_000;
+
+/// Steps of the world after which a waiting call gives up: more than any run has in all.
+const PATIENCE: u32 = 10_000_000;
+
+/// What a client is told that the dataplane will not take.
+fn refused(status: Status, detail: &str) -> PortError {
+    PortError::Refused {
+        refusal: rowmill_wire::Refusal::whole(status),
+        detail: detail.into(),
+    }
+}

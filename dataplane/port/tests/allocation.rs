@@ -1,0 +1,90 @@
+//! Neither half of the shared-memory port allocates once a connection stands.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rowmill_port::conformance::Answers;
+use rowmill_port::shm::{ShmClient, ShmConfig, ShmServer};
+use rowmill_port::{ClientPort, Event, Idle, RegionId, ServerPort};
+use rowmill_wire::limits::SLOT_BYTES;
+use rowmill_wire::status::NOWHERE;
+use rowmill_wire::{Completion, CompletionKind, Status};
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is passed on to the system's allocator; the counter is a constant-initialised
+// thread-local without a destructor, which allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's contract is the system allocator's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(start, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn round_trips_allocate_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let endpoint = format!("shm:{}/a.sock", folder.path().display());
+    let (_server, mut lanes) =
+        ShmServer::listen(&endpoint, ShmConfig::default(), Arc::new(Answers::new(1))).unwrap();
+    let mut client = ShmClient::connect(&endpoint, "counted", 8).unwrap();
+    let region = client.register(4096).unwrap();
+    let lane = &mut lanes[0];
+    let mut frame = Box::new([0; SLOT_BYTES]);
+    let before = ALLOCATIONS.with(Cell::get);
+    for round in 0..1000u64 {
+        for slot in 0..8 {
+            client.submit(0, slot, &[1; 100]).unwrap();
+        }
+        client.cancel(0, 3).unwrap();
+        while let Some(event) = lane.poll(&mut frame) {
+            if let Event::Request { conn, slot, .. } = event {
+                lane.read(conn, RegionId(0), 64, &mut frame[..64]).unwrap();
+                let target = lane.target(conn, region, 0, 64).unwrap();
+                target.write(0, &frame[..64]);
+                lane.complete(conn, &done(slot, round));
+            }
+        }
+        lane.idle(Idle::Sleep(Some(Duration::ZERO)));
+        client.wait(Some(Duration::ZERO)).unwrap();
+        for _ in 0..8 {
+            assert_eq!(client.poll(0).unwrap().unwrap().request, round);
+        }
+        assert!(client.poll(0).unwrap().is_none());
+        client.wait(Some(Duration::ZERO)).unwrap();
+    }
+    assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0);
+}
+
+fn done(slot: u16, request: u64) -> Completion {
+    Completion {
+        kind: CompletionKind::Final,
+        part: 0,
+        status: Status::Ok,
+        slot,
+        slice: 0,
+        request,
+        generation: 0,
+        delta: 0,
+        attempt: 0,
+        credits: 1,
+        feature: NOWHERE,
+        index: NOWHERE,
+        service_ns: 0,
+    }
+}

@@ -1,0 +1,472 @@
+//! Peers of the shared-memory port that break its rules on the socket, and servers that die.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rowmill_arena::{HugePages, sealed_memfd};
+use rowmill_port::conformance::{Answers, Journal, Task, Worker};
+use rowmill_port::shm::{ShmClient, ShmConfig, ShmLane, ShmServer, socket_path};
+use rowmill_port::{ClientPort, Idle, PortError, ServerPort};
+use rowmill_wire::Status;
+use rowmill_wire::control::Control;
+use rowmill_wire::limits::MAX_CONTROL_BYTES;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, connect, recv, sendmsg, socket_with, sockopt,
+};
+use tempfile::TempDir;
+
+struct Server {
+    endpoint: String,
+    server: ShmServer,
+    stop: Arc<AtomicBool>,
+    workers: Vec<JoinHandle<()>>,
+    _folder: TempDir,
+}
+
+impl Server {
+    fn start(config: ShmConfig) -> Server {
+        let folder = tempfile::tempdir().unwrap();
+        let endpoint = format!("shm:{}/h.sock", folder.path().display());
+        let answers = Arc::new(Answers::new(config.lanes));
+        let (server, lanes) = ShmServer::listen(&endpoint, config, answers).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let workers = lanes
+            .into_iter()
+            .map(|lane| {
+                let stop = stop.clone();
+                thread::spawn(move || work(lane, &stop))
+            })
+            .collect();
+        Server {
+            endpoint,
+            server,
+            stop,
+            workers,
+            _folder: folder,
+        }
+    }
+
+    fn stream(&self) -> Stream {
+        let flags = SocketFlags::CLOEXEC;
+        let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let path = socket_path(&self.endpoint).unwrap();
+        connect(&fd, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        let limit = Some(Duration::from_secs(10));
+        sockopt::set_socket_timeout(&fd, sockopt::Timeout::Recv, limit).unwrap();
+        Stream(fd)
+    }
+
+    /// A stream that has said hello, and so many descriptors less to hold.
+    fn member(&self) -> Stream {
+        let stream = self.stream();
+        stream.tell(&hello("raw"), &[]);
+        assert!(matches!(stream.answer(), Some(Control::Welcome(_))));
+        stream
+    }
+
+    /// Somebody else, who must notice nothing.
+    fn check_others(&self) {
+        let mut client = ShmClient::connect(&self.endpoint, "honest", 2).unwrap();
+        client.submit(0, 0, &Task::Echo.frame()).unwrap();
+        until("an answer", || client.poll(0).unwrap().is_some());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        for worker in self.workers.drain(..) {
+            worker.join().unwrap();
+        }
+    }
+}
+
+fn work(mut lane: ShmLane, stop: &AtomicBool) {
+    let mut worker = Worker::new(Arc::new(Journal::default()));
+    while !stop.load(Ordering::SeqCst) {
+        if !worker.turn(&mut lane) {
+            lane.idle(Idle::Sleep(Some(Duration::from_millis(5))));
+        }
+    }
+}
+
+struct Stream(OwnedFd);
+
+impl Stream {
+    fn tell(&self, question: &Control, fds: &[BorrowedFd<'_>]) {
+        self.tell_bytes(&question.encode(7), fds).unwrap();
+    }
+
+    fn tell_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
+        let rights = SendAncillaryMessage::ScmRights(fds);
+        let mut space = vec![MaybeUninit::uninit(); rights.size()];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(ancillary.push(rights));
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        sendmsg(&self.0, &[IoSlice::new(bytes)], &mut ancillary, flags)
+    }
+
+    /// The next answer, its descriptors dropped; `None` at the end of the stream.
+    fn answer(&self) -> Option<Control> {
+        let mut bytes = vec![0; MAX_CONTROL_BYTES];
+        let (_, len) = match recv(&self.0, &mut bytes[..], RecvFlags::empty()) {
+            Ok(received) => received,
+            Err(Errno::CONNRESET) => return None,
+            Err(errno) => panic!("no answer: {errno}"),
+        };
+        match len {
+            0 => None,
+            _ => Some(Control::parse(&bytes[..len]).unwrap().1),
+        }
+    }
+
+    fn refusal(&self) -> Status {
+        match self.answer() {
+            Some(Control::Refused { refusal, .. }) => refusal.status,
+            other => panic!("a refusal, not {other:?}"),
+        }
+    }
+}
+
+fn hello(client: &str) -> Control {
+    Control::Hello {
+        client: client.to_owned(),
+        credits: 2,
+    }
+}
+
+#[track_caller]
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let since = Instant::now();
+    while !done() {
+        assert!(since.elapsed() < Duration::from_secs(20), "{what}");
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
+#[test]
+fn silent_connections_are_dropped_and_shut_nobody_out() {
+    let limit = Duration::from_millis(300);
+    let server = Server::start(ShmConfig {
+        handshake_limit: limit,
+        max_connections: 2,
+        ..ShmConfig::default()
+    });
+    let silent: Vec<Stream> = (0..100).map(|_| server.stream()).collect();
+    let since = Instant::now();
+    server.check_others();
+    assert!(since.elapsed() < Duration::from_secs(5));
+    for stream in &silent {
+        assert_eq!(stream.answer(), None);
+    }
+    server.check_others();
+}
+
+#[test]
+fn garbage_before_hello_is_refused_and_the_stream_closed() {
+    let server = Server::start(ShmConfig::default());
+    let mut old = hello("old").encode(1);
+    old[0] = 99;
+    for (bytes, status) in [
+        (vec![0xff; 64], Status::UnsupportedVersion),
+        (vec![0; 1], Status::Malformed),
+        (old, Status::UnsupportedVersion),
+        (vec![0xff; MAX_CONTROL_BYTES + 1], Status::TooLarge),
+        (
+            Control::ListTables { first: 0 }.encode(1),
+            Status::Malformed,
+        ),
+    ] {
+        let stream = server.stream();
+        stream.tell_bytes(&bytes, &[]).unwrap();
+        assert_eq!(stream.refusal(), status);
+        assert_eq!(stream.answer(), None);
+    }
+    let stream = server.stream();
+    let question = Control::Hello {
+        client: String::new(),
+        credits: 0,
+    };
+    stream.tell(&question, &[]);
+    assert_eq!(stream.refusal(), Status::Malformed);
+    server.check_others();
+    assert_eq!(server.server.counters().refused, 6);
+}
+
+#[test]
+fn regions_that_cannot_be_trusted_are_refused() {
+    let server = Server::start(ShmConfig::default());
+    let stream = server.member();
+    let plain = |bytes: u64, seals: SealFlags| {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = memfd_create("hostile", flags).unwrap();
+        ftruncate(&fd, bytes).unwrap();
+        fcntl_add_seals(&fd, seals).unwrap();
+        fd
+    };
+    let sealed = SealFlags::SHRINK | SealFlags::GROW;
+    let file = OwnedFd::from(tempfile::tempfile().unwrap());
+    let cases = [
+        (
+            plain(4096, SealFlags::empty()),
+            4096,
+            Status::RegionUnsealed,
+        ),
+        (plain(4096, SealFlags::GROW), 4096, Status::RegionUnsealed),
+        (plain(4096, SealFlags::SHRINK), 4096, Status::RegionUnsealed),
+        (plain(4096, sealed), 8192, Status::RegionRefused),
+        (plain(4096, sealed), 1, Status::RegionRefused),
+        (plain(0, sealed), 0, Status::RegionRefused),
+        (plain(4096, sealed), u64::MAX, Status::RegionRefused),
+        (
+            plain(4096, sealed | SealFlags::WRITE),
+            4096,
+            Status::RegionRefused,
+        ),
+        (file, 4096, Status::RegionRefused),
+    ];
+    for (i, (fd, bytes, status)) in cases.iter().enumerate() {
+        stream.tell(&Control::Register { bytes: *bytes }, &[fd.as_fd()]);
+        assert_eq!(stream.refusal(), *status, "case {i}");
+    }
+    // Without a descriptor, with two, with many, and one with a message that has none.
+    let good = sealed_memfd("good", 4096, HugePages::Off).unwrap();
+    let register = Control::Register { bytes: 4096 };
+    for count in [0, 2, 3, 100] {
+        stream.tell(&register, &vec![good.as_fd(); count]);
+        assert_eq!(stream.refusal(), Status::Malformed, "{count} descriptors");
+    }
+    stream.tell(&Control::ListTables { first: 0 }, &[good.as_fd()]);
+    assert_eq!(stream.refusal(), Status::Malformed);
+    // After all that the connection still works.
+    stream.tell(&register, &[good.as_fd()]);
+    assert_eq!(stream.answer(), Some(Control::Registered { region: 0 }));
+    let shown = server.server.connections();
+    assert_eq!((shown.len(), shown[0].client.as_str()), (1, "raw"));
+    assert_eq!(shown[0].pid, std::process::id() as i32);
+    until("the region is shown", || {
+        let shown = server.server.connections();
+        (shown[0].regions, shown[0].region_bytes) == (1, 4096)
+    });
+    server.check_others();
+}
+
+#[test]
+fn descriptors_are_not_kept() {
+    let server = Server::start(ShmConfig::default());
+    let stream = server.member();
+    let probe = sealed_memfd("kept-or-not", 4096, HugePages::Off).unwrap();
+    let open = || {
+        let entries = std::fs::read_dir("/proc/self/fd").unwrap();
+        entries
+            .filter_map(|e| std::fs::read_link(e.unwrap().path()).ok())
+            .filter(|link| link.to_string_lossy().contains("kept-or-not"))
+            .count()
+    };
+    assert_eq!(open(), 1);
+    for _ in 0..50 {
+        stream.tell(&Control::ListTables { first: 0 }, &[probe.as_fd(); 20]);
+        assert_eq!(stream.refusal(), Status::Malformed);
+        stream.tell(&Control::Register { bytes: 4096 }, &[probe.as_fd()]);
+        let Some(Control::Registered { region }) = stream.answer() else {
+            panic!("registered");
+        };
+        stream.tell(&Control::Unregister { region }, &[]);
+        assert_eq!(stream.answer(), Some(Control::Unregistered { region }));
+    }
+    assert_eq!(open(), 1);
+}
+
+#[test]
+fn a_client_that_asks_and_does_not_listen_is_cut_off() {
+    let server = Server::start(ShmConfig::default());
+    let stream = server.member();
+    let question = Control::ListTables { first: 0 }.encode(1);
+    until("the stream is cut", || {
+        matches!(
+            stream.tell_bytes(&question, &[]),
+            Err(Errno::PIPE | Errno::CONNRESET)
+        )
+    });
+    until("it is counted", || server.server.counters().violations == 1);
+    server.check_others();
+}
+
+#[test]
+fn a_second_hello_and_servers_messages_are_refused() {
+    let server = Server::start(ShmConfig::default());
+    let stream = server.member();
+    for question in [
+        hello("again"),
+        Control::Bound { schema: 1 },
+        Control::Unregistered { region: 0 },
+    ] {
+        stream.tell(&question, &[]);
+        assert_eq!(stream.refusal(), Status::Unsupported);
+    }
+    for region in [0, 15, 16, u32::MAX] {
+        stream.tell(&Control::Unregister { region }, &[]);
+        assert_eq!(stream.refusal(), Status::UnknownRegion);
+    }
+    server.check_others();
+}
+
+#[test]
+fn connections_come_and_go_without_a_trace() {
+    let server = Server::start(ShmConfig {
+        lanes: 3,
+        max_connections: 4,
+        ..ShmConfig::default()
+    });
+    server.check_others();
+    for _ in 0..200 {
+        let stream = server.stream();
+        stream.tell(&hello("brief"), &[]);
+        match stream.answer() {
+            Some(Control::Welcome(_)) => (),
+            // All four may still be on their way out.
+            Some(Control::Refused { refusal, .. }) => {
+                assert_eq!(refusal.status, Status::LimitReached);
+                thread::sleep(Duration::from_millis(5));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    until("all are gone", || server.server.connections().is_empty());
+    server.check_others();
+}
+
+#[test]
+fn nobody_listening_is_said_with_the_endpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let endpoint = format!("shm:{}/none.sock", folder.path().display());
+    for prepare in [false, true] {
+        if prepare {
+            let path = socket_path(&endpoint).unwrap();
+            drop(std::os::unix::net::UnixListener::bind(path).unwrap());
+        }
+        match ShmClient::connect(&endpoint, "early", 1) {
+            Err(error @ PortError::Connect { .. }) => {
+                assert!(error.to_string().contains("none.sock"), "{error}");
+            }
+            Err(other) => panic!("{other}"),
+            Ok(_) => panic!("nobody listens"),
+        }
+    }
+}
+
+#[test]
+fn a_draining_server_keeps_its_clients_and_gives_the_endpoint_up() {
+    let server = Server::start(ShmConfig::default());
+    let mut client = ShmClient::connect(&server.endpoint, "stays", 2).unwrap();
+    server.server.stop_accepting();
+    until("the endpoint is free", || {
+        !socket_path(&server.endpoint).unwrap().exists()
+    });
+    assert!(ShmClient::connect(&server.endpoint, "late", 2).is_err());
+    client.submit(0, 0, &Task::Echo.frame()).unwrap();
+    until("an answer", || client.poll(0).unwrap().is_some());
+    let answers = Arc::new(Answers::new(1));
+    let (_next, _lanes) =
+        ShmServer::listen(&server.endpoint, ShmConfig::default(), answers).unwrap();
+    assert!(client.register(4096).is_ok());
+}
+
+#[test]
+fn the_stream_stays_open_until_every_worker_has_let_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let endpoint = format!("shm:{}/h.sock", folder.path().display());
+    let config = ShmConfig {
+        lanes: 2,
+        ..ShmConfig::default()
+    };
+    let (server, mut lanes) =
+        ShmServer::listen(&endpoint, config, Arc::new(Answers::new(2))).unwrap();
+    let mut client = ShmClient::connect(&endpoint, "watchful", 2).unwrap();
+    let mut workers = [0, 1].map(|_| Worker::new(Arc::new(Journal::default())));
+    // One worker cuts the client off; the other one is stopped and does not poll.
+    client
+        .submit(0, 0, &Task::Close(Status::Unavailable).frame())
+        .unwrap();
+    let closed = |client: &mut ShmClient| {
+        client.wait(Some(Duration::from_millis(1))).unwrap();
+        matches!(client.poll(0), Err(PortError::Closed))
+    };
+    for _ in 0..100 {
+        workers[0].turn(&mut lanes[0]);
+        assert!(!closed(&mut client), "a stopped worker may still write");
+    }
+    assert!(server.connections()[0].ending);
+    until("the end", || {
+        (0..2).for_each(|i| {
+            workers[i].turn(&mut lanes[i]);
+        });
+        closed(&mut client)
+    });
+    // A worker that ends without polling again has let go as well.
+    let mut client = ShmClient::connect(&endpoint, "second", 2).unwrap();
+    drop(lanes);
+    drop(server);
+    until("the end", || closed(&mut client));
+}
+
+const SERVE: &str = "ROWMILL_TEST_SERVE";
+
+/// Not a test by itself: the process that `a_killed_server_is_noticed` starts and kills.
+#[test]
+fn serve_until_killed() {
+    let Ok(endpoint) = std::env::var(SERVE) else {
+        return;
+    };
+    let answers = Arc::new(Answers::new(1));
+    let (_server, mut lanes) = ShmServer::listen(&endpoint, ShmConfig::default(), answers).unwrap();
+    let mut worker = Worker::new(Arc::new(Journal::default()));
+    loop {
+        if !worker.turn(&mut lanes[0]) {
+            lanes[0].idle(Idle::Sleep(None));
+        }
+    }
+}
+
+#[test]
+fn a_killed_server_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let endpoint = format!("shm:{}/k.sock", folder.path().display());
+    let start = || {
+        std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "serve_until_killed"])
+            .env(SERVE, &endpoint)
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap()
+    };
+    // The second round takes the endpoint over from the one that was killed.
+    for _ in 0..2 {
+        let mut child = start();
+        let mut client = None;
+        until("the server listens", || {
+            client = ShmClient::connect(&endpoint, "survivor", 2).ok();
+            client.is_some()
+        });
+        let mut client = client.unwrap();
+        client.submit(0, 0, &Task::Echo.frame()).unwrap();
+        until("an answer", || client.poll(0).unwrap().is_some());
+        client.submit(0, 1, &Task::Hold.frame()).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let since = Instant::now();
+        client.wait(Some(Duration::from_secs(10))).unwrap();
+        assert!(matches!(client.poll(0), Err(PortError::Closed)));
+        assert!(since.elapsed() < Duration::from_secs(5));
+    }
+}

@@ -1,0 +1,156 @@
+use super::*;
+
+const LEAST: &str = "[model]\ndirectory = \"/models/demo/1\"\n";
+
+fn parse(text: &str) -> Result<Config, String> {
+    Config::parse(text, Path::new("r.toml")).map_err(|e| e.to_string())
+}
+
+#[test]
+fn defaults() {
+    let config = parse(LEAST).unwrap();
+    assert_eq!(config.endpoints, ["shm:/run/rowmill/rowmill.sock"]);
+    assert_eq!(config.model.name(), "1");
+    assert_eq!(config.model.huge_pages, HugePages::Prefer);
+    assert!(config.model.verify && config.workers.pin && config.idle.sleep);
+    assert_eq!(config.limits.engine(), rowmill_engine::Limits::DEFAULT);
+    assert_eq!(config.admin, Admin::default());
+}
+
+#[test]
+fn example_shows_every_default() {
+    let path = Path::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../deploy/rowmilld.toml"
+    ));
+    let example = Config::load(path).unwrap();
+    let mut least = parse(LEAST).unwrap();
+    least.model.directory = example.model.directory.clone();
+    least.model.name = example.model.name.clone();
+    assert_eq!(example, least, "the example writes the defaults out");
+}
+
+#[test]
+fn workers_can_be_written_in_three_ways() {
+    let cpus =
+        |text: &str| parse(&format!("{LEAST}[workers]\ncpus = {text}\n")).map(|c| c.workers.cpus);
+    assert_eq!(cpus("\"auto\""), Ok(Cpus::Auto));
+    assert_eq!(cpus("3"), Ok(Cpus::Count(3)));
+    assert_eq!(cpus("[2, 5]"), Ok(Cpus::List(vec![2, 5])));
+}
+
+#[test]
+fn bad_values_are_refused_with_place_and_advice() {
+    let cases = [
+        ("", "missing field `model`", ""),
+        ("endpoints = [\n[model]", "line 2", "r.toml"),
+        (
+            "socket_mode = 0o1777\n[model]\ndirectory = \"/m\"",
+            "socket_mode",
+            "0o660",
+        ),
+        (
+            "[model]\ndirectory = \"\"",
+            "model.directory",
+            "name a generation",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\nhugepages = true",
+            "line 3",
+            "unknown field `hugepages`",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\nhuge_pages = \"maybe\"",
+            "line 3",
+            "`require`, `prefer` or `off`",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\n[workers]\nisa = \"sse\"",
+            "line 4",
+            "`avx512`, not `sse`",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\n[workers]\ncpus = 0",
+            "workers.cpus",
+            "write 1 to",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\n[workers]\ncpus = -1",
+            "line 4",
+            "a number of workers",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\n[workers]\ncpus = []",
+            "workers.cpus",
+            "lists 0 CPUs",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\n[workers]\ncpus = [1, 2, 1]",
+            "workers.cpus",
+            "CPU 1 twice",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\n[workers]\ncpus = \"all\"",
+            "line 4",
+            "list of CPU numbers",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\n[admin]\naddress = \"localhost\"",
+            "line 4",
+            "127.0.0.1:7401",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\n[limits]\ncredits = 1000",
+            "limits.credits",
+            "write 1 to 256",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\n[limits]\nmicro_batch_us = 0",
+            "limits.micro_batch_us",
+            "1 to 10000",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\n[limits]\nslots = \"many\"",
+            "line 4",
+            "invalid type",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\n[log]\nfilter = \"a=b=c\"",
+            "log.filter",
+            "a level such as",
+        ),
+        (
+            "endpoints = []\n[model]\ndirectory = \"/m\"",
+            "endpoints",
+            "is empty",
+        ),
+        (
+            "endpoints = [\"shm:x.sock\"]\n[model]\ndirectory = \"/m\"",
+            "endpoints",
+            "begin with `/`",
+        ),
+        (
+            "endpoints = [\"rdma://h:7400\"]\n[model]\ndirectory = \"/m\"",
+            "endpoints",
+            "this build supports shm",
+        ),
+        (
+            "endpoints = [\"shm:/a\", \"shm:/a\"]\n[model]\ndirectory = \"/m\"",
+            "endpoints",
+            "listed twice",
+        ),
+        (
+            "endpoints = [\"shm:/a\", \"shm:/b\"]\n[model]\ndirectory = \"/m\"",
+            "endpoints",
+            "this build serves one",
+        ),
+    ];
+    for (text, place, advice) in cases {
+        let error = parse(text).unwrap_err();
+        assert!(error.contains("r.toml"), "{text:?} gives {error}");
+        assert!(
+            error.contains(place) && error.contains(advice),
+            "{text:?} gives {error}"
+        );
+    }
+}

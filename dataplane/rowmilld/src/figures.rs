@@ -1,0 +1,204 @@
+//! What a worker tells others about itself: relaxed atomics that it alone writes, read by the admin
+//! pages whenever they like. Publishing costs a few stores, and no memory.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use rowmill_engine::{Counters, Engine};
+
+/// One of the engine's counters: its name, what it counts, and where it is.
+pub struct Counter {
+    /// The name, as in `rowmill_NAME_total` and in `/status`.
+    pub name: &'static str,
+    /// What it counts.
+    pub help: &'static str,
+    of: fn(&Counters) -> u64,
+}
+
+/// Every counter of the engine.
+pub const COUNTERS: [Counter; 11] = [
+    counter(
+        "requests",
+        "Request frames received, whatever became of them.",
+        |c| c.requests,
+    ),
+    counter(
+        "completed",
+        "Requests answered OK, null requests included.",
+        |c| c.completed,
+    ),
+    counter("refused", "Requests refused for what they said.", |c| {
+        c.refused
+    }),
+    counter("busy", "Requests answered BUSY.", |c| c.busy),
+    counter("expired", "Requests answered EXPIRED.", |c| c.expired),
+    counter("cancelled", "Requests answered CANCELLED.", |c| c.cancelled),
+    counter(
+        "region_lost",
+        "Requests given up because their region was lost.",
+        |c| c.region_lost,
+    ),
+    counter("bags", "Samples of completed requests.", |c| c.bags),
+    counter("rows", "Rows read.", |c| c.rows),
+    counter("bytes", "Bytes of rows read and results written.", |c| {
+        c.bytes
+    }),
+    counter("micro_batches", "Micro-batches.", |c| c.micro_batches),
+];
+
+const fn counter(name: &'static str, help: &'static str, of: fn(&Counters) -> u64) -> Counter {
+    Counter { name, help, of }
+}
+
+/// Bounded buckets of [`Times`]: bucket `i` holds times up to 2^i microseconds, so that the last one
+/// ends at 2^22 us, about 4 s; longer times are in one more bucket.
+pub const BUCKETS: usize = 23;
+
+/// A histogram of times with one writer.
+#[derive(Debug)]
+pub struct Times {
+    counts: [AtomicU64; BUCKETS + 1],
+    sum_ns: AtomicU64,
+}
+
+impl Default for Times {
+    fn default() -> Times {
+        Times {
+            counts: [const { AtomicU64::new(0) }; BUCKETS + 1],
+            sum_ns: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Times {
+    /// Counts a time. Only one thread may call this.
+    pub fn record(&self, ns: u64) {
+        let us = ns.div_ceil(1000).max(1);
+        let bucket = (us.next_power_of_two().trailing_zeros() as usize).min(BUCKETS);
+        add(&self.counts[bucket], 1);
+        add(&self.sum_ns, ns);
+    }
+
+    /// The buckets' counts (not cumulative; the last is of longer times) and the sum of all times.
+    pub fn read(&self) -> ([u64; BUCKETS + 1], u64) {
+        (
+            core::array::from_fn(|i| self.counts[i].load(Relaxed)),
+            self.sum_ns.load(Relaxed),
+        )
+    }
+}
+
+/// Adds to a figure that only the calling thread writes: no locked instruction is needed.
+fn add(figure: &AtomicU64, by: u64) {
+    figure.store(figure.load(Relaxed).wrapping_add(by), Relaxed);
+}
+
+/// One worker's figures, on cache lines of their own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct Figures {
+    counters: [AtomicU64; COUNTERS.len()],
+    /// Service times of lookups answered OK.
+    pub times: Times,
+    in_progress: AtomicU64,
+    micro_batch_bytes: AtomicU64,
+    sleeps: AtomicU64,
+    sleeping: AtomicBool,
+    stepped_ns: AtomicU64,
+    drained: AtomicBool,
+}
+
+impl Figures {
+    /// The worker is there and about to make its first step.
+    pub(crate) fn begin(&self, now_ns: u64) {
+        self.stepped_ns.store(now_ns, Relaxed);
+    }
+
+    /// Publishes the engine's figures after a step. `before` is what was published last.
+    pub(crate) fn publish(&self, now_ns: u64, engine: &Engine, before: &mut Counters) {
+        let counters = engine.counters();
+        if counters != before {
+            for (figure, counter) in self.counters.iter().zip(&COUNTERS) {
+                figure.store((counter.of)(counters), Relaxed);
+            }
+            *before = *counters;
+        }
+        self.in_progress.store(engine.in_progress() as u64, Relaxed);
+        self.micro_batch_bytes
+            .store(engine.micro_batch_bytes(), Relaxed);
+        self.stepped_ns.store(now_ns, Relaxed);
+    }
+
+    /// The worker is about to sleep, or awake again.
+    pub(crate) fn sleep(&self, sleeping: bool) {
+        if sleeping {
+            add(&self.sleeps, 1);
+        }
+        self.sleeping.store(sleeping, Relaxed);
+    }
+
+    /// The worker refuses new requests and has none left in progress.
+    pub(crate) fn set_drained(&self) {
+        self.drained.store(true, Relaxed);
+    }
+
+    /// The counters' values, in the order of [`COUNTERS`].
+    pub fn counters(&self) -> [u64; COUNTERS.len()] {
+        core::array::from_fn(|i| self.counters[i].load(Relaxed))
+    }
+
+    /// Requests in progress.
+    pub fn in_progress(&self) -> u64 {
+        self.in_progress.load(Relaxed)
+    }
+
+    /// Bytes of the next micro-batch.
+    pub fn micro_batch_bytes(&self) -> u64 {
+        self.micro_batch_bytes.load(Relaxed)
+    }
+
+    /// How often the worker went to sleep.
+    pub fn sleeps(&self) -> u64 {
+        self.sleeps.load(Relaxed)
+    }
+
+    /// Whether it sleeps now.
+    pub fn is_sleeping(&self) -> bool {
+        self.sleeping.load(Relaxed)
+    }
+
+    /// When it made its last step, by the clock that its steps are given.
+    pub fn stepped_ns(&self) -> u64 {
+        self.stepped_ns.load(Relaxed)
+    }
+
+    /// Whether it refuses new requests and has none left in progress.
+    pub fn is_drained(&self) -> bool {
+        self.drained.load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_fall_into_the_bucket_that_ends_at_or_above_them() {
+        let times = Times::default();
+        let cases = [
+            (0, 0),
+            (1, 0),
+            (1000, 0),
+            (1001, 1),
+            (2000, 1),
+            (2001, 2),
+            (1 << 40, BUCKETS),
+            (u64::MAX / 4, BUCKETS),
+        ];
+        for (ns, bucket) in cases {
+            let before = times.read().0[bucket];
+            times.record(ns);
+            assert_eq!(times.read().0[bucket], before + 1, "{ns} ns");
+        }
+        assert_eq!(times.read().0.iter().sum::<u64>(), cases.len() as u64);
+    }
+}

@@ -1,0 +1,151 @@
+//! What other threads tell a worker: schemas to bind, and when to stop. The worker looks here once a
+//! step, without waiting.
+
+use core::sync::atomic::{
+    AtomicBool, AtomicU8, AtomicU32,
+    Ordering::{Acquire, Release},
+};
+use std::sync::{Arc, OnceLock};
+
+use crossbeam_queue::ArrayQueue;
+use rowmill_engine::BoundSchema;
+use rowmill_port::{ConnId, Waker};
+
+/// Schemas on their way to one worker. The control thread sends one at a time and waits for it;
+/// others are there only when it gave up waiting, so more than a few mean that the worker is stuck.
+const BINDINGS: usize = 16;
+
+/// A schema that every worker is to know under a number of a connection.
+///
+/// Whoever made it keeps an `Arc` until it holds the only one, so that a worker that drops its own
+/// never frees memory.
+#[derive(Debug)]
+pub struct Binding {
+    conn: ConnId,
+    number: u32,
+    schema: Arc<BoundSchema>,
+    missing: AtomicU32,
+    abandoned: AtomicBool,
+}
+
+impl Binding {
+    pub(crate) fn new(conn: ConnId, number: u32, schema: BoundSchema, workers: u32) -> Binding {
+        Binding {
+            conn,
+            number,
+            schema: Arc::new(schema),
+            missing: AtomicU32::new(workers),
+            abandoned: AtomicBool::new(false),
+        }
+    }
+
+    /// The number that requests name the schema by.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Whether every worker knows the schema.
+    pub fn is_known(&self) -> bool {
+        self.missing.load(Acquire) == 0
+    }
+
+    /// Nobody waits for it any more: workers that have not yet taken it in leave it.
+    pub fn abandon(&self) {
+        self.abandoned.store(true, Release);
+    }
+
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Acquire)
+    }
+
+    pub(crate) fn conn(&self) -> ConnId {
+        self.conn
+    }
+
+    pub(crate) fn schema(&self) -> &Arc<BoundSchema> {
+        &self.schema
+    }
+
+    /// A worker knows it now.
+    pub(crate) fn taken(&self) {
+        self.missing.fetch_sub(1, Release);
+    }
+}
+
+/// How far the service is on its way out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Orders {
+    /// Serve.
+    Serve,
+    /// Refuse new requests, finish those in progress.
+    Drain,
+    /// End.
+    Stop,
+}
+
+/// One worker's mailbox.
+pub struct Mailbox {
+    bindings: ArrayQueue<Arc<Binding>>,
+    orders: AtomicU8,
+    waker: OnceLock<Arc<dyn Waker>>,
+}
+
+impl Default for Mailbox {
+    fn default() -> Mailbox {
+        Mailbox {
+            bindings: ArrayQueue::new(BINDINGS),
+            orders: AtomicU8::new(Orders::Serve as u8),
+            waker: OnceLock::new(),
+        }
+    }
+}
+
+impl Mailbox {
+    /// Says how the worker is woken; once, when its half of the port is there.
+    pub fn set_waker(&self, waker: Arc<dyn Waker>) {
+        let first = self.waker.set(waker).is_ok();
+        assert!(first, "a worker has one half of a port");
+    }
+
+    /// Sends a schema.
+    ///
+    /// # Errors
+    /// The schema, when the mailbox is full.
+    pub fn send(&self, binding: Arc<Binding>) -> Result<(), Arc<Binding>> {
+        self.bindings.push(binding)?;
+        self.wake();
+        Ok(())
+    }
+
+    /// Changes the orders.
+    pub fn order(&self, orders: Orders) {
+        self.orders.store(orders as u8, Release);
+        self.wake();
+    }
+
+    /// The orders.
+    pub fn orders(&self) -> Orders {
+        match self.orders.load(Acquire) {
+            0 => Orders::Serve,
+            1 => Orders::Drain,
+            _ => Orders::Stop,
+        }
+    }
+
+    pub(crate) fn receive(&self) -> Option<Arc<Binding>> {
+        // Looking costs two loads; popping from an empty queue would cost a fence.
+        if self.bindings.is_empty() {
+            None
+        } else {
+            self.bindings.pop()
+        }
+    }
+
+    fn wake(&self) {
+        // Without a waker the worker has not begun; it looks here before it first sleeps.
+        if let Some(waker) = self.waker.get() {
+            waker.wake();
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! What the service knows about itself, and the pages that show it: `/healthz`, `/metrics`, `/status`.
+
+use core::fmt::Write as _;
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
+
+use rowmill_table::{Resident, TableInfo};
+use serde_json::{Value, json};
+
+use crate::figures::{BUCKETS, COUNTERS, Figures};
+use crate::plan::{Choice, Plan};
+use crate::worker::SLEEP_MAX;
+
+/// A worker that has not made a step for so long is stuck: ten times its longest sleep.
+const STUCK_NS: u64 = 10 * SLEEP_MAX.as_nanos() as u64;
+
+/// Where the service stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum State {
+    /// Tables are being loaded.
+    Starting,
+    /// Clients are served.
+    Serving,
+    /// Requests in progress are finished, new ones refused.
+    Draining,
+}
+
+impl State {
+    fn name(self) -> &'static str {
+        ["starting", "serving", "draining"][self as usize]
+    }
+}
+
+/// A connected client, as its port describes it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Client {
+    /// The connection's number.
+    pub id: u32,
+    /// The client's name.
+    pub client: String,
+    /// Its process, by the kernel's word.
+    pub pid: i32,
+    /// Regions it has registered.
+    pub regions: u32,
+    /// Their bytes.
+    pub region_bytes: u64,
+}
+
+/// Lists the connected clients.
+pub type Clients = Box<dyn Fn() -> Vec<Client> + Send + Sync>;
+
+/// A worker as others see it.
+#[derive(Clone, Debug)]
+pub struct Seat {
+    /// The CPU it is pinned to.
+    pub cpu: Option<usize>,
+    /// What it publishes.
+    pub figures: Arc<Figures>,
+}
+
+/// What the service knows about itself. No worker touches it.
+pub struct Overview {
+    started: Instant,
+    endpoint: String,
+    model: String,
+    generation: u64,
+    described: Vec<TableInfo>,
+    seats: Vec<Seat>,
+    state: AtomicU8,
+    choices: Mutex<Vec<Choice>>,
+    tables: OnceLock<Arc<Resident>>,
+    clients: OnceLock<Clients>,
+}
+
+/// A page: status code, content type, body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// The HTTP status.
+    pub code: u16,
+    /// The content's type.
+    pub kind: &'static str,
+    /// The content.
+    pub body: String,
+}
+
+impl Overview {
+    /// The overview of a service that is starting.
+    pub fn new(model: String, plan: &Plan, started: Instant) -> Overview {
+        let seat = |&cpu| Seat {
+            cpu,
+            figures: Arc::default(),
+        };
+        Overview {
+            started,
+            endpoint: plan.endpoint.clone(),
+            model,
+            generation: plan.generation.number(),
+            described: plan.generation.tables().to_vec(),
+            seats: plan.seats.iter().map(seat).collect(),
+            state: AtomicU8::new(State::Starting as u8),
+            choices: Mutex::new(plan.choices.clone()),
+            tables: OnceLock::new(),
+            clients: OnceLock::new(),
+        }
+    }
+
+    /// When the service started: the zero of the workers' clock.
+    pub fn started(&self) -> Instant {
+        self.started
+    }
+
+    /// The workers.
+    pub fn seats(&self) -> &[Seat] {
+        &self.seats
+    }
+
+    /// Where the service stands.
+    pub fn state(&self) -> State {
+        match self.state.load(Relaxed) {
+            0 => State::Starting,
+            1 => State::Serving,
+            _ => State::Draining,
+        }
+    }
+
+    /// The service stands elsewhere now.
+    pub fn set_state(&self, state: State) {
+        self.state.store(state as u8, Relaxed);
+    }
+
+    /// Notes and logs a choice that was made since the plan.
+    pub fn choose(&self, choice: Choice) {
+        choice.log();
+        self.choices
+            .lock()
+            .expect("a panic ends the process")
+            .push(choice);
+    }
+
+    /// The tables are in memory.
+    pub fn set_tables(&self, tables: Arc<Resident>) {
+        self.tables.get_or_init(|| tables);
+    }
+
+    /// Clients can connect.
+    pub fn set_clients(&self, clients: Clients) {
+        self.clients.get_or_init(|| clients);
+    }
+
+    /// The page at `path`.
+    pub fn page(&self, path: &str) -> Page {
+        let text = |code, body: String| Page {
+            code,
+            kind: "text/plain; charset=utf-8",
+            body,
+        };
+        match path.split('?').next().unwrap_or_default() {
+            "/healthz" => match self.health() {
+                Ok(()) => text(200, "ok\n".into()),
+                Err(why) => text(503, why + "\n"),
+            },
+            "/metrics" => Page {
+                code: 200,
+                kind: "text/plain; version=0.0.4; charset=utf-8",
+                body: self.metrics(),
+            },
+            "/status" => Page {
+                code: 200,
+                kind: "application/json",
+                body: format!("{:#}\n", self.status()),
+            },
+            _ => text(404, "there are /healthz, /metrics and /status\n".into()),
+        }
+    }
+
+    fn health(&self) -> Result<(), String> {
+        if self.state() != State::Serving {
+            return Err(self.state().name().into());
+        }
+        let now_ns = self.started.elapsed().as_nanos() as u64;
+        let stuck = |seat: &Seat| now_ns.saturating_sub(seat.figures.stepped_ns()) > STUCK_NS;
+        match self.seats.iter().position(stuck) {
+            None => Ok(()),
+            Some(worker) => Err(format!("worker {worker} is stuck")),
+        }
+    }
+
+    fn clients(&self) -> Vec<Client> {
+        self.clients.get().map_or(Vec::new(), |clients| clients())
+    }
+
+    fn rows_bytes(&self) -> u64 {
+        self.described.iter().map(TableInfo::row_region_bytes).sum()
+    }
+
+    fn status(&self) -> Value {
+        let worker = |(index, seat): (usize, &Seat)| {
+            let figures = &seat.figures;
+            let mut worker = json!({
+                "index": index,
+                "cpu": seat.cpu,
+                "in_progress": figures.in_progress(),
+                "micro_batch_bytes": figures.micro_batch_bytes(),
+                "sleeping": figures.is_sleeping(),
+                "sleeps": figures.sleeps(),
+            });
+            for (counter, value) in COUNTERS.iter().zip(figures.counters()) {
+                worker[counter.name] = value.into();
+            }
+            worker
+        };
+        let resident = self.tables.get();
+        let table = |table: &TableInfo| {
+            json!({
+                "name": table.name,
+                "rows": table.rows,
+                "dim": table.dim,
+                "format": table.format.to_string(),
+                "bytes": table.row_region_bytes(),
+                "available": resident.is_some(),
+            })
+        };
+        json!({
+            "program": "rowmilld",
+            "version": env!("CARGO_PKG_VERSION"),
+            "pid": std::process::id(),
+            "uptime_s": self.started.elapsed().as_secs(),
+            "model": self.model,
+            "generation": self.generation,
+            "state": self.state().name(),
+            "choices": *self.choices.lock().expect("a panic ends the process"),
+            "endpoints": [self.endpoint],
+            "workers": self.seats.iter().enumerate().map(worker).collect::<Vec<_>>(),
+            "connections": self.clients(),
+            "tables": self.described.iter().map(table).collect::<Vec<_>>(),
+            "memory": {
+                "arena_bytes": resident.map_or(0, |tables| tables.arena_bytes()),
+                "rows_bytes": self.rows_bytes(),
+                "backing": resident.map_or("not loaded yet".into(), |tables| tables.backing().to_string()),
+            },
+        })
+    }
+
+    fn metrics(&self) -> String {
+        let mut out = Metrics(String::with_capacity(16 << 10));
+        out.family("rowmill_info", "gauge", "What runs; always 1.");
+        let labels = format!(
+            "version=\"{}\",model=\"{}\",generation=\"{}\"",
+            env!("CARGO_PKG_VERSION"),
+            escape(&self.model),
+            self.generation
+        );
+        out.sample("rowmill_info", &labels, 1);
+        out.family(
+            "rowmill_state",
+            "gauge",
+            "0 starting, 1 serving, 2 draining.",
+        );
+        out.sample("rowmill_state", "", self.state() as u64);
+        out.family(
+            "rowmill_uptime_seconds",
+            "gauge",
+            "Seconds since the start.",
+        );
+        out.sample(
+            "rowmill_uptime_seconds",
+            "",
+            self.started.elapsed().as_secs(),
+        );
+        out.family("rowmill_rows_bytes", "gauge", "Bytes of the rows served.");
+        out.sample("rowmill_rows_bytes", "", self.rows_bytes());
+        let clients = self.clients();
+        out.family("rowmill_connections", "gauge", "Connected clients.");
+        out.sample("rowmill_connections", "", clients.len() as u64);
+        out.family(
+            "rowmill_region_bytes",
+            "gauge",
+            "Bytes of the regions that clients registered.",
+        );
+        out.sample(
+            "rowmill_region_bytes",
+            "",
+            clients.iter().map(|c| c.region_bytes).sum(),
+        );
+        for (i, counter) in COUNTERS.iter().enumerate() {
+            let name = format!("rowmill_{}_total", counter.name);
+            out.workers(&name, "counter", counter.help, &self.seats, |f| {
+                f.counters()[i]
+            });
+        }
+        out.workers(
+            "rowmill_sleeps_total",
+            "counter",
+            "Times the worker went to sleep.",
+            &self.seats,
+            Figures::sleeps,
+        );
+        let help = "Requests in progress.";
+        out.workers(
+            "rowmill_in_progress",
+            "gauge",
+            help,
+            &self.seats,
+            Figures::in_progress,
+        );
+        let help = "Bytes of the next micro-batch.";
+        out.workers(
+            "rowmill_micro_batch_bytes",
+            "gauge",
+            help,
+            &self.seats,
+            Figures::micro_batch_bytes,
+        );
+        out.times(&self.seats);
+        out.0
+    }
+}
+
+/// Prometheus' text format.
+struct Metrics(String);
+
+impl Metrics {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        self.put(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
+    }
+
+    fn sample(&mut self, name: &str, labels: &str, value: u64) {
+        if labels.is_empty() {
+            self.put(format_args!("{name} {value}\n"));
+        } else {
+            self.put(format_args!("{name}{{{labels}}} {value}\n"));
+        }
+    }
+
+    fn workers(
+        &mut self,
+        name: &str,
+        kind: &str,
+        help: &str,
+        seats: &[Seat],
+        value: impl Fn(&Figures) -> u64,
+    ) {
+        self.family(name, kind, help);
+        for (index, seat) in seats.iter().enumerate() {
+            self.sample(name, &format!("worker=\"{index}\""), value(&seat.figures));
+        }
+    }
+
+    fn times(&mut self, seats: &[Seat]) {
+        let name = "rowmill_service_seconds";
+        self.family(
+            name,
+            "histogram",
+            "Time from receipt to completion of lookups answered OK.",
+        );
+        for (index, seat) in seats.iter().enumerate() {
+            let (counts, sum_ns) = seat.figures.times.read();
+            let mut total = 0;
+            for (i, count) in counts.into_iter().enumerate() {
+                total += count;
+                let bound = if i < BUCKETS {
+                    ((1u64 << i) as f64 / 1e6).to_string()
+                } else {
+                    "+Inf".into()
+                };
+                self.put(format_args!(
+                    "{name}_bucket{{worker=\"{index}\",le=\"{bound}\"}} {total}\n"
+                ));
+            }
+            let sum = sum_ns as f64 / 1e9;
+            self.put(format_args!("{name}_sum{{worker=\"{index}\"}} {sum}\n{name}_count{{worker=\"{index}\"}} {total}\n"));
+        }
+    }
+
+    fn put(&mut self, text: core::fmt::Arguments<'_>) {
+        self.0.write_fmt(text).expect("a string takes everything");
+    }
+}
+
+/// A label's value as Prometheus reads it.
+fn escape(value: &str) -> String {
+    value
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
+}

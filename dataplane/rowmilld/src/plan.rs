@@ -1,0 +1,485 @@
+//! What will be done, decided and checked before anything is served: which CPUs and kernels, whether
+//! the generation opens and fits the memory, where clients connect. `--check` prints it.
+
+use std::path::Path;
+
+use rowmill_arena::{HugePages, available_bytes};
+use rowmill_pooling::{Isa, UnknownIsa};
+use rowmill_port::shm::socket_path;
+use rowmill_table::{Generation, TableError};
+use rustix::fs::{Access, access};
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_getaffinity};
+use serde::Serialize;
+
+use crate::config::{AdminAddress, Config, Cpus, IsaChoice};
+
+/// Something that was chosen, for people: logged at start, shown by `--check` and in `/status`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Choice {
+    /// What there was to choose.
+    pub what: String,
+    /// What was chosen.
+    pub chosen: String,
+    /// Why, and what it costs if it costs something.
+    pub why: String,
+    /// Whether it costs something that an operator should know of.
+    #[serde(skip)]
+    pub warning: bool,
+}
+
+impl Choice {
+    /// A choice that costs nothing.
+    pub fn new(what: &str, chosen: impl Into<String>, why: impl Into<String>) -> Choice {
+        Choice {
+            what: what.into(),
+            chosen: chosen.into(),
+            why: why.into(),
+            warning: false,
+        }
+    }
+
+    /// A choice that costs something.
+    pub fn warning(what: &str, chosen: impl Into<String>, why: impl Into<String>) -> Choice {
+        Choice {
+            warning: true,
+            ..Choice::new(what, chosen, why)
+        }
+    }
+
+    /// Logs it.
+    pub fn log(&self) {
+        let Choice {
+            what,
+            chosen,
+            why,
+            warning,
+        } = self;
+        if *warning {
+            tracing::warn!("{what}: {chosen}: {why}");
+        } else {
+            tracing::info!("{what}: {chosen}: {why}");
+        }
+    }
+}
+
+/// Why a configuration that reads well can't be served on this machine.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The generation can't be opened.
+    #[error("model.directory: {0}")]
+    Model(#[from] TableError),
+    /// The CPUs are not there.
+    #[error("workers.cpus: {0}")]
+    Cpus(String),
+    /// The CPU does not have the instruction set.
+    #[error("workers.isa: {0}")]
+    Isa(String),
+    /// The endpoint can't be made.
+    #[error("endpoints: {0}")]
+    Endpoint(String),
+    /// The tables and requests don't fit.
+    #[error("{0}")]
+    Memory(String),
+}
+
+impl From<UnknownIsa> for PlanError {
+    fn from(error: UnknownIsa) -> PlanError {
+        PlanError::Isa(error.to_string())
+    }
+}
+
+/// What will be done.
+pub struct Plan {
+    /// One worker each: the CPU it is pinned to, or `None`.
+    pub seats: Vec<Option<usize>>,
+    /// The kernels.
+    pub isa: Isa,
+    /// The tables.
+    pub generation: Generation,
+    /// Where clients connect.
+    pub endpoint: String,
+    /// What was chosen so far.
+    pub choices: Vec<Choice>,
+}
+
+impl Plan {
+    /// Decides and checks.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn make(config: &Config) -> Result<Plan, PlanError> {
+        let mut choices = Vec::new();
+        let endpoint = config.endpoints[0].clone();
+        choices.push(check_endpoint(&endpoint)?);
+        let generation = Generation::open(&config.model.directory)?;
+        choices.push(Choice::new(
+            "model",
+            format!(
+                "{}, generation {}",
+                config.model.name(),
+                generation.number()
+            ),
+            format!(
+                "{} tables with {} of rows in {}",
+                generation.tables().len(),
+                bytes_text(generation.row_region_bytes()),
+                generation.dir().display()
+            ),
+        ));
+        let seats = seats(config, &allowed_cpus()?, &mut choices)?;
+        let isa = choose_isa(config.workers.isa, &mut choices)?;
+        let memory = Memory::now();
+        choices.push(memory.check(config, seats.len(), generation.row_region_bytes())?);
+        choices.push(describe_idle(config));
+        choices.push(describe_admin(config));
+        if !config.model.verify {
+            choices.push(Choice::warning(
+                "verification",
+                "off",
+                "model.verify = false: a damaged table file would be served as it is",
+            ));
+        }
+        Ok(Plan {
+            seats,
+            isa,
+            generation,
+            endpoint,
+            choices,
+        })
+    }
+}
+
+/// Whether the socket can be made. The port makes missing directories, so the nearest one that
+/// exists has to be writable.
+fn check_endpoint(endpoint: &str) -> Result<Choice, PlanError> {
+    let path = socket_path(endpoint).map_err(|error| PlanError::Endpoint(error.to_string()))?;
+    let directory = path
+        .ancestors()
+        .skip(1)
+        .find(|p| p.exists())
+        .unwrap_or(Path::new("/"));
+    let usable = match directory.is_dir() {
+        true => access(directory, Access::WRITE_OK | Access::EXEC_OK),
+        false => Err(Errno::NOTDIR),
+    };
+    usable.map_err(|errno| {
+        PlanError::Endpoint(format!(
+            "cannot make {} in {}: {errno}; let rowmilld's user write there, or choose another",
+            path.display(),
+            directory.display()
+        ))
+    })?;
+    Ok(Choice::new(
+        "endpoint",
+        endpoint,
+        "shared memory: clients on this host, no copy of results",
+    ))
+}
+
+/// The CPUs this process may use, ascending.
+fn allowed_cpus() -> Result<Vec<usize>, PlanError> {
+    let set = sched_getaffinity(None)
+        .map_err(|errno| PlanError::Cpus(format!("sched_getaffinity: {errno}")))?;
+    Ok((0..CpuSet::MAX_CPU)
+        .filter(|&cpu| set.is_set(cpu))
+        .collect())
+}
+
+fn seats(
+    config: &Config,
+    allowed: &[usize],
+    choices: &mut Vec<Choice>,
+) -> Result<Vec<Option<usize>>, PlanError> {
+    let pin = config.workers.pin;
+    let (cpus, why) = match &config.workers.cpus {
+        Cpus::List(list) => (list.clone(), "workers.cpus lists them".to_owned()),
+        Cpus::Count(count) => (last(allowed, *count), format!("workers.cpus = {count}")),
+        Cpus::Auto => {
+            // A control group's quota can be less than the CPUs it allows.
+            let usable = std::thread::available_parallelism().map_or(1, usize::from);
+            let count = usable.min(allowed.len()).saturating_sub(1).max(1);
+            let why = format!("{usable} CPUs can be used, and one is left for everything else");
+            (last(allowed, count), why)
+        }
+    };
+    if pin && cpus.len() > allowed.len() {
+        return Err(PlanError::Cpus(format!(
+            "{} workers are to be pinned, and this process may use {} CPUs ({}); lower the number, \
+             or set workers.pin = false",
+            cpus.len(),
+            allowed.len(),
+            list_text(allowed)
+        )));
+    }
+    if let Some(cpu) = cpus.iter().find(|cpu| pin && !allowed.contains(cpu)) {
+        return Err(PlanError::Cpus(format!(
+            "CPU {cpu} is not one that this process may use ({}); list others",
+            list_text(allowed)
+        )));
+    }
+    let workers = format!("{} on CPU {}", cpus.len(), list_text(&cpus));
+    choices.push(if !pin {
+        let why =
+            format!("{why}; workers.pin = false: the kernel may move them, which costs caches");
+        Choice::warning("workers", format!("{}, not pinned", cpus.len()), why)
+    } else if cpus.len() == allowed.len() {
+        let why =
+            format!("{why}; no CPU is left for clients and control, which will interrupt workers");
+        Choice::warning("workers", workers, why)
+    } else {
+        Choice::new("workers", workers, why)
+    });
+    Ok(cpus.into_iter().map(|cpu| pin.then_some(cpu)).collect())
+}
+
+/// The last `count` CPUs; where there are fewer, numbers that are refused or, unpinned, not used.
+fn last(allowed: &[usize], count: usize) -> Vec<usize> {
+    let beyond = count.saturating_sub(allowed.len());
+    let mut cpus = allowed[allowed.len().saturating_sub(count)..].to_vec();
+    cpus.extend(CpuSet::MAX_CPU..CpuSet::MAX_CPU + beyond);
+    cpus
+}
+
+fn choose_isa(wanted: IsaChoice, choices: &mut Vec<Choice>) -> Result<Isa, PlanError> {
+    let (isa, why) = match wanted {
+        IsaChoice::Auto => {
+            let choice = Isa::detect();
+            (choice.isa, choice.why)
+        }
+        IsaChoice::Fixed(isa) if isa.is_available() => (isa, "workers.isa asks for it".to_owned()),
+        IsaChoice::Fixed(isa) => {
+            let names: Vec<String> = Isa::available().iter().map(Isa::to_string).collect();
+            return Err(PlanError::Isa(format!(
+                "this CPU does not have {isa}; it has {}; write one of them or \"auto\"",
+                names.join(", ")
+            )));
+        }
+    };
+    choices.push(match Isa::detect().isa {
+        best if best > isa => {
+            let why = format!("{why}; {best} would be faster");
+            Choice::warning("kernels", isa.to_string(), why)
+        }
+        _ => Choice::new("kernels", isa.to_string(), why),
+    });
+    Ok(isa)
+}
+
+/// What memory there is.
+struct Memory {
+    available: u64,
+    limited_by: String,
+    /// Free bytes of the reserved pools, each page size for itself.
+    pools: Vec<u64>,
+}
+
+impl Memory {
+    fn now() -> Memory {
+        let (available, limited_by) = available_bytes();
+        let pool = |kib: u64| {
+            let read = |name: &str| -> Option<u64> {
+                let path = format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/{name}");
+                std::fs::read_to_string(path).ok()?.trim().parse().ok()
+            };
+            let free = read("free_hugepages")?.saturating_sub(read("resv_hugepages")?);
+            Some(free * kib * 1024)
+        };
+        Memory {
+            available,
+            limited_by,
+            pools: [2048, 1 << 20].into_iter().filter_map(pool).collect(),
+        }
+    }
+
+    fn check(&self, config: &Config, workers: usize, rows: u64) -> Result<Choice, PlanError> {
+        let wanted = config.model.huge_pages;
+        let requests = config.limits.worker_bytes() * workers as u64;
+        let reserved = wanted != HugePages::Off && self.pools.iter().any(|&free| free >= rows);
+        if wanted == HugePages::Require && !reserved {
+            let pools: Vec<String> = self.pools.iter().map(|&free| bytes_text(free)).collect();
+            return Err(PlanError::Memory(format!(
+                "model.huge_pages = \"require\": the rows need {}, and the pools have {}; add pages with \
+                 `sysctl vm.nr_hugepages=N` (2 MiB each), or write \"prefer\"",
+                bytes_text(rows),
+                pools.join(" and ")
+            )));
+        }
+        let needed = requests + if reserved { 0 } else { rows };
+        if needed > self.available {
+            return Err(PlanError::Memory(format!(
+                "too little memory: {} of rows and {} for requests in progress are needed, and {} are \
+                 available ({}); serve a smaller generation, lower limits.slots, or free memory",
+                bytes_text(rows),
+                bytes_text(requests),
+                bytes_text(self.available),
+                self.limited_by
+            )));
+        }
+        let chosen = format!(
+            "{} of rows, {} for requests",
+            bytes_text(rows),
+            bytes_text(requests)
+        );
+        let why = format!(
+            "model.huge_pages = \"{wanted}\", {}; {} are available ({})",
+            if reserved {
+                "a reserved pool is large enough"
+            } else {
+                "no reserved pool is used"
+            },
+            bytes_text(self.available),
+            self.limited_by
+        );
+        Ok(Choice::new("memory", chosen, why))
+    }
+}
+
+fn describe_idle(config: &Config) -> Choice {
+    let idle = &config.idle;
+    let chosen = format!("spin {} us, yield {} us", idle.spin_us, idle.yield_us);
+    if idle.sleep {
+        Choice::new(
+            "idle workers",
+            format!("{chosen}, sleep"),
+            "the first request after a sleep waits for a wake-up",
+        )
+    } else {
+        let why =
+            "idle.sleep = false: workers use their CPUs fully even when there is nothing to do";
+        Choice::new("idle workers", chosen, why)
+    }
+}
+
+fn describe_admin(config: &Config) -> Choice {
+    match config.admin.address {
+        AdminAddress::Off => Choice::warning(
+            "admin pages",
+            "off",
+            "admin.address = \"off\": no metrics, no status",
+        ),
+        AdminAddress::At(address) if address.ip().is_loopback() => Choice::new(
+            "admin pages",
+            format!("http://{address}"),
+            "reached from this host only",
+        ),
+        AdminAddress::At(address) => {
+            let why = "not protected: whoever reaches the address sees clients and tables";
+            Choice::warning("admin pages", format!("http://{address}"), why)
+        }
+    }
+}
+
+/// A number of bytes for people.
+pub fn bytes_text(bytes: u64) -> String {
+    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    match units.into_iter().find(|&(_, shift)| bytes >= 1 << shift) {
+        Some((unit, shift)) => format!("{:.1} {unit}", bytes as f64 / f64::from(1u32 << shift)),
+        None => format!("{bytes} bytes"),
+    }
+}
+
+fn list_text(cpus: &[usize]) -> String {
+    cpus.iter()
+        .map(usize::to_string)
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(more: &str) -> Config {
+        let text = format!("[model]\ndirectory = \"/m\"\n{more}");
+        Config::parse(&text, Path::new("r.toml")).unwrap()
+    }
+
+    #[test]
+    fn workers_take_the_last_cpus() {
+        let on = |text: &str, allowed: &[usize]| {
+            let config = config(&format!("[workers]\n{text}"));
+            seats(&config, allowed, &mut Vec::new()).map_err(|error| error.to_string())
+        };
+        assert_eq!(on("cpus = 1", &[0, 1]), Ok(vec![Some(1)]));
+        assert_eq!(on("cpus = 2", &[0, 2, 5]), Ok(vec![Some(2), Some(5)]));
+        assert_eq!(on("cpus = 2", &[4, 5]), Ok(vec![Some(4), Some(5)]));
+        assert_eq!(on("cpus = [5, 4]", &[4, 5, 6]), Ok(vec![Some(5), Some(4)]));
+        assert_eq!(on("cpus = \"auto\"", &[3]), Ok(vec![Some(3)]));
+        let error = on("cpus = 3", &[4, 5]).unwrap_err();
+        assert!(
+            error.contains("this process may use 2 CPUs (4, 5)"),
+            "{error}"
+        );
+        let error = on("cpus = [7]", &[4, 6]).unwrap_err();
+        assert!(
+            error.contains("CPU 7 is not one that this process may use (4, 6)"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn unpinned_workers_may_be_more_than_the_cpus() {
+        let mut choices = Vec::new();
+        let config = config("[workers]\ncpus = 4\npin = false");
+        assert_eq!(seats(&config, &[0, 1], &mut choices).unwrap(), [None; 4]);
+        assert!(choices[0].warning, "{choices:?}");
+    }
+
+    #[test]
+    fn memory_is_compared_with_what_is_needed() {
+        let memory = |available, pool| Memory {
+            available,
+            limited_by: "here".into(),
+            pools: vec![pool],
+        };
+        let (gib, requests) = (1 << 30, config("").limits.worker_bytes());
+        let cases = [
+            ("prefer", gib + requests, 0, None),
+            (
+                "prefer",
+                gib + requests - 1,
+                0,
+                Some("too little memory: 1.0 GiB of rows"),
+            ),
+            ("prefer", requests, gib, None),
+            ("off", requests, gib, Some("too little memory")),
+            ("require", requests, gib, None),
+            (
+                "require",
+                4 * gib,
+                gib - 1,
+                Some("model.huge_pages = \"require\""),
+            ),
+        ];
+        for (pages, available, pool, fault) in cases {
+            let config = config(&format!("huge_pages = \"{pages}\""));
+            let outcome = memory(available, pool)
+                .check(&config, 1, gib)
+                .map_err(|e| e.to_string());
+            match fault {
+                None => assert!(outcome.is_ok(), "{pages}: {outcome:?}"),
+                Some(part) => assert!(
+                    outcome.as_ref().is_err_and(|e| e.contains(part)),
+                    "{pages}: {outcome:?}"
+                ),
+            }
+        }
+    }
+
+    #[test]
+    fn endpoints_need_a_place_for_their_socket() {
+        let long = format!("shm:/tmp/{}.sock", "x".repeat(120));
+        let cases = [
+            (
+                "shm:/etc/passwd/r.sock",
+                "cannot make /etc/passwd/r.sock in /etc/passwd: Not a directory",
+            ),
+            (long.as_str(), "use a shorter one"),
+        ];
+        for (endpoint, part) in cases {
+            let error = check_endpoint(endpoint).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! Putting a service together, running it, and taking it down.
+
+use std::io::IsTerminal;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rowmill_arena::Backing;
+use rowmill_engine::Engine;
+use rowmill_pooling::Kernels;
+use rowmill_port::ServerPort;
+use rowmill_port::shm::{ConnectionInfo, ShmConfig, ShmLane, ShmServer, socket_path};
+use rowmill_table::{LoadOptions, Resident, Stage};
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::admin;
+use crate::config::{AdminAddress, Config};
+use crate::mailbox::{Mailbox, Orders};
+use crate::overview::{Client, Clients, Overview, State};
+use crate::plan::{Choice, Plan, bytes_text};
+use crate::service::Sessions;
+use crate::worker::Worker;
+
+/// How often loading says how far it is.
+const PROGRESS: Duration = Duration::from_secs(2);
+
+/// How often the end of draining is looked for.
+const DRAIN_LOOK: Duration = Duration::from_millis(2);
+
+/// Logs to standard error, as the configuration says unless `ROWMILL_LOG` is set.
+///
+/// # Errors
+/// Where the filter can't be read or logging is set up already.
+pub fn start_logging(config: &Config) -> anyhow::Result<()> {
+    let filter = std::env::var("ROWMILL_LOG").unwrap_or_else(|_| config.log.filter.clone());
+    let filter = tracing_subscriber::EnvFilter::try_new(&filter)
+        .with_context(|| format!("`{filter}` is no log filter; write a level such as `info`"))?;
+    let logs = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    let started = logs.with_ansi(std::io::stderr().is_terminal()).try_init();
+    started.map_err(|error| anyhow::anyhow!("logging: {error}"))
+}
+
+/// Serves until a signal ends it: loads the tables, starts the workers, lets clients connect, and at
+/// SIGTERM or SIGINT drains.
+///
+/// # Errors
+/// Whatever keeps the service from starting.
+pub fn serve(config: &Config) -> anyhow::Result<()> {
+    let started = Instant::now();
+    abort_on_panic();
+    let plan = Plan::make(config)?;
+    let overview = Arc::new(Overview::new(config.model.name(), &plan, started));
+    let signals = watch_signals(Arc::clone(&overview))?;
+    for choice in &plan.choices {
+        choice.log();
+    }
+    refuse_taken(&plan.endpoint)?;
+    if let AdminAddress::At(address) = config.admin.address {
+        let address = admin::serve(address, Arc::clone(&overview))?;
+        tracing::info!("admin pages on http://{address}");
+    }
+    let tables = Arc::new(load(config, &plan)?);
+    overview.choose(describe_backing(tables.backing()));
+    overview.set_tables(Arc::clone(&tables));
+
+    let mailboxes: Vec<Arc<Mailbox>> = plan.seats.iter().map(|_| Arc::default()).collect();
+    let mut workers = start_workers(config, &plan, &overview, &mailboxes)?;
+    let sessions = Arc::new(Sessions::new(
+        config.model.name(),
+        tables,
+        &config.limits,
+        mailboxes.clone(),
+    ));
+    let server = workers.listen(config, &plan.endpoint, Arc::clone(&sessions), &mailboxes)?;
+    let server = Arc::new(Mutex::new(Some(server)));
+    overview.set_clients(list_clients(Arc::clone(&server)));
+    overview.set_state(State::Serving);
+    tracing::info!(
+        "ready: serving {} on {} after {:.1} s",
+        config.model.name(),
+        plan.endpoint,
+        started.elapsed().as_secs_f64()
+    );
+
+    let signal = signals.recv().context("the signal thread ended")?;
+    overview.set_state(State::Draining);
+    sessions.drain();
+    tracing::info!("{signal}: draining; a second signal ends at once");
+    let server = server.lock().expect("a panic ends the process").take();
+    if let Some(server) = &server {
+        server.stop_accepting();
+    }
+    drain(config, &overview, &mailboxes);
+    // It ends the connections and waits for the workers to let go, so they still run.
+    drop(server);
+    workers.stop(&mailboxes);
+    tracing::info!("ended");
+    Ok(())
+}
+
+/// A thread that panics can't answer for its clients any more, and a client that waits for one
+/// worker's part would wait for ever. So the whole process ends: the kernel closes its sockets, which
+/// every client notices at once, and whoever supervises it starts another.
+pub fn abort_on_panic() {
+    std::panic::set_hook(Box::new(|panic| {
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or("unnamed");
+        tracing::error!("thread {name}: {panic}");
+        if name != admin::THREAD {
+            tracing::error!("ending at once, so that no client waits for a thread that is gone");
+            std::process::abort();
+        }
+    }));
+}
+
+/// Starts the thread that waits for signals. The first one, while clients are served, comes out of
+/// the channel; before that there is nothing to drain, and after it nothing to wait for.
+fn watch_signals(overview: Arc<Overview>) -> anyhow::Result<Receiver<&'static str>> {
+    let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot handle signals")?;
+    let (sender, receiver) = channel();
+    let work = move || {
+        let mut ending = false;
+        for signal in signals.forever() {
+            let name = if signal == SIGINT {
+                "SIGINT"
+            } else {
+                "SIGTERM"
+            };
+            if ending {
+                tracing::warn!("{name} again: ended with requests in progress");
+                std::process::exit(128 + signal);
+            }
+            if overview.state() == State::Starting {
+                tracing::info!("{name} while starting: ended");
+                std::process::exit(0);
+            }
+            ending = true;
+            if sender.send(name).is_err() {
+                return; // Serving has ended by itself.
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("rowmilld-signals".into());
+    thread
+        .spawn(work)
+        .context("cannot start the signal thread")?;
+    Ok(receiver)
+}
+
+/// Refuses an endpoint that another dataplane listens on before minutes are spent on loading. (Who
+/// comes second between here and listening is refused then.)
+fn refuse_taken(endpoint: &str) -> anyhow::Result<()> {
+    match UnixStream::connect(socket_path(endpoint)?) {
+        // A listening socket of another type than a byte stream answers EPROTOTYPE.
+        Err(error) if error.raw_os_error() != Some(Errno::PROTOTYPE.raw_os_error()) => Ok(()),
+        _ => bail!(
+            "endpoints: {endpoint} is already in use by a running dataplane; stop that one, or give this \
+             one another endpoint"
+        ),
+    }
+}
+
+fn load(config: &Config, plan: &Plan) -> anyhow::Result<Resident> {
+    struct Seen {
+        stage: Option<Stage>,
+        began: Instant,
+        told: Instant,
+    }
+    let seen = Mutex::new(Seen {
+        stage: None,
+        began: Instant::now(),
+        told: Instant::now(),
+    });
+    let progress = |stage: Stage, done: u64, total: u64| {
+        let mut seen = seen.lock().expect("a panic ends the process");
+        let now = Instant::now();
+        if seen.stage != Some(stage) {
+            *seen = Seen {
+                stage: Some(stage),
+                began: now,
+                told: now,
+            };
+        } else if now - seen.told >= PROGRESS {
+            seen.told = now;
+            let percent = done as f64 * 100.0 / total.max(1) as f64;
+            let rate = done as f64 / (now - seen.began).as_secs_f64() / 1e9;
+            tracing::info!(
+                "{stage}: {percent:.0} % of {}, {rate:.1} GB/s",
+                bytes_text(total)
+            );
+        }
+    };
+    let options = LoadOptions {
+        verify: config.model.verify,
+    };
+    let began = Instant::now();
+    let tables = plan
+        .generation
+        .load(config.model.huge_pages, &progress, options);
+    let tables =
+        tables.with_context(|| format!("cannot load {}", plan.generation.dir().display()))?;
+    tracing::info!(
+        "loaded {} in {:.1} s",
+        bytes_text(plan.generation.row_region_bytes()),
+        began.elapsed().as_secs_f64()
+    );
+    Ok(tables)
+}
+
+fn describe_backing(backing: &Backing) -> Choice {
+    let chosen = match backing {
+        Backing::Huge1G => "reserved 1 GiB pages".into(),
+        Backing::Huge2M => "reserved 2 MiB pages".into(),
+        Backing::Transparent { fraction } => {
+            format!("transparent 2 MiB pages for {:.0} %", fraction * 100.0)
+        }
+        Backing::Small => "4 KiB pages".into(),
+    };
+    let choice = Choice::new("pages of the rows", chosen, backing.to_string());
+    Choice {
+        warning: backing.huge_fraction() < 0.95,
+        ..choice
+    }
+}
+
+/// The workers' threads.
+struct Workers {
+    threads: Vec<JoinHandle<()>>,
+    /// Each thread's half of the port goes here.
+    ports: Vec<Sender<ShmLane>>,
+}
+
+/// Starts the workers' threads; returns once each is on its CPU and has all its memory.
+fn start_workers(
+    config: &Config,
+    plan: &Plan,
+    overview: &Arc<Overview>,
+    mailboxes: &[Arc<Mailbox>],
+) -> anyhow::Result<Workers> {
+    let (limits, idle, isa, started) = (
+        config.limits.engine(),
+        config.idle,
+        plan.isa,
+        overview.started(),
+    );
+    let (prepared, all_prepared) = channel();
+    let mut workers = Workers {
+        threads: Vec::new(),
+        ports: Vec::new(),
+    };
+    for (index, seat) in overview.seats().iter().enumerate() {
+        let (port_sender, port) = channel::<ShmLane>();
+        let (prepared, seat, mailbox) = (
+            prepared.clone(),
+            seat.clone(),
+            Arc::clone(&mailboxes[index]),
+        );
+        let work = move || {
+            let pinned = seat.cpu.map_or(Ok(()), pin);
+            let engine = Engine::new(limits, Kernels::new(isa));
+            seat.figures.begin(started.elapsed().as_nanos() as u64);
+            if prepared.send((index, seat.cpu, pinned)).is_err() {
+                return;
+            }
+            // Where the endpoint can't be had, no port comes and the thread ends.
+            if let Ok(port) = port.recv() {
+                Worker::new(engine, limits.connections, port, mailbox, seat.figures)
+                    .run(idle, started);
+            }
+        };
+        let thread = std::thread::Builder::new().name(format!("rowmilld-{index}"));
+        workers.threads.push(
+            thread
+                .spawn(work)
+                .context("cannot start a worker's thread")?,
+        );
+        workers.ports.push(port_sender);
+    }
+    for _ in mailboxes {
+        let (index, cpu, pinned) = all_prepared
+            .recv()
+            .context("a worker's thread ended early")?;
+        if let (Some(cpu), Err(errno)) = (cpu, pinned) {
+            let why =
+                format!("sched_setaffinity for CPU {cpu}: {errno}; moves between CPUs cost caches");
+            overview.choose(Choice::warning(
+                &format!("worker {index}"),
+                "not pinned",
+                why,
+            ));
+        }
+    }
+    Ok(workers)
+}
+
+fn pin(cpu: usize) -> Result<(), Errno> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set)
+}
+
+impl Workers {
+    /// Lets clients connect: opens the endpoint and gives each worker its half of the port.
+    fn listen(
+        &mut self,
+        config: &Config,
+        endpoint: &str,
+        sessions: Arc<Sessions>,
+        mailboxes: &[Arc<Mailbox>],
+    ) -> anyhow::Result<ShmServer> {
+        let shm = ShmConfig {
+            lanes: u16::try_from(self.ports.len()).expect("at most MAX_WORKERS"),
+            credits: config.limits.credits,
+            max_connections: config.limits.connections,
+            max_region_bytes: config.limits.max_region_bytes,
+            socket_mode: config.socket_mode,
+            ..ShmConfig::default()
+        };
+        let (server, lanes) = ShmServer::listen(endpoint, shm, sessions)?;
+        for ((lane, mailbox), port) in lanes.into_iter().zip(mailboxes).zip(self.ports.drain(..)) {
+            mailbox.set_waker(lane.waker());
+            if port.send(lane).is_err() {
+                bail!("a worker's thread ended early");
+            }
+        }
+        Ok(server)
+    }
+
+    /// Ends the threads.
+    fn stop(self, mailboxes: &[Arc<Mailbox>]) {
+        for mailbox in mailboxes {
+            mailbox.order(Orders::Stop);
+        }
+        for thread in self.threads {
+            thread.join().expect("a panic ends the process");
+        }
+    }
+}
+
+/// Lists a server's clients for as long as it is there.
+fn list_clients(server: Arc<Mutex<Option<ShmServer>>>) -> Clients {
+    Box::new(move || {
+        let server = server.lock().expect("a panic ends the process");
+        let connections = server
+            .as_ref()
+            .map(ShmServer::connections)
+            .unwrap_or_default();
+        let client = |info: ConnectionInfo| Client {
+            id: info.conn.0,
+            client: info.client,
+            pid: info.pid,
+            regions: info.regions,
+            region_bytes: info.region_bytes,
+        };
+        connections
+            .into_iter()
+            .filter(|info| !info.ending)
+            .map(client)
+            .collect()
+    })
+}
+
+/// Has the workers finish what is in progress, and waits for that as long as configured.
+fn drain(config: &Config, overview: &Overview, mailboxes: &[Arc<Mailbox>]) {
+    for mailbox in mailboxes {
+        mailbox.order(Orders::Drain);
+    }
+    let began = Instant::now();
+    let limit = Duration::from_secs(config.shutdown.drain_timeout_s.into());
+    while !overview
+        .seats()
+        .iter()
+        .all(|seat| seat.figures.is_drained())
+    {
+        if began.elapsed() >= limit {
+            let left: u64 = overview
+                .seats()
+                .iter()
+                .map(|seat| seat.figures.in_progress())
+                .sum();
+            tracing::warn!(
+                "{left} requests were still in progress after {limit:?}; their clients see the end"
+            );
+            return;
+        }
+        std::thread::sleep(DRAIN_LOOK);
+    }
+    tracing::info!("drained after {:.3} s", began.elapsed().as_secs_f64());
+}

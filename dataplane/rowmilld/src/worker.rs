@@ -1,0 +1,348 @@
+//! A worker: one engine and its half of a port, and the loop between them.
+
+use core::time::Duration;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rowmill_arena::Window;
+use rowmill_engine::{Conn, Counters, Engine, Memory, Turn};
+use rowmill_port::{ConnId, Event, Idle, RegionError, RegionId, ServerPort};
+use rowmill_wire::limits::SLOT_BYTES;
+use rowmill_wire::{CompletionKind, Status};
+
+use crate::config;
+use crate::figures::Figures;
+use crate::mailbox::{Binding, Mailbox, Orders};
+
+/// A poll ends once it has moved this many bytes, so that it takes less than a micro-batch (50 us):
+/// copying and checking runs at 5 GB/s or more, so 128 KiB take at most 26 us. What a poll leaves is
+/// taken by the next. One request more may bring its lengths, at most `max_lengths` of them.
+const POLL_BYTES: u64 = 128 << 10;
+
+/// What an event counts for beside the bytes it moves: the half microsecond or so that taking a
+/// frame, parsing it and answering it takes is the time of about 4 KiB. So a poll has at most 32 events.
+const EVENT_BYTES: u64 = 4 << 10;
+
+/// Longest sleep, so that a worker that sleeps still shows that it is alive.
+pub const SLEEP_MAX: Duration = Duration::from_secs(1);
+
+/// One worker: everything that its thread owns.
+pub struct Worker<P> {
+    engine: Engine,
+    port: P,
+    mailbox: Arc<Mailbox>,
+    figures: Arc<Figures>,
+    frame: Box<[u8; SLOT_BYTES]>,
+    /// By connection: whether the port has announced it.
+    attached: Box<[bool]>,
+    /// A schema that came before its connection.
+    waiting: Option<Arc<Binding>>,
+    draining: bool,
+    published: Counters,
+}
+
+/// What a step found to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stepped {
+    /// Events taken from the port.
+    pub events: u32,
+    /// What the engine did.
+    pub turn: Turn,
+}
+
+impl Stepped {
+    /// Whether there was nothing to do.
+    pub fn is_idle(&self) -> bool {
+        self.events == 0 && self.turn == Turn::Idle
+    }
+}
+
+impl<P: ServerPort> Worker<P> {
+    /// A worker of `engine`, made for `connections` connections, and its half of the port.
+    pub fn new(
+        engine: Engine,
+        connections: u32,
+        port: P,
+        mailbox: Arc<Mailbox>,
+        figures: Arc<Figures>,
+    ) -> Worker<P> {
+        Worker {
+            engine,
+            port,
+            mailbox,
+            figures,
+            frame: Box::new([0; SLOT_BYTES]),
+            attached: vec![false; connections as usize].into_boxed_slice(),
+            waiting: None,
+            draining: false,
+            published: Counters::default(),
+        }
+    }
+
+    /// The loop: steps until the orders are to stop, and waits as `idle` says when there is nothing
+    /// to do. Nothing here allocates, locks, logs, or, while there is work, makes a system call.
+    pub fn run(mut self, idle: config::Idle, started: Instant) {
+        let mut backoff = Backoff::new(idle);
+        let clock = || started.elapsed().as_nanos() as u64;
+        while self.mailbox.orders() != Orders::Stop {
+            let stepped = self.pass(clock);
+            match backoff.after(stepped, self.figures.stepped_ns()) {
+                None => {}
+                Some(how @ Idle::Sleep(_)) => {
+                    self.figures.sleep(true);
+                    self.port.idle(how);
+                    self.figures.sleep(false);
+                }
+                Some(how) => self.port.idle(how),
+            }
+        }
+    }
+
+    /// One pass at a time that is an argument, so that a simulation drives the very same code.
+    pub fn step(&mut self, now_ns: u64) -> Stepped {
+        self.pass(|| now_ns)
+    }
+
+    /// One pass: what others sent, what the clients sent, one micro-batch, what came of it.
+    fn pass(&mut self, clock: impl Fn() -> u64) -> Stepped {
+        let now_ns = clock();
+        self.read_mailbox();
+        let (mut events, mut bytes) = (0, 0);
+        while bytes < POLL_BYTES
+            && let Some(event) = self.port.poll(&mut self.frame)
+        {
+            bytes += EVENT_BYTES + self.handle(now_ns, event);
+            self.announce(None);
+            events += 1;
+        }
+        let turn = self
+            .engine
+            .turn(now_ns, &mut PortMemory::new(&mut self.port));
+        if turn != Turn::Idle {
+            self.announce(Some(clock() - now_ns));
+        }
+        self.figures
+            .publish(now_ns, &self.engine, &mut self.published);
+        if self.draining && self.engine.in_progress() == 0 {
+            self.figures.set_drained();
+        }
+        Stepped { events, turn }
+    }
+
+    fn read_mailbox(&mut self) {
+        if !self.draining && self.mailbox.orders() >= Orders::Drain {
+            self.draining = true;
+            self.engine.drain();
+        }
+        while let Some(binding) = self.waiting.take().or_else(|| self.mailbox.receive()) {
+            if binding.is_abandoned() {
+                continue;
+            }
+            if !self.attached[binding.conn().0 as usize] {
+                self.waiting = Some(binding);
+                break;
+            }
+            self.engine.bind(
+                Conn(binding.conn().0),
+                binding.number(),
+                Arc::clone(binding.schema()),
+            );
+            binding.taken();
+        }
+    }
+
+    /// Tells the engine. Returns the bytes that were moved.
+    fn handle(&mut self, now_ns: u64, event: Event) -> u64 {
+        match event {
+            Event::Attached { conn, .. } => {
+                self.attached[conn.0 as usize] = true;
+                self.engine.attach(Conn(conn.0));
+            }
+            Event::Detached { conn } => {
+                self.attached[conn.0 as usize] = false;
+                self.engine.detach(Conn(conn.0));
+            }
+            // The port knows the region; the engine learns of it when a request names it.
+            Event::Region { .. } => {}
+            Event::RegionGone { conn, region } => {
+                self.engine.region_gone(now_ns, Conn(conn.0), region.0);
+            }
+            Event::Cancel { conn, slot } => self.engine.cancel(now_ns, Conn(conn.0), slot),
+            Event::Request { conn, slot, len } => {
+                let mut memory = PortMemory::new(&mut self.port);
+                let frame = &self.frame[..len];
+                let outcome = self
+                    .engine
+                    .request(now_ns, Conn(conn.0), slot, frame, &mut memory);
+                let copied = memory.copied;
+                if outcome.is_err() {
+                    // There is no way to answer; nobody logs here. The port tells who was cut off.
+                    self.port.close(conn, Status::Malformed);
+                }
+                return len as u64 + copied;
+            }
+        }
+        0
+    }
+
+    /// Hands completions to the port. Called after each call of the engine that can make some, since
+    /// the engine's queue holds those of one call. After a turn it is told how long the pass has
+    /// taken, which the engine, asked at its begin, could not know.
+    fn announce(&mut self, spent_ns: Option<u64>) {
+        while let Some((conn, mut record)) = self.engine.poll_completion() {
+            if let Some(spent_ns) = spent_ns {
+                record.service_ns += spent_ns;
+                if record.kind == CompletionKind::Final && record.status == Status::Ok {
+                    self.figures.times.record(record.service_ns);
+                }
+            }
+            self.port.complete(ConnId(conn.0), &record);
+        }
+    }
+
+    /// The port, for whoever drives the steps.
+    pub fn port(&mut self) -> &mut P {
+        &mut self.port
+    }
+
+    /// The engine, to look at.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+/// A port's memory as the engine wants to see it.
+#[derive(Debug)]
+pub struct PortMemory<'a, P> {
+    port: &'a mut P,
+    copied: u64,
+}
+
+impl<'a, P: ServerPort> PortMemory<'a, P> {
+    /// The memory behind a port.
+    pub fn new(port: &'a mut P) -> PortMemory<'a, P> {
+        PortMemory { port, copied: 0 }
+    }
+}
+
+impl<P: ServerPort> Memory for PortMemory<'_, P> {
+    fn read(&mut self, conn: Conn, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Status> {
+        self.copied += out.len() as u64;
+        let outcome = self
+            .port
+            .read(ConnId(conn.0), RegionId(region), offset, out);
+        outcome.map_err(|error| status(error, Status::SegmentOutOfRegion))
+    }
+
+    fn target(
+        &mut self,
+        conn: Conn,
+        region: u32,
+        offset: u64,
+        len: u64,
+    ) -> Result<Window<'_>, Status> {
+        let outcome = self
+            .port
+            .target(ConnId(conn.0), RegionId(region), offset, len);
+        outcome.map_err(|error| status(error, Status::TargetOutOfRegion))
+    }
+
+    fn is_lost(&self, conn: Conn, region: u32) -> bool {
+        self.port.is_lost(ConnId(conn.0), RegionId(region))
+    }
+}
+
+fn status(error: RegionError, out_of_bounds: Status) -> Status {
+    match error {
+        RegionError::Unknown => Status::UnknownRegion,
+        RegionError::OutOfBounds => out_of_bounds,
+        RegionError::Lost => Status::RegionLost,
+    }
+}
+
+/// Decides how to wait, from how long there has been nothing to do.
+#[derive(Debug)]
+struct Backoff {
+    spin_ns: u64,
+    yield_ns: u64,
+    sleep: bool,
+    idle_since_ns: Option<u64>,
+}
+
+impl Backoff {
+    fn new(idle: config::Idle) -> Backoff {
+        let spin_ns = u64::from(idle.spin_us) * 1000;
+        let yield_ns = spin_ns + u64::from(idle.yield_us) * 1000;
+        Backoff {
+            spin_ns,
+            yield_ns,
+            sleep: idle.sleep,
+            idle_since_ns: None,
+        }
+    }
+
+    fn after(&mut self, stepped: Stepped, now_ns: u64) -> Option<Idle> {
+        if !stepped.is_idle() {
+            self.idle_since_ns = None;
+            return None;
+        }
+        let idle_ns = now_ns - *self.idle_since_ns.get_or_insert(now_ns);
+        Some(if idle_ns < self.spin_ns {
+            Idle::Spin
+        } else if idle_ns < self.yield_ns || !self.sleep {
+            Idle::Yield
+        } else {
+            // An idle engine has no request and so no deadline to be awake for.
+            Idle::Sleep(Some(SLEEP_MAX))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backs_off_from_spinning_through_yielding_to_sleeping() {
+        let mut backoff = Backoff::new(config::Idle {
+            spin_us: 1,
+            yield_us: 2,
+            sleep: true,
+        });
+        let idle = Stepped {
+            events: 0,
+            turn: Turn::Idle,
+        };
+        let busy = Stepped {
+            events: 1,
+            turn: Turn::Idle,
+        };
+        let asleep = Some(Idle::Sleep(Some(SLEEP_MAX)));
+        let cases = [
+            (idle, 5_000, Some(Idle::Spin)),
+            (idle, 5_999, Some(Idle::Spin)),
+            (idle, 6_000, Some(Idle::Yield)),
+            (idle, 7_999, Some(Idle::Yield)),
+            (idle, 8_000, asleep),
+            (busy, 9_000, None),
+            (idle, 9_100, Some(Idle::Spin)),
+            (
+                Stepped {
+                    events: 0,
+                    turn: Turn::Worked { bytes: 0 },
+                },
+                9_200,
+                None,
+            ),
+        ];
+        for (stepped, now_ns, expected) in cases {
+            assert_eq!(backoff.after(stepped, now_ns), expected, "at {now_ns}");
+        }
+        let mut never = Backoff::new(config::Idle {
+            spin_us: 0,
+            yield_us: 0,
+            sleep: false,
+        });
+        assert_eq!(never.after(idle, 1), Some(Idle::Yield));
+    }
+}

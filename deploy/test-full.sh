@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# What CI has no time for. Runs every stage, whatever became of the others, and prints a table.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+SEEDS=${SEEDS:-10000}
+FUZZ_SECONDS=${FUZZ_SECONDS:-60}
+names=() times=() outcomes=()
+failed=0
+
+# stage NAME LIMIT_SECONDS COMMAND...
+stage() {
+    local name=$1 limit=$2
+    shift 2
+    printf '\n==== %s (limit %s s): %s\n' "$name" "$limit" "$*"
+    local began=$SECONDS outcome=ok
+    timeout --kill-after=10 "$limit" "$@" </dev/null
+    local status=$?
+    [ $status -eq 0 ] || { outcome="FAILED: exit $status"; failed=1; }
+    names+=("$name"); times+=("$((SECONDS - began))"); outcomes+=("$outcome")
+}
+
+skip() {
+    names+=("$1"); times+=("-"); outcomes+=("skipped: $2")
+}
+
+stage check 900 make check
+stage test 900 make test
+stage faults 300 make faults
+stage simulation 3600 make sim SEEDS="$SEEDS"
+if rustup toolchain list 2>/dev/null | grep -q nightly; then
+    stage fuzz 3600 tests/fuzz/run.sh "$FUZZ_SECONDS"
+    # AddressSanitizer over the crates with unsafe code; the standard library is not instrumented.
+    stage sanitizer 1800 env RUSTFLAGS="-Zsanitizer=address" CARGO_TARGET_DIR=target/sanitizer \
+        cargo +nightly test --release --target "$(rustc -vV | sed -n 's/^host: //p')" --lib --tests \
+        -p rowmill-pooling -p rowmill-port -p rowmill-engine
+else
+    skip fuzz "needs a nightly toolchain"
+    skip sanitizer "needs a nightly toolchain"
+fi
+stage run 900 make run
+
+printf '\n%-12s %8s  %s\n' stage seconds outcome
+for i in "${!names[@]}"; do
+    printf '%-12s %8s  %s\n' "${names[$i]}" "${times[$i]}" "${outcomes[$i]}"
+done
+exit $failed

@@ -1,0 +1,137 @@
+//! The ports of this build, and the choice of one by its URL.
+
+use core::time::Duration;
+
+use rowmill_arena::Window;
+use rowmill_port::shm::ShmClient;
+use rowmill_port::{ClientPort, PortError, RegionId};
+use rowmill_wire::control::{TableEntry, Welcome};
+use rowmill_wire::{Completion, Schema};
+
+use crate::error::ClientError;
+use crate::options::Options;
+use crate::session::Session;
+
+/// Connects to dataplanes.
+#[derive(Debug)]
+pub struct Client;
+
+impl Client {
+    /// Connects to the dataplane at `url`, such as `shm:/run/rowmill/demo.sock`.
+    ///
+    /// # Errors
+    /// [`ClientError::Endpoint`] for a URL of no port of this build; [`ClientError::Port`] where
+    /// nothing answers there or the connection is refused.
+    pub fn connect(url: &str, options: Options) -> Result<Session<AnyPort>, ClientError> {
+        let port = match scheme(url)? {
+            Scheme::Shm => AnyPort::Shm(ShmClient::connect(url, &options.name, options.credits)?),
+        };
+        Session::over(port, options)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scheme {
+    Shm,
+}
+
+fn scheme(url: &str) -> Result<Scheme, ClientError> {
+    let refused = |reason| {
+        Err(ClientError::Endpoint {
+            url: url.into(),
+            reason,
+        })
+    };
+    match url.split_once(':') {
+        Some(("shm", path)) if path.starts_with('/') && path.len() > 1 => Ok(Scheme::Shm),
+        Some(("shm", _)) => refused("the socket's path must be absolute"),
+        Some(("tcp" | "rdma" | "rowmill", _)) => refused("that port is not part of this version"),
+        Some(_) => refused("no port of that name is known"),
+        None => refused("it names no port"),
+    }
+}
+
+/// One of the ports of this build. A variant each instead of a trait object: choosing costs a
+/// compare that predicts well, and the port's polling stays open to inlining.
+pub enum AnyPort {
+    /// Shared memory on one host.
+    Shm(ShmClient),
+}
+
+macro_rules! each {
+    ($port:expr, $name:ident => $call:expr) => {
+        match $port {
+            AnyPort::Shm($name) => $call,
+        }
+    };
+}
+
+impl ClientPort for AnyPort {
+    fn welcome(&self) -> &Welcome {
+        each!(self, port => port.welcome())
+    }
+
+    fn tables(&mut self) -> Result<Vec<TableEntry>, PortError> {
+        each!(self, port => port.tables())
+    }
+
+    fn bind(&mut self, schema: &Schema) -> Result<u32, PortError> {
+        each!(self, port => port.bind(schema))
+    }
+
+    fn register(&mut self, bytes: usize) -> Result<RegionId, PortError> {
+        each!(self, port => port.register(bytes))
+    }
+
+    fn unregister(&mut self, region: RegionId) -> Result<(), PortError> {
+        each!(self, port => port.unregister(region))
+    }
+
+    fn memory(&self, region: RegionId) -> Option<Window<'_>> {
+        each!(self, port => port.memory(region))
+    }
+
+    fn submit(&mut self, lane: u16, slot: u16, frame: &[u8]) -> Result<(), PortError> {
+        each!(self, port => port.submit(lane, slot, frame))
+    }
+
+    fn cancel(&mut self, lane: u16, slot: u16) -> Result<(), PortError> {
+        each!(self, port => port.cancel(lane, slot))
+    }
+
+    fn poll(&mut self, lane: u16) -> Result<Option<Completion>, PortError> {
+        each!(self, port => port.poll(lane))
+    }
+
+    fn wait(&mut self, limit: Option<Duration>) -> Result<(), PortError> {
+        each!(self, port => port.wait(limit))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_choose_a_port_or_say_what_there_is() {
+        assert_eq!(
+            scheme("shm:/run/rowmill/demo.sock").expect("shm"),
+            Scheme::Shm
+        );
+        for url in [
+            "shm:demo.sock",
+            "shm:/",
+            "tcp://host:7400",
+            "rdma://host:7400",
+            "http://x",
+            "/run/x",
+            "",
+        ] {
+            let error = scheme(url).expect_err(url).to_string();
+            assert!(
+                error.contains("supports shm:/") && error.contains(url),
+                "{error}"
+            );
+        }
+    }
+}

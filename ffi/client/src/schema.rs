@@ -1,0 +1,93 @@
+//! A bound schema: what requests refer to, and where their answers lie.
+
+use rowmill_wire::Schema;
+use rowmill_wire::control::TableEntry;
+
+/// A schema that the dataplane has bound for this session, with what the client needs to know of its
+/// tables. Made by `Session::bind`.
+#[derive(Clone, Debug)]
+pub struct BoundSchema {
+    pub(crate) session: u64,
+    pub(crate) id: u32,
+    schema: Schema,
+    dims: Vec<u32>,
+    weighted: Vec<bool>,
+}
+
+impl BoundSchema {
+    /// `None` where the server bound a table that it does not list.
+    pub(crate) fn new(
+        session: u64,
+        id: u32,
+        schema: Schema,
+        tables: &[TableEntry],
+    ) -> Option<BoundSchema> {
+        let dim = |name: &str| tables.iter().find(|t| t.name == name).map(|t| t.dim);
+        let dims = schema
+            .features
+            .iter()
+            .map(|f| dim(&f.table))
+            .collect::<Option<_>>()?;
+        let weighted = schema
+            .features
+            .iter()
+            .map(|f| f.pooling == rowmill_wire::Pooling::WeightedSum)
+            .collect();
+        Some(BoundSchema {
+            session,
+            id,
+            schema,
+            dims,
+            weighted,
+        })
+    }
+
+    /// The schema as it was bound.
+    pub fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    /// How many features it has.
+    pub fn features(&self) -> usize {
+        self.dims.len()
+    }
+
+    /// Elements of the feature's vectors.
+    ///
+    /// # Panics
+    /// If the schema has no such feature.
+    pub fn dim(&self, feature: usize) -> usize {
+        self.dims[feature] as usize
+    }
+
+    /// Whether requests bring weights for the feature.
+    pub(crate) fn is_weighted(&self, feature: usize) -> bool {
+        self.weighted[feature]
+    }
+
+    /// Whether requests bring weights at all.
+    pub(crate) fn any_weighted(&self) -> bool {
+        self.weighted.contains(&true)
+    }
+
+    /// The number of the feature with that name.
+    pub fn feature(&self, name: &str) -> Option<usize> {
+        self.schema.features.iter().position(|f| f.name == name)
+    }
+
+    /// Bytes from the target's base to the vector of a bag.
+    ///
+    /// # Panics
+    /// If the schema has no such feature.
+    pub fn vector_offset(&self, feature: usize, bag: u32) -> u64 {
+        let f = &self.schema.features[feature];
+        f.offset + u64::from(bag) * f.stride
+    }
+
+    /// Bytes that a target needs for `bags` bags: up to the end of the last vector.
+    pub fn target_bytes(&self, bags: u32) -> u64 {
+        let last = bags.saturating_sub(1);
+        let end = |f| self.vector_offset(f, last) + self.dim(f) as u64 * 4;
+        (0..self.features()).map(end).max().unwrap_or(0)
+    }
+}

@@ -1,0 +1,286 @@
+//! A session: one connection, its regions and schemas, and the requests in flight on it.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use rowmill_port::{ClientPort, PortError, RegionId};
+use rowmill_wire::Schema;
+use rowmill_wire::control::{TableEntry, Welcome};
+
+use crate::error::ClientError;
+use crate::flight::Flight;
+use crate::frame::Plan;
+use crate::memory::{Extents, Region, Regions, Target};
+use crate::options::Options;
+use crate::schema::BoundSchema;
+
+/// Tells the sessions of a process apart, so that no target or schema is used in another one.
+static SESSIONS: AtomicU64 = AtomicU64::new(1);
+
+/// A connection to a dataplane. Not shared between threads: each thread connects its own.
+///
+/// Requests are sent with [`Session::submit`] and their answers taken with [`Session::poll`],
+/// [`Session::wait`] or both; [`Session::lookup`] does one request and waits for it. Once a session
+/// has sent requests of the sizes that it goes on sending, none of these calls allocates memory.
+///
+/// Methods that take a [`Region`], [`Target`] or [`BoundSchema`] panic when it belongs to another
+/// session.
+pub struct Session<P: ClientPort> {
+    pub(crate) port: P,
+    pub(crate) options: Options,
+    pub(crate) flight: Flight,
+    pub(crate) id: u64,
+    pub(crate) plan: Plan,
+    regions: Regions,
+    /// The region that carries ids, its size and what of it is free.
+    pub(crate) source: Option<(RegionId, u64, Extents)>,
+    tables: Option<Vec<TableEntry>>,
+    /// The newest generation that the dataplane has told of.
+    pub(crate) newest: u64,
+    pub(crate) closed: bool,
+}
+
+impl<P: ClientPort> Session<P> {
+    /// A session over a port that is connected. Registers the source region.
+    ///
+    /// # Errors
+    /// [`ClientError::Port`] where the region can't be made or is refused.
+    pub fn over(mut port: P, options: Options) -> Result<Session<P>, ClientError> {
+        let welcome = port.welcome();
+        let (flight, newest) = (Flight::new(welcome), welcome.generation);
+        let bytes = (options.source_bytes as u64).min(welcome.max_region);
+        let source = match bytes {
+            0 => None,
+            bytes => {
+                let region = port.register(bytes as usize)?;
+                Some((region, bytes, Extents::new(bytes, flight.most_requests())))
+            }
+        };
+        Ok(Session {
+            port,
+            options,
+            flight,
+            id: SESSIONS.fetch_add(1, Ordering::Relaxed),
+            plan: Plan::new(),
+            regions: Regions::default(),
+            source,
+            tables: None,
+            newest,
+            closed: false,
+        })
+    }
+
+    /// What the dataplane granted: its model, lanes, credits and limits.
+    pub fn welcome(&self) -> &Welcome {
+        self.port.welcome()
+    }
+
+    /// The newest generation that the dataplane has told of, at connect or in an answer.
+    pub fn generation(&self) -> u64 {
+        self.newest
+    }
+
+    /// Requests submitted whose answers were not taken yet.
+    pub fn pending(&self) -> usize {
+        self.flight.requests()
+    }
+
+    /// The model's tables; asked for once a session.
+    ///
+    /// # Errors
+    /// [`ClientError::Port`], [`ClientError::Closed`].
+    pub fn tables(&mut self) -> Result<&[TableEntry], ClientError> {
+        if self.tables.is_none() {
+            self.tables = Some(self.port.tables()?);
+        }
+        Ok(self.tables.as_deref().unwrap_or_default())
+    }
+
+    /// Binds a schema.
+    ///
+    /// # Errors
+    /// [`ClientError::Port`] with the dataplane's refusal: an unknown table, outputs that overlap or
+    /// are misaligned.
+    pub fn bind(&mut self, schema: Schema) -> Result<BoundSchema, ClientError> {
+        let id = self.port.bind(&schema)?;
+        let session = self.id;
+        let bound = BoundSchema::new(session, id, schema, self.tables()?);
+        bound.ok_or_else(|| {
+            let text = "the dataplane bound a table that it does not list";
+            ClientError::Port(PortError::Protocol(text.into()))
+        })
+    }
+
+    /// Makes and registers memory for results.
+    ///
+    /// # Errors
+    /// [`ClientError::TooLarge`] above the dataplane's limit, [`ClientError::Port`].
+    pub fn region(&mut self, bytes: usize) -> Result<Region, ClientError> {
+        let limit = self.welcome().max_region;
+        within(
+            "bytes of a region",
+            bytes as u64,
+            limit,
+            "register several regions",
+        )?;
+        let id = self.port.register(bytes)?;
+        let region = Region {
+            session: self.id,
+            id,
+            bytes: bytes as u64,
+        };
+        self.regions.add(region);
+        Ok(region)
+    }
+
+    /// Gives a region up.
+    ///
+    /// # Errors
+    /// [`ClientError::RegionInUse`] while it has targets; [`ClientError::Port`].
+    ///
+    /// # Panics
+    /// If the region was given up before.
+    pub fn unregister(&mut self, region: Region) -> Result<(), ClientError> {
+        self.own(region.session);
+        self.regions.remove(&region)?;
+        Ok(self.port.unregister(region.id)?)
+    }
+
+    /// Takes a free range of the region as a target.
+    ///
+    /// # Errors
+    /// [`ClientError::RegionFull`].
+    ///
+    /// # Panics
+    /// If the region was given up.
+    pub fn target(&mut self, region: &Region, bytes: u64) -> Result<Target, ClientError> {
+        self.own(region.session);
+        self.regions.take(region, bytes)
+    }
+
+    /// Takes this range of the region as a target.
+    ///
+    /// # Errors
+    /// [`ClientError::TargetInUse`] where another target has some of it, [`ClientError::TargetPlace`]
+    /// where it is empty, misaligned, or leaves the region.
+    ///
+    /// # Panics
+    /// If the region was given up.
+    pub fn target_at(
+        &mut self,
+        region: &Region,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Target, ClientError> {
+        self.own(region.session);
+        self.regions.take_at(region, offset, bytes)
+    }
+
+    /// Gives a target's range back to its region.
+    pub fn release(&mut self, target: Target) {
+        self.own(target.session);
+        self.regions.give(target);
+    }
+
+    /// Copies f32s out of a target, from `offset` bytes on.
+    ///
+    /// # Panics
+    /// If they don't all lie inside the target.
+    pub fn read_f32s(&self, target: &Target, offset: u64, out: &mut [f32]) {
+        self.own(target.session);
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(out);
+        let end = offset.checked_add(bytes.len() as u64);
+        assert!(
+            end.is_some_and(|end| end <= target.bytes),
+            "read inside the target"
+        );
+        if !bytes.is_empty() {
+            let window = self
+                .port
+                .memory(target.region)
+                .expect("a target's region is registered");
+            window.read((target.extent.offset + offset) as usize, bytes);
+        }
+    }
+
+    /// Copies bytes into a target, from `offset` bytes on.
+    ///
+    /// # Panics
+    /// If they don't all lie inside the target.
+    pub fn write(&mut self, target: &Target, offset: u64, bytes: &[u8]) {
+        self.own(target.session);
+        let end = offset.checked_add(bytes.len() as u64);
+        assert!(
+            end.is_some_and(|end| end <= target.bytes),
+            "write inside the target"
+        );
+        if !bytes.is_empty() {
+            let window = self
+                .port
+                .memory(target.region)
+                .expect("a target's region is registered");
+            window.write((target.extent.offset + offset) as usize, bytes);
+        }
+    }
+
+    /// Copies the pooled vector of a bag out of an answer's target; `out` has the feature's dim.
+    ///
+    /// # Panics
+    /// If there is no such feature, `out` has another length, or the vector is not in the target.
+    pub fn read_vector(
+        &self,
+        target: &Target,
+        schema: &BoundSchema,
+        feature: usize,
+        bag: u32,
+        out: &mut [f32],
+    ) {
+        assert_eq!(
+            out.len(),
+            schema.dim(feature),
+            "one element for each dimension"
+        );
+        self.read_f32s(target, schema.vector_offset(feature, bag), out);
+    }
+
+    /// Copies the pooled vectors of `out.len() / dim` bags of a feature, from `first_bag` on, one
+    /// after another.
+    ///
+    /// # Panics
+    /// As [`Session::read_vector`]; if `out` is no whole number of vectors.
+    pub fn read_feature(
+        &self,
+        target: &Target,
+        schema: &BoundSchema,
+        feature: usize,
+        first_bag: u32,
+        out: &mut [f32],
+    ) {
+        let dim = schema.dim(feature);
+        assert!(out.len().is_multiple_of(dim), "whole vectors");
+        for (bag, out) in (first_bag..).zip(out.chunks_exact_mut(dim)) {
+            self.read_vector(target, schema, feature, bag, out);
+        }
+    }
+
+    pub(crate) fn own(&self, session: u64) {
+        assert_eq!(session, self.id, "used in the session that it was made by");
+    }
+}
+
+pub(crate) fn within(
+    what: &'static str,
+    given: u64,
+    limit: u64,
+    advice: &'static str,
+) -> Result<(), ClientError> {
+    if given <= limit {
+        Ok(())
+    } else {
+        Err(ClientError::TooLarge {
+            what,
+            given,
+            limit,
+            advice,
+        })
+    }
+}

@@ -1,0 +1,330 @@
+//! A stand-in for a port and the dataplane behind it, for tests of the session alone.
+//!
+//! It keeps the frames it was sent until a test lets it answer, in any order. Its rows are all
+//! alike in each dimension but for their id: dimension `d` of row `id` is `id + d`.
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rowmill_arena::{HugePages, Region, Window, sealed_memfd};
+use rowmill_port::{ClientPort, PortError, RegionId};
+use rowmill_wire::control::{TableEntry, Welcome};
+use rowmill_wire::request::{Header, Request};
+use rowmill_wire::status::NOWHERE;
+use rowmill_wire::{
+    Completion, CompletionKind, Element, Op, Place, Pooling, Refusal, Schema, Segment, SplitRule,
+    Status,
+};
+
+/// Dimension of all tables.
+pub(crate) const DIM: u32 = 4;
+
+/// A bag as the stand-in read it: ids, and weights where there are any.
+pub(crate) type Bag = (Vec<u64>, Vec<f32>);
+
+/// A frame that was sent and not answered.
+#[derive(Clone, Debug)]
+pub(crate) struct Arrived {
+    pub(crate) lane: u16,
+    pub(crate) slot: u16,
+    pub(crate) header: Header,
+    pub(crate) inline: bool,
+    /// Feature by feature, bag by bag.
+    pub(crate) bags: Vec<Vec<Bag>>,
+}
+
+pub(crate) struct StandIn {
+    welcome: Welcome,
+    regions: Vec<Option<Region>>,
+    schemas: Vec<Schema>,
+    queues: Vec<VecDeque<Completion>>,
+    pub(crate) arrived: Vec<Arrived>,
+    pub(crate) cancelled: Vec<(u16, u16)>,
+    pub(crate) closed: bool,
+    /// Frames still accepted before the connection breaks.
+    pub(crate) breaks_after: Option<usize>,
+    /// What happens in a wait: answer everything with this status.
+    pub(crate) answers_in_wait: Option<Status>,
+    /// Whether frames are decoded and kept, or answered at once without looking.
+    pub(crate) echoes: bool,
+}
+
+impl StandIn {
+    pub(crate) fn new(lanes: u16, credits: u16, min_bags: u32) -> StandIn {
+        StandIn {
+            welcome: Welcome {
+                model: "stand-in".into(),
+                generation: 7,
+                split: SplitRule { lanes, min_bags },
+                credits,
+                completions: 64,
+                max_ids: 1 << 16,
+                max_lengths: 1 << 14,
+                max_region: 1 << 22,
+            },
+            regions: Vec::new(),
+            schemas: Vec::new(),
+            queues: (0..lanes).map(|_| VecDeque::with_capacity(64)).collect(),
+            arrived: Vec::new(),
+            cancelled: Vec::new(),
+            closed: false,
+            breaks_after: None,
+            answers_in_wait: None,
+            echoes: false,
+        }
+    }
+
+    fn segment_bytes(&self, request: &Request<'_>, segment: &Segment) -> Vec<u8> {
+        match segment.place {
+            Place::Absent => Vec::new(),
+            Place::Inline { .. } => request.inline(segment).expect("inside the frame").to_vec(),
+            Place::Region { region, offset } => {
+                let region = self.regions[region as usize].as_ref().expect("registered");
+                let mut bytes = vec![0; segment.len as usize];
+                region
+                    .window_at(offset, segment.len)
+                    .expect("inside the region")
+                    .read(0, &mut bytes);
+                bytes
+            }
+        }
+    }
+
+    fn decode(&self, lane: u16, slot: u16, frame: &[u8]) -> Arrived {
+        let request = Request::parse(frame).expect("the client sends well-formed frames");
+        let header = *request.header();
+        let words = |segment: &Segment| {
+            let bytes = self.segment_bytes(&request, segment);
+            let width = segment.element.bytes() as usize;
+            let word = |b: &[u8]| b.iter().rev().fold(0, |n, &b| n << 8 | u64::from(b));
+            bytes.chunks_exact(width).map(word).collect::<Vec<u64>>()
+        };
+        let (lengths, ids, weights) = (
+            words(&header.lengths),
+            words(&header.ids),
+            words(&header.weights),
+        );
+        assert_eq!(header.lengths.element, Element::Bits32);
+        let mut bags = Vec::new();
+        for span in request.spans() {
+            let mut at = span.ids_at as usize;
+            let lengths = &lengths[span.lengths_at as usize..][..header.bags as usize];
+            let mut feature = Vec::new();
+            for &length in lengths {
+                let range = at..at + length as usize;
+                at = range.end;
+                let weights = match header.weights.place {
+                    Place::Absent => Vec::new(),
+                    _ => weights[range.clone()]
+                        .iter()
+                        .map(|&w| f32::from_bits(w as u32))
+                        .collect(),
+                };
+                feature.push((ids[range].to_vec(), weights));
+            }
+            assert_eq!(at, (span.ids_at + span.ids) as usize, "lengths add up");
+            bags.push(feature);
+        }
+        let inline = matches!(header.lengths.place, Place::Inline { .. });
+        Arrived {
+            lane,
+            slot,
+            header,
+            inline,
+            bags,
+        }
+    }
+
+    /// Pools the frame's bags into its target.
+    fn pool(&self, frame: &Arrived) {
+        let h = &frame.header;
+        let region = self.regions[h.target_region as usize]
+            .as_ref()
+            .expect("registered");
+        for (feature, bags) in self.schemas[h.schema as usize]
+            .features
+            .iter()
+            .zip(&frame.bags)
+        {
+            for (b, (ids, weights)) in bags.iter().enumerate() {
+                let bag = u64::from(h.first_bag) + b as u64;
+                for d in 0..DIM {
+                    let weight = |i: usize| {
+                        if feature.pooling == Pooling::WeightedSum {
+                            weights[i]
+                        } else {
+                            1.0
+                        }
+                    };
+                    let sum: f32 = ids
+                        .iter()
+                        .enumerate()
+                        .map(|(i, &id)| weight(i) * (id as f32 + d as f32))
+                        .sum();
+                    let at =
+                        h.target_base + feature.offset + bag * feature.stride + u64::from(d) * 4;
+                    region
+                        .window_at(at, 4)
+                        .expect("inside the region")
+                        .write(0, &sum.to_le_bytes());
+                }
+            }
+        }
+    }
+
+    fn record(frame: &Arrived, kind: CompletionKind, refusal: Refusal, slice: u16) -> Completion {
+        Completion {
+            kind,
+            part: frame.header.part,
+            status: refusal.status,
+            slot: frame.slot,
+            slice,
+            request: frame.header.request,
+            generation: 7,
+            delta: 0,
+            attempt: frame.header.attempt,
+            credits: u16::from(kind == CompletionKind::Final),
+            feature: refusal.feature,
+            index: refusal.index,
+            service_ns: 1000 + u64::from(frame.header.part),
+        }
+    }
+
+    /// Puts a record of a frame into its lane's queue without ending the frame.
+    pub(crate) fn announce(&mut self, at: usize, kind: CompletionKind, slice: u16) -> Completion {
+        let record = Self::record(&self.arrived[at], kind, Refusal::whole(Status::Ok), slice);
+        self.queues[usize::from(self.arrived[at].lane)].push_back(record);
+        record
+    }
+
+    pub(crate) fn inject(&mut self, lane: u16, record: Completion) {
+        self.queues[usize::from(lane)].push_back(record);
+    }
+
+    /// Answers the frame at `at`: pools it where the status is Ok.
+    pub(crate) fn answer(&mut self, at: usize, refusal: Refusal) {
+        let frame = self.arrived.remove(at);
+        if refusal.status == Status::Ok && frame.header.op == Op::Lookup {
+            self.pool(&frame);
+        }
+        let slice = (frame.header.slices() - 1) as u16;
+        let record = Self::record(&frame, CompletionKind::Final, refusal, slice);
+        self.queues[usize::from(frame.lane)].push_back(record);
+    }
+
+    pub(crate) fn answer_all(&mut self, status: Status) {
+        while !self.arrived.is_empty() {
+            self.answer(self.arrived.len() - 1, Refusal::whole(status));
+        }
+    }
+}
+
+impl ClientPort for StandIn {
+    fn welcome(&self) -> &Welcome {
+        &self.welcome
+    }
+
+    fn tables(&mut self) -> Result<Vec<TableEntry>, PortError> {
+        let table = |name: &str| TableEntry {
+            name: name.into(),
+            rows: 1 << 20,
+            dim: DIM,
+            format: 0,
+        };
+        Ok(vec![table("items"), table("users")])
+    }
+
+    fn bind(&mut self, schema: &Schema) -> Result<u32, PortError> {
+        self.schemas.push(schema.clone());
+        Ok(self.schemas.len() as u32 - 1)
+    }
+
+    fn register(&mut self, bytes: usize) -> Result<RegionId, PortError> {
+        let fd = sealed_memfd("stand-in", bytes, HugePages::Off).expect("memory");
+        self.regions
+            .push(Some(Region::map(fd.as_fd(), bytes).expect("sealed")));
+        Ok(RegionId(self.regions.len() as u32 - 1))
+    }
+
+    fn unregister(&mut self, region: RegionId) -> Result<(), PortError> {
+        self.regions[region.0 as usize] = None;
+        Ok(())
+    }
+
+    fn memory(&self, region: RegionId) -> Option<Window<'_>> {
+        self.regions
+            .get(region.0 as usize)?
+            .as_ref()
+            .map(Region::window)
+    }
+
+    fn submit(&mut self, lane: u16, slot: u16, frame: &[u8]) -> Result<(), PortError> {
+        match &mut self.breaks_after {
+            Some(0) => self.closed = true,
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        if self.closed {
+            return Err(PortError::Closed);
+        }
+        if self.echoes {
+            let (request, attempt, part) = Request::address(frame);
+            let mut record = Self::record(
+                &Arrived {
+                    lane,
+                    slot,
+                    header: Header::null(request),
+                    inline: true,
+                    bags: Vec::new(),
+                },
+                CompletionKind::Final,
+                Refusal::whole(Status::Ok),
+                0,
+            );
+            (record.attempt, record.part) = (attempt, part);
+            self.queues[usize::from(lane)].push_back(record);
+            return Ok(());
+        }
+        let taken = self
+            .arrived
+            .iter()
+            .any(|a| (a.lane, a.slot) == (lane, slot));
+        assert!(
+            !taken && slot < self.welcome.credits,
+            "a slot holds one request at a time"
+        );
+        let frame = self.decode(lane, slot, frame);
+        self.arrived.push(frame);
+        Ok(())
+    }
+
+    fn cancel(&mut self, lane: u16, slot: u16) -> Result<(), PortError> {
+        self.cancelled.push((lane, slot));
+        if self.closed {
+            Err(PortError::Closed)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn poll(&mut self, lane: u16) -> Result<Option<Completion>, PortError> {
+        match self.queues[usize::from(lane)].pop_front() {
+            None if self.closed => Err(PortError::Closed),
+            record => Ok(record),
+        }
+    }
+
+    fn wait(&mut self, _limit: Option<Duration>) -> Result<(), PortError> {
+        if let Some(status) = self.answers_in_wait {
+            self.answer_all(status);
+        }
+        Ok(())
+    }
+}
+
+/// A refusal of one id, as a worker sends it.
+pub(crate) fn bad_id(feature: u32, index: u32) -> Refusal {
+    assert_ne!(index, NOWHERE);
+    Refusal::at(Status::IdOutOfRange, feature, index)
+}

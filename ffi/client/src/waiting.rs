@@ -1,0 +1,192 @@
+//! Waiting for answers, and the synchronous calls made of it.
+
+use core::hint::spin_loop;
+use core::time::Duration;
+use std::thread::yield_now;
+use std::time::Instant;
+
+use rowmill_port::ClientPort;
+use rowmill_wire::Status;
+
+use crate::answer::{Answer, Ticket};
+use crate::batch::Batch;
+use crate::error::{ClientError, Failure, Unsent};
+use crate::memory::Target;
+use crate::options::{RequestOptions, Retry, Wait};
+use crate::schema::BoundSchema;
+use crate::session::Session;
+
+/// How long a wait may take, and how far it has backed off.
+struct Waiting {
+    how: Wait,
+    until: Option<Instant>,
+    rounds: u32,
+}
+
+impl Waiting {
+    fn new(how: Wait, limit: Option<Duration>) -> Waiting {
+        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+        Waiting {
+            how,
+            until,
+            rounds: 0,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
+    }
+}
+
+impl<P: ClientPort> Session<P> {
+    /// Waits for the ticket's answer. Other answers stay to be polled for.
+    ///
+    /// # Errors
+    /// [`ClientError::UnknownTicket`] after it was taken; [`ClientError::Port`]. The connection's end
+    /// is no error here but the answer's outcome.
+    pub fn wait(&mut self, ticket: Ticket, how: Wait) -> Result<Answer, ClientError> {
+        let answer = self.wait_until(ticket, &mut Waiting::new(how, None))?;
+        Ok(answer.expect("a wait without limit ends with an answer"))
+    }
+
+    /// Waits for the ticket's answer, at most for `limit`. After `None` the request is still in
+    /// flight and its target still the dataplane's: wait again, or cancel it and wait.
+    ///
+    /// # Errors
+    /// As [`Session::wait`].
+    pub fn wait_for(
+        &mut self,
+        ticket: Ticket,
+        how: Wait,
+        limit: Duration,
+    ) -> Result<Option<Answer>, ClientError> {
+        self.wait_until(ticket, &mut Waiting::new(how, Some(limit)))
+    }
+
+    fn wait_until(
+        &mut self,
+        ticket: Ticket,
+        waiting: &mut Waiting,
+    ) -> Result<Option<Answer>, ClientError> {
+        if !self.flight.knows(ticket) {
+            return Err(ClientError::UnknownTicket);
+        }
+        loop {
+            self.take_in()?;
+            if let Some(answer) = self.flight.take_one(ticket) {
+                return Ok(Some(answer));
+            }
+            if waiting.is_over() {
+                return Ok(None);
+            }
+            self.pause(waiting)?;
+        }
+    }
+
+    /// Lets a moment pass: an instruction, a turn of the scheduler, or a sleep in the port.
+    fn pause(&mut self, waiting: &mut Waiting) -> Result<(), ClientError> {
+        let backoff = self.options.backoff;
+        waiting.rounds = waiting.rounds.saturating_add(1);
+        if waiting.how == Wait::Poll || waiting.rounds <= backoff.spins {
+            spin_loop();
+        } else if waiting.rounds - backoff.spins <= backoff.yields {
+            yield_now();
+        } else {
+            let left = waiting
+                .until
+                .map(|until| until.saturating_duration_since(Instant::now()));
+            let sleep = left.map_or(backoff.sleep, |left| left.min(backoff.sleep));
+            if let Err(error) = self.port.wait(Some(sleep)) {
+                let error = self.failed(error);
+                // Its end has ended every request, which the caller's next look finds.
+                return if matches!(error, ClientError::Closed) {
+                    Ok(())
+                } else {
+                    Err(error)
+                };
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a batch and waits for its answer; waits for a slot before where all are in flight.
+    ///
+    /// # Errors
+    /// [`Unsent`] as for [`Session::submit`], but for a lack of slots or source space; and for a
+    /// failure of the port while waiting, then without the target. What the dataplane refuses is the
+    /// answer's outcome.
+    pub fn lookup(
+        &mut self,
+        schema: &BoundSchema,
+        batch: &Batch,
+        target: Target,
+        options: &RequestOptions,
+        how: Wait,
+    ) -> Result<Answer, Unsent> {
+        let mut waiting = Waiting::new(how, None);
+        let mut target = target;
+        let ticket = loop {
+            match self.submit(schema, batch, target, options) {
+                Ok(ticket) => break ticket,
+                // Only taking an answer frees an entry; while none has ended, time will help.
+                Err(Unsent {
+                    error,
+                    target: Some(back),
+                }) if error.would_block() && self.can_wait() => {
+                    target = back;
+                    let waited = self.pause(&mut waiting).and_then(|()| self.take_in());
+                    if let Err(error) = waited {
+                        return Err(Unsent {
+                            error,
+                            target: Some(target),
+                        });
+                    }
+                }
+                Err(unsent) => return Err(unsent),
+            }
+        };
+        self.wait(ticket, how).map_err(|error| Unsent {
+            error,
+            target: None,
+        })
+    }
+
+    /// Whether some request in flight has yet to end.
+    fn can_wait(&self) -> bool {
+        (0..self.flight.lanes()).any(|lane| self.flight.on_lane(lane) > 0)
+    }
+
+    /// As [`Session::lookup`], and again after a jittered pause while the answer is `Busy` or `Retry`
+    /// and attempts are left. Each attempt is sent after the one before has ended, to the same
+    /// target; `options.attempt` is the first one's number. Gives the last attempt's answer.
+    ///
+    /// # Errors
+    /// As [`Session::lookup`].
+    pub fn lookup_retrying(
+        &mut self,
+        schema: &BoundSchema,
+        batch: &Batch,
+        target: Target,
+        options: &RequestOptions,
+        how: Wait,
+        retry: &Retry,
+    ) -> Result<Answer, Unsent> {
+        let mut options = *options;
+        let mut answer = self.lookup(schema, batch, target, &options, how)?;
+        for attempt in 1..retry.attempts {
+            let again = match answer.outcome {
+                Err(Failure::Refused(refusal)) => {
+                    matches!(refusal.status, Status::Busy | Status::Retry)
+                }
+                _ => false,
+            };
+            if !again {
+                break;
+            }
+            std::thread::sleep(retry.pause(attempt, fastrand::f64()));
+            options.attempt = options.attempt.wrapping_add(1);
+            answer = self.lookup(schema, batch, answer.target, &options, how)?;
+        }
+        Ok(answer)
+    }
+}

@@ -1,0 +1,154 @@
+//! What each parser promises of any bytes at all: it does not panic, and what it accepts encodes to
+//! the bytes it came from.
+//!
+//! The same bodies run under libFuzzer (`tests/fuzz`) and, with seeded inputs, in every test run
+//! (`tests/tests/fuzz_smoke.rs`).
+
+use rowmill_table::{HEADER_BYTES as TABLE_HEADER_BYTES, parse_header, parse_manifest};
+use rowmill_wire::completion::COMPLETION_BYTES;
+use rowmill_wire::control::{CONTROL_HEADER_BYTES, Control};
+use rowmill_wire::limits::{MAX_BATCH, SLOT_BYTES};
+use rowmill_wire::request::{encode, inline_offset};
+use rowmill_wire::{Completion, FeatureSpan, Immediate, Place, Refusal, Request, Status};
+
+/// A request frame of exactly these bytes, and again with the length it really has.
+pub fn request(data: &[u8]) {
+    one_request(data);
+    one_request(&with_true_length(data));
+}
+
+fn one_request(frame: &[u8]) {
+    let (number, attempt, part) = Request::address(frame);
+    let request = match Request::parse(frame) {
+        Ok(request) => request,
+        Err(refusal) => return check_refusal(refusal),
+    };
+    let header = request.header();
+    assert_eq!(
+        (header.request, header.attempt, header.part),
+        (number, attempt, part)
+    );
+    assert!(header.part < header.parts);
+    assert!(
+        u64::from(header.first_bag) + u64::from(header.bags) <= u64::from(MAX_BATCH)
+            || header.bags == 0
+    );
+    for segment in [&header.lengths, &header.ids, &header.weights] {
+        let inline = matches!(segment.place, Place::Inline { .. });
+        let found = request.inline(segment).map(|bytes| bytes.len() as u64);
+        assert_eq!(
+            found,
+            inline.then_some(segment.len),
+            "inline segments lie in the frame"
+        );
+    }
+    let spans: Vec<FeatureSpan> = request.spans().collect();
+    assert_eq!(spans.len(), request.features());
+    for span in &spans {
+        assert!(u64::from(span.ids_at) + u64::from(span.ids) <= header.ids.elements());
+    }
+    let mut out = [0xa5; SLOT_BYTES];
+    let inline = &frame[inline_offset(spans.len())..];
+    let len = encode(header, &spans, &[inline], &mut out).expect("an accepted frame fits a slot");
+    assert_eq!(out[..len], *frame, "the encoding is canonical");
+}
+
+/// A status record: the first bytes, filled up with zeros.
+pub fn completion(data: &[u8]) {
+    let mut bytes = [0; COMPLETION_BYTES];
+    let len = data.len().min(COMPLETION_BYTES);
+    bytes[..len].copy_from_slice(&data[..len]);
+    match Completion::parse(&bytes) {
+        Ok(record) => {
+            assert_eq!(record.encode(), bytes, "the encoding is canonical");
+            let immediate = record.immediate();
+            assert_eq!(Immediate::decode(immediate.encode()), Some(immediate));
+        }
+        Err(refusal) => check_refusal(refusal),
+    }
+}
+
+/// A control message of exactly these bytes, and again with the length it really has.
+pub fn control(data: &[u8]) {
+    one_control(data);
+    one_control(&with_true_length(data));
+}
+
+fn one_control(bytes: &[u8]) {
+    let sequence = Control::sequence(bytes);
+    match Control::parse(bytes) {
+        Ok((parsed, message)) => {
+            assert!(bytes.len() >= CONTROL_HEADER_BYTES);
+            assert_eq!(parsed, sequence);
+            assert_eq!(message.encode(sequence), bytes, "the encoding is canonical");
+            if let Control::Bind(schema) = &message {
+                assert_eq!(schema.check(), Ok(()), "a bound schema can be sent");
+            }
+        }
+        Err(refusal) => check_refusal(refusal),
+    }
+}
+
+/// The immediate in the first four bytes.
+pub fn immediate(data: &[u8]) {
+    let Some(word) = data.first_chunk() else {
+        return;
+    };
+    let bits = u32::from_le_bytes(*word);
+    if let Some(immediate) = Immediate::decode(bits) {
+        assert_eq!(immediate.encode(), bits, "the encoding is canonical");
+    }
+}
+
+/// The header of a table file: these bytes, and again as the start of a header whose checksum is right.
+pub fn table_header(data: &[u8]) {
+    one_table_header(data);
+    let (body, checksum) = (TABLE_HEADER_BYTES - 4, 4);
+    let mut bytes = data[..data.len().min(body)].to_vec();
+    bytes.resize(body, 0);
+    bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
+    assert_eq!(bytes.len(), body + checksum);
+    one_table_header(&bytes);
+}
+
+fn one_table_header(bytes: &[u8]) {
+    match parse_header(bytes) {
+        Ok(header) => assert_eq!(header.to_bytes()[..], *bytes, "the encoding is canonical"),
+        Err(reason) => assert!(!reason.is_empty()),
+    }
+}
+
+/// A manifest: these bytes, and again with a right checksum behind them.
+pub fn table_manifest(data: &[u8]) {
+    one_manifest(data);
+    let mut bytes = data.to_vec();
+    let seal = format!("\"crc32\":\"{:08x}\"}}\n", crc32fast::hash(&bytes));
+    bytes.extend(seal.as_bytes());
+    one_manifest(&bytes);
+}
+
+fn one_manifest(bytes: &[u8]) {
+    match parse_manifest(bytes) {
+        Ok(manifest) => {
+            // JSON has many forms of one value, so that only the value comes back.
+            let again = parse_manifest(&manifest.to_bytes());
+            assert_eq!(again.expect("what was written is good"), manifest);
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
+/// Requests and control messages announce their length at byte 4.
+fn with_true_length(data: &[u8]) -> Vec<u8> {
+    let mut bytes = data.to_vec();
+    let len = bytes.len() as u32;
+    if let Some(field) = bytes.get_mut(4..8) {
+        field.copy_from_slice(&len.to_le_bytes());
+    }
+    bytes
+}
+
+fn check_refusal(refusal: Refusal) {
+    assert_ne!(refusal.status, Status::Ok, "a refusal is no success");
+    assert!(!refusal.to_string().is_empty());
+}

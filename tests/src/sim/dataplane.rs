@@ -1,0 +1,166 @@
+//! The workers of the simulated service: `rowmilld`'s own steps, on a clock on which work takes the
+//! time of its bytes and a worker can stop for a while.
+
+use std::sync::Arc;
+
+use fastrand::Rng;
+use rowmill_engine::{Engine, Turn};
+use rowmill_port::ConnId;
+use rowmill_port::sim::SimNet;
+use rowmill_rowmilld::mailbox::Mailbox;
+use rowmill_rowmilld::worker::Worker;
+
+use super::ledger::{Ledger, Violation};
+use super::planted::Planted;
+use super::story::Story;
+
+/// How fast workers are, and how often they stop.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Bytes that a micro-batch moves in a microsecond.
+    pub bytes_per_us: u64,
+    /// Nanoseconds of a step without work.
+    pub step_ns: u64,
+    /// Nanoseconds of an event.
+    pub event_ns: u64,
+    /// Of 10,000 steps, after how many the worker stops.
+    pub stops: u32,
+    /// For how long at most, in nanoseconds.
+    pub stop_ns_max: u64,
+}
+
+struct Lane {
+    worker: Worker<Planted>,
+    /// When the step before ends.
+    ready_ns: u64,
+    idle: bool,
+}
+
+/// All workers, and the ledger that watches them.
+pub struct Dataplane {
+    net: SimNet,
+    lanes: Vec<Lane>,
+    pace: Pace,
+    rng: Rng,
+    /// The client that acts now.
+    pub acting: Option<ConnId>,
+    /// Who owns what.
+    pub ledger: Ledger,
+    /// What happened.
+    pub story: Story,
+    /// The first thing that was wrong.
+    pub violation: Option<Violation>,
+    /// Steps made by all workers.
+    pub steps: u64,
+}
+
+impl Dataplane {
+    /// Workers of the given engines.
+    pub fn new(
+        net: SimNet,
+        parts: Vec<(Engine, Planted, Arc<Mailbox>)>,
+        connections: u32,
+        pace: Pace,
+        seed: u64,
+        ledger: Ledger,
+        story: Story,
+    ) -> Dataplane {
+        let lane = |(engine, port, mailbox)| Lane {
+            worker: Worker::new(engine, connections, port, mailbox, Arc::default()),
+            ready_ns: 0,
+            idle: true,
+        };
+        Dataplane {
+            net,
+            lanes: parts.into_iter().map(lane).collect(),
+            pace,
+            rng: Rng::with_seed(seed),
+            acting: None,
+            ledger,
+            story,
+            violation: None,
+            steps: 0,
+        }
+    }
+
+    /// When a worker next has something to do.
+    pub fn next_ns(&self) -> Option<u64> {
+        let at = |(i, lane): (usize, &Lane)| match lane.idle {
+            true => self.net.next_at_lane(i as u16).map(|due| due.max(lane.ready_ns)),
+            false => Some(lane.ready_ns),
+        };
+        self.lanes.iter().enumerate().filter_map(at).min()
+    }
+
+    /// Requests in progress on all workers.
+    pub fn in_progress(&self) -> usize {
+        self.lanes.iter().map(|lane| lane.worker.engine().in_progress()).sum()
+    }
+
+    /// Steps every worker that is ready and has something to do; with `idle_too`, each that is ready.
+    pub fn step_ready(&mut self, idle_too: bool) {
+        let now_ns = self.net.now_ns();
+        for i in 0..self.lanes.len() {
+            let lane = &self.lanes[i];
+            let due = !lane.idle || idle_too || self.net.next_at_lane(i as u16).is_some_and(|due| due <= now_ns);
+            if due && lane.ready_ns <= now_ns && self.violation.is_none() {
+                self.step(i);
+            }
+        }
+    }
+
+    fn step(&mut self, i: usize) {
+        self.after_client();
+        let now_ns = self.net.now_ns();
+        let lane = &mut self.lanes[i];
+        let quantum = lane.worker.engine().micro_batch_bytes();
+        let stepped = lane.worker.step(now_ns);
+        let bytes = match stepped.turn {
+            Turn::Idle => 0,
+            Turn::Worked { bytes } => bytes,
+        };
+        let took_ns = self.pace.step_ns + self.pace.event_ns * u64::from(stepped.events) + bytes * 1000 / self.pace.bytes_per_us;
+        lane.ready_ns = now_ns + took_ns;
+        lane.idle = stepped.is_idle();
+        if self.rng.u32(0..10_000) < self.pace.stops {
+            lane.ready_ns += self.rng.u64(0..=self.pace.stop_ns_max);
+        }
+        let entries = self.net.take_log();
+        let outcome = self.ledger.after_step(i as u16, now_ns, bytes, quantum, &entries);
+        self.end_with(outcome);
+        self.story.add(entries);
+        self.steps += 1;
+    }
+
+    /// Before a client acts: what it holds is compared with what it has to be.
+    pub fn before_client(&mut self, conn: Option<ConnId>) {
+        self.acting = conn;
+        if let Some(conn) = conn {
+            let outcome = self.ledger.check_untouched(conn);
+            self.end_with(outcome);
+        }
+    }
+
+    /// Books what clients did since the last step.
+    pub fn after_client(&mut self) {
+        let entries = self.net.take_log();
+        let outcome = self.ledger.after_client(self.acting, &entries);
+        self.end_with(outcome);
+        self.story.add(entries);
+    }
+
+    /// Keeps the first violation.
+    pub fn end_with(&mut self, outcome: Result<(), Violation>) {
+        if let Err(violation) = outcome {
+            self.violation.get_or_insert(violation);
+        }
+    }
+
+    /// A little of the world's work while a client waits.
+    pub fn go_on(&mut self) {
+        let now_ns = self.net.now_ns();
+        let next = self.next_ns().unwrap_or(u64::MAX);
+        self.net.advance_to(next.clamp(now_ns + 100, now_ns + 1000));
+        self.step_ready(true);
+    }
+}

@@ -1,0 +1,213 @@
+//! One request part from its delivery to its end, as the ledger knows it: what the worker was given,
+//! byte for byte, and so what the answer has to be.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rowmill_port::RegionId;
+use rowmill_wire::request::{FLAG_PARTIALS, Header};
+use rowmill_wire::{Completion, FeatureSpan, Op, Place, Request, Segment};
+
+use super::model::SchemaModel;
+
+/// The bytes of a segment as far as the worker has read them.
+#[derive(Debug, Default)]
+struct Capture {
+    region: Option<(u32, u64)>,
+    bytes: Vec<u8>,
+    reads: Vec<u8>,
+}
+
+impl Capture {
+    fn new(request: &Request<'_>, segment: &Segment) -> Capture {
+        match segment.place {
+            Place::Absent => Capture::default(),
+            Place::Inline { .. } => {
+                let bytes = request.inline(segment).unwrap_or_default().to_vec();
+                Capture { region: None, reads: vec![1; bytes.len()], bytes }
+            }
+            Place::Region { region, offset } => {
+                // A hostile length is not worth memory: such a request can't be answered.
+                let len = segment.len.min(CAPTURE_MAX) as usize;
+                Capture { region: Some((region, offset)), bytes: vec![0; len], reads: vec![0; len] }
+            }
+        }
+    }
+
+    fn take(&mut self, region: RegionId, offset: u64, read: &[u8]) {
+        let Some((own, start)) = self.region.filter(|&(own, _)| own == region.0) else { return };
+        debug_assert_eq!(own, region.0);
+        let (from, to) = (offset.max(start), (offset + read.len() as u64).min(start + self.bytes.len() as u64));
+        for at in from..to {
+            let (to, from) = ((at - start) as usize, (at - offset) as usize);
+            self.bytes[to] = read[from];
+            self.reads[to] = self.reads[to].saturating_add(1);
+        }
+    }
+
+    fn elements(&self, segment: &Segment, first: u64, count: u64) -> Option<Vec<u64>> {
+        let width = segment.element.bytes();
+        let range = (first * width) as usize..((first + count) * width) as usize;
+        let read = self.reads.get(range.clone())?.iter().all(|&reads| reads > 0);
+        let word = |b: &[u8]| b.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+        read.then(|| self.bytes[range].chunks_exact(width as usize).map(word).collect())
+    }
+}
+
+/// Most bytes of a segment that are kept.
+const CAPTURE_MAX: u64 = 1 << 20;
+
+/// A request part in progress.
+#[derive(Debug)]
+pub struct Flight {
+    /// When the worker took the frame.
+    pub received_ns: u64,
+    /// What its records have to name: request, attempt, part.
+    pub address: (u64, u16, u8),
+    /// The header, where the frame can be parsed.
+    pub header: Option<Header>,
+    /// The schema, where it names one.
+    pub model: Option<Arc<SchemaModel>>,
+    /// Slices announced so far.
+    pub slices: u32,
+    /// The client has asked for an early end.
+    pub cancelled: bool,
+    /// Another request of the same client shares bytes with its target or its sources are not read
+    /// the same way twice: no answer can be foretold.
+    pub entangled: bool,
+    /// Bytes that the lane had worked on when this arrived.
+    pub lane_bytes: u64,
+    /// Whether nothing else of its connection was in progress on the lane.
+    pub alone: bool,
+    spans: Vec<FeatureSpan>,
+    captures: [Capture; 3],
+}
+
+impl Flight {
+    /// A frame as a worker took it. `schema` finds a bound schema by its number.
+    pub fn new(at_ns: u64, frame: &[u8], schema: impl FnOnce(u32) -> Option<Arc<SchemaModel>>) -> Flight {
+        let request = Request::parse(frame).ok();
+        let header = request.as_ref().map(|r| *r.header());
+        let capture = |segment: fn(&Header) -> &Segment| {
+            request.as_ref().map_or_else(Capture::default, |r| Capture::new(r, segment(r.header())))
+        };
+        let lookup = header.filter(|h| h.op == Op::Lookup);
+        let spans: Vec<FeatureSpan> = request.as_ref().map(|r| r.spans().collect()).unwrap_or_default();
+        let model = lookup.and_then(|h| schema(h.schema)).filter(|m| m.features.len() == spans.len());
+        Flight {
+            received_ns: at_ns,
+            address: Request::address(frame),
+            header,
+            model,
+            slices: 0,
+            cancelled: false,
+            entangled: false,
+            lane_bytes: 0,
+            alone: false,
+            spans,
+            captures: [capture(|h| &h.lengths), capture(|h| &h.ids), capture(|h| &h.weights)],
+        }
+    }
+
+    /// When its time is over; `None` without a limit.
+    pub fn deadline_ns(&self) -> Option<u64> {
+        let us = self.header.filter(|h| h.op == Op::Lookup)?.remaining_us;
+        (us > 0).then(|| self.received_ns + u64::from(us) * 1000)
+    }
+
+    /// The worker has read bytes of a region.
+    pub fn read(&mut self, region: RegionId, offset: u64, bytes: &[u8]) {
+        self.captures.iter_mut().for_each(|c| c.take(region, offset, bytes));
+    }
+
+    /// Whether a byte of the ids or weights was read twice: what is used might then differ from what was
+    /// checked. Frames whose spans share bytes are asked about by nobody.
+    pub fn has_read_twice(&self) -> bool {
+        self.captures[1..].iter().any(|c| c.reads.iter().any(|&reads| reads > 1))
+    }
+
+    /// The region of its target, while it may be written.
+    pub fn target(&self) -> Option<RegionId> {
+        self.model.as_ref()?;
+        self.header.map(|h| RegionId(h.target_region))
+    }
+
+    /// From the lowest byte of the target that may be written to past the highest.
+    pub fn hull(&self) -> Range<u64> {
+        let owned = self.owned(0..u32::MAX);
+        let hull = |(low, high): (u64, u64), r: Range<u64>| (low.min(r.start), high.max(r.end));
+        let (low, high) = owned.fold((u64::MAX, 0), hull);
+        low..high
+    }
+
+    /// The bytes of the vectors of some of its bags, counted from 0 within the part.
+    pub fn owned(&self, bags: Range<u32>) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.vectors(bags).map(|(.., place)| place)
+    }
+
+    /// Feature, bag and place of each vector.
+    fn vectors(&self, bags: Range<u32>) -> impl Iterator<Item = (usize, u32, Range<u64>)> + '_ {
+        let header = self.header.unwrap_or(Header::null(0));
+        let bags = bags.start..bags.end.min(header.bags);
+        let features = self.model.iter().flat_map(|m| m.features.iter().enumerate());
+        features.flat_map(move |(i, f)| {
+            bags.clone().map(move |bag| {
+                let place = f.place(header.first_bag + bag);
+                (i, bag, place.start.wrapping_add(header.target_base)..place.end.wrapping_add(header.target_base))
+            })
+        })
+    }
+
+    /// The first of some bags whose vector is not what was asked for, as a sentence. `stored` gives
+    /// the target's bytes.
+    pub fn check(&self, bags: Range<u32>, mut stored: impl FnMut(Range<u64>) -> Option<Vec<u8>>) -> Result<(), String> {
+        if self.entangled {
+            return Ok(());
+        }
+        let (Some(model), Some(header)) = (&self.model, self.header) else { return Ok(()) };
+        for (feature, bag, place) in self.vectors(bags) {
+            let Some((ids, weights)) = self.bag(feature, bag) else {
+                return Err(format!("feature {feature}, bag {bag}: announced before its ids were read"));
+            };
+            let partials = header.flags & FLAG_PARTIALS != 0;
+            let Some(wanted) = model.vector(feature, &ids, weights.as_deref(), partials) else {
+                return Err(format!("feature {feature}, bag {bag}: answered although an id is not in the table: {ids:?}"));
+            };
+            if stored(place.clone()).is_none_or(|bytes| bytes != wanted) {
+                return Err(format!("feature {feature}, bag {bag} (ids {ids:?}) at {place:?} is not what the reference gives"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The ids and weights of a bag, as the worker has read them.
+    fn bag(&self, feature: usize, bag: u32) -> Option<(Vec<u64>, Option<Vec<f32>>)> {
+        let (header, span) = (self.header?, self.spans[feature]);
+        let lengths = &self.captures[0];
+        let first = u64::from(span.lengths_at);
+        let (start, end) = if header.lengths.element.is_offsets() {
+            let offsets = lengths.elements(&header.lengths, first, u64::from(bag) + 2)?;
+            (offsets[bag as usize] - offsets[0], offsets[bag as usize + 1] - offsets[0])
+        } else {
+            let before = lengths.elements(&header.lengths, first, u64::from(bag) + 1)?;
+            let start = before[..bag as usize].iter().sum::<u64>();
+            (start, start + before[bag as usize])
+        };
+        let at = u64::from(span.ids_at) + start;
+        let ids = self.captures[1].elements(&header.ids, at, end - start)?;
+        let weighted = self.model.as_ref()?.features[feature].pooling == rowmill_wire::Pooling::WeightedSum;
+        let weights = match weighted {
+            true => Some(self.captures[2].elements(&header.weights, at, end - start)?),
+            false => None,
+        };
+        Some((ids, weights.map(|w| w.into_iter().map(|bits| f32::from_bits(bits as u32)).collect())))
+    }
+
+    /// Whether a record names this request, as a sentence where not.
+    pub fn addressed_by(&self, record: &Completion) -> Result<(), String> {
+        match (record.request, record.attempt, record.part) == self.address {
+            true => Ok(()),
+            false => Err(format!("a record of {:?} for a request {:?}", (record.request, record.attempt, record.part), self.address)),
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! The seeded simulation of the whole service.
+//!
+//! Workers (`rowmilld`'s own steps around the engine) and clients (the client library, clients that
+//! speak the protocol by hand, and hostile ones) live on one fake clock over the port `sim`. A seed
+//! decides everything. The [`ledger`] follows the port's log and knows who owns which bytes; every
+//! answer is compared with the scalar reference, from what the worker has read and again from what the
+//! client has sent. [`planted`] mistakes show that the checks find what they are for.
+
+pub mod dataplane;
+pub mod flight;
+pub mod frames;
+pub mod ledger;
+pub mod model;
+pub mod patron;
+pub mod planted;
+pub mod service;
+pub mod story;
+pub mod stranger;
+pub mod world;
+
+pub use planted::Mistake;
+pub use world::{Failed, Outcome, run};

@@ -1,0 +1,298 @@
+//! A well-behaved client through the real client library. It looks at every answer itself, from what
+//! it sent, beside what the ledger makes of what the worker read.
+
+use fastrand::Rng;
+use rowmill_client::{
+    Answer, Batch, BoundSchema, ClientError, Division, Failure, Options, Region, RequestOptions, Session, Ticket,
+};
+use rowmill_port::sim::{Loss, SimClient};
+use rowmill_port::{ConnId, PortError};
+use rowmill_wire::Status;
+
+use super::ledger::Violation;
+use super::model::{SchemaModel, Work, break_schema, draw_schema};
+use super::world::{Actor, Stage};
+
+/// What was sent and has no answer yet.
+struct Sent {
+    ticket: Ticket,
+    work: Work,
+    options: RequestOptions,
+    cancelled: bool,
+    at_ns: u64,
+}
+
+/// A connected patron.
+struct Visit {
+    session: Session<SimClient>,
+    conn: ConnId,
+    schema: BoundSchema,
+    model: SchemaModel,
+    region: Region,
+    /// Its target region was lost.
+    lost: bool,
+}
+
+/// A well-behaved client.
+pub struct Patron {
+    rng: Rng,
+    credits: u16,
+    /// Requests that it still wants to send.
+    left: u32,
+    ids_per_bag: u32,
+    /// Longest pause between two looks, in nanoseconds.
+    pause_ns: u64,
+    next_ns: u64,
+    visit: Option<Visit>,
+    sent: Vec<Sent>,
+}
+
+/// No request of a client that goes on looking takes longer, in simulated time: some hundred times
+/// the longest stop and delay that are drawn.
+const PATIENCE_NS: u64 = 200_000_000;
+
+impl Patron {
+    /// Draws one.
+    pub fn draw(rng: &mut Rng) -> Patron {
+        let slow = rng.u8(0..4) == 0;
+        Patron {
+            credits: rng.u16(1..=6),
+            left: rng.u32(4..=24),
+            ids_per_bag: [0, 1, 3, 8, 30][rng.usize(0..5)],
+            pause_ns: if slow { 400_000 } else { rng.u64(500..=20_000) },
+            next_ns: rng.u64(0..50_000),
+            visit: None,
+            sent: Vec::new(),
+            rng: Rng::with_seed(rng.u64(..)),
+        }
+    }
+
+    /// Connects, binds and registers. `None` if there is no room, or the connection was cut meanwhile.
+    fn arrive(&mut self, stage: &Stage) -> Result<Option<Visit>, Violation> {
+        let port = match stage.net.connect("patron", self.credits) {
+            Ok(port) => port,
+            Err(PortError::Refused { refusal, .. }) if refusal.status == Status::LimitReached => return Ok(None),
+            Err(other) => return Err(Violation(format!("connecting: {other}"))),
+        };
+        let conn = port.conn();
+        stage.welcome(conn, true);
+        let options = Options { source_bytes: 64 << 10, ..Options::default() };
+        let visit = self.settle(stage, conn, port, options);
+        match visit {
+            Ok(visit) => visit.map(Some),
+            Err(_) if stage.is_cut(conn) => Ok(None),
+            Err(error) => Err(Violation(format!("setting up: {error}"))),
+        }
+    }
+
+    fn settle(
+        &mut self,
+        stage: &Stage,
+        conn: ConnId,
+        port: SimClient,
+        options: Options,
+    ) -> Result<Result<Visit, Violation>, ClientError> {
+        let mut session = Session::over(port, options)?;
+        let schema = draw_schema(&mut self.rng, &stage.tables);
+        if self.rng.u8(0..3) == 0 {
+            let mut broken = schema.clone();
+            break_schema(&mut self.rng, &mut broken);
+            match session.bind(broken.clone()) {
+                Err(ClientError::Port(PortError::Refused { .. })) => {}
+                Err(other) => return Err(other),
+                Ok(_) => return Ok(Err(Violation(format!("a broken schema was bound: {broken:?}")))),
+            }
+        }
+        let bound = session.bind(schema.clone())?;
+        let model = SchemaModel::new(&schema, &stage.tables);
+        let bytes = model.target_bytes(schema.max_batch) as usize;
+        let region = session.region(bytes * self.rng.usize(1..=3) + 4 * self.rng.usize(0..9))?;
+        Ok(Ok(Visit { session, conn, schema: bound, model, region, lost: false }))
+    }
+
+    fn take_answers(&mut self, stage: &Stage, visit: &mut Visit) -> Result<bool, Violation> {
+        loop {
+            match visit.session.poll() {
+                Ok(None) => return Ok(true),
+                Ok(Some(answer)) => self.judge(stage, visit, answer)?,
+                Err(_) if stage.is_cut(visit.conn) => return Ok(false),
+                Err(error) => return Err(Violation(format!("conn {}: {error}", visit.conn.0))),
+            }
+        }
+    }
+
+    fn judge(&mut self, stage: &Stage, visit: &mut Visit, answer: Answer) -> Result<(), Violation> {
+        let at = self.sent.iter().position(|s| s.ticket == answer.ticket);
+        let sent = self.sent.swap_remove(at.ok_or_else(|| Violation("an answer to nothing".into()))?);
+        match answer.outcome {
+            Ok(()) => {
+                for (feature, f) in visit.model.features.iter().enumerate() {
+                    let mut vector = vec![0.0; f.dim];
+                    for bag in 0..sent.work.bags {
+                        visit.session.read_vector(&answer.target, &visit.schema, feature, bag, &mut vector);
+                        let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+                        if bytes != sent.work.expected(&visit.model, feature, bag, sent.options.partials) {
+                            return Err(Violation(format!(
+                                "conn {} request {:#x}: feature {feature}, bag {bag} is not what the reference gives",
+                                visit.conn.0,
+                                answer.ticket.request()
+                            )));
+                        }
+                    }
+                }
+            }
+            Err(Failure::Disconnected) if stage.is_cut(visit.conn) => {}
+            Err(Failure::Refused(refusal)) => {
+                let expected = match refusal.status {
+                    Status::Busy => true,
+                    Status::Expired => sent.options.remaining.is_some(),
+                    Status::Cancelled => sent.cancelled,
+                    Status::RegionLost => visit.lost,
+                    _ => false,
+                };
+                if !expected {
+                    return Err(Violation(format!("conn {}: a good request was refused: {refusal}", visit.conn.0)));
+                }
+            }
+            Err(failure) => return Err(Violation(format!("conn {}: {failure}", visit.conn.0))),
+        }
+        visit.session.release(answer.target);
+        Ok(())
+    }
+
+    fn send(&mut self, stage: &Stage, visit: &mut Visit) -> Result<(), Violation> {
+        let rng = &mut self.rng;
+        let most = visit.model.schema.max_batch;
+        let bags = if rng.u8(0..4) == 0 { 1 } else { rng.u32(1..=most) };
+        let work = Work::draw(rng, &visit.model, bags, self.ids_per_bag);
+        let bytes = visit.model.target_bytes(bags);
+        let Ok(target) = visit.session.target(&visit.region, bytes) else { return Ok(()) };
+        // So that what was there before can't pass for an answer.
+        visit.session.write(&target, 0, &vec![0xa5; bytes as usize]);
+        let batch = fill(rng, visit, &work);
+        let options = RequestOptions {
+            remaining: (rng.u8(0..4) == 0).then(|| core::time::Duration::from_micros(rng.u64(1..200))),
+            slice_bags: if rng.bool() { rng.u32(0..=bags) } else { 0 },
+            partials: rng.u8(0..4) == 0,
+            attempt: rng.u16(0..4),
+            generation: 0,
+        };
+        match visit.session.submit(&visit.schema, &batch, target, &options) {
+            Ok(ticket) => {
+                self.left -= 1;
+                self.sent.push(Sent { ticket, work, options, cancelled: false, at_ns: stage.net.now_ns() });
+            }
+            Err(unsent) => {
+                let excused = unsent.error.would_block()
+                    || matches!(unsent.error, ClientError::TooLarge { .. })
+                    || stage.is_cut(visit.conn);
+                if !excused {
+                    return Err(Violation(format!("conn {}: a good batch was not sent: {}", visit.conn.0, unsent.error)));
+                }
+                if let Some(target) = unsent.target {
+                    visit.session.release(target);
+                }
+                // A batch that is too large is not sent a second time.
+                self.left -= u32::from(!unsent.error.would_block());
+            }
+        }
+        Ok(())
+    }
+
+    fn cancel_one(&mut self, visit: &mut Visit) {
+        if !self.sent.is_empty() {
+            let at = self.rng.usize(0..self.sent.len());
+            let sent = &mut self.sent[at];
+            sent.cancelled = true;
+            // It fails when the connection has ended, which the next poll says.
+            let _ended = visit.session.cancel(sent.ticket);
+        }
+    }
+
+    /// One look at the answers, and perhaps new requests. False when the visit is over.
+    fn go_on(&mut self, stage: &Stage, visit: &mut Visit) -> Result<bool, Violation> {
+        if !self.take_answers(stage, visit)? {
+            self.sent.clear();
+            return Ok(false);
+        }
+        let now_ns = stage.net.now_ns();
+        if let Some(sent) = self.sent.iter().find(|s| now_ns > s.at_ns + PATIENCE_NS) {
+            return Err(Violation(format!("conn {}: request {:#x} does not end", visit.conn.0, sent.ticket.request())));
+        }
+        if visit.lost {
+            return Ok(!self.sent.is_empty());
+        }
+        for _ in 0..self.rng.u32(0..4).min(self.left) {
+            self.send(stage, visit)?;
+            if self.left == 0 {
+                break;
+            }
+        }
+        match self.rng.u32(0..200) {
+            0..10 => self.cancel_one(visit),
+            10 => {
+                if let Some(region) = stage.last_region(visit.conn) {
+                    let when = if self.rng.bool() { Loss::Now } else { Loss::AtNextGrant };
+                    stage.net.lose(visit.conn, region, when);
+                    visit.lost = true;
+                }
+            }
+            _ => {}
+        }
+        Ok(self.left > 0 || !self.sent.is_empty())
+    }
+}
+
+fn fill(rng: &mut Rng, visit: &Visit, work: &Work) -> Batch {
+    let mut batch = Batch::new(work.bags as usize).expect("at least one bag");
+    let wide = rng.bool();
+    for (f, feature) in visit.model.features.iter().enumerate() {
+        let mut offsets: Vec<u32> = vec![rng.u32(0..3)];
+        for length in &work.lengths[f] {
+            offsets.push(offsets[offsets.len() - 1] + length);
+        }
+        let division = if rng.bool() { Division::Lengths(&work.lengths[f]) } else { Division::Offsets(&offsets) };
+        let narrow: Vec<u32> = work.ids[f].iter().map(|&id| id as u32).collect();
+        let weighted = feature.pooling == rowmill_wire::Pooling::WeightedSum;
+        let pushed = match (wide, weighted) {
+            (true, true) => batch.push_weighted(division, &work.ids[f][..], &work.weights[f]),
+            (true, false) => batch.push(division, &work.ids[f][..]),
+            (false, true) => batch.push_weighted(division, &narrow[..], &work.weights[f]),
+            (false, false) => batch.push(division, &narrow[..]),
+        };
+        pushed.expect("a sound batch");
+    }
+    batch
+}
+
+impl Actor for Patron {
+    fn next_ns(&self) -> u64 {
+        self.next_ns
+    }
+
+    fn conn(&self) -> Option<ConnId> {
+        self.visit.as_ref().map(|v| v.conn)
+    }
+
+    fn act(&mut self, stage: &Stage) -> Result<(), Violation> {
+        let visit = match self.visit.take() {
+            Some(visit) => Some(visit),
+            None => self.arrive(stage)?,
+        };
+        if let Some(mut visit) = visit
+            && self.go_on(stage, &mut visit)?
+        {
+            self.visit = Some(visit);
+        }
+        self.next_ns = stage.net.now_ns() + self.rng.u64(100..=self.pause_ns);
+        Ok(())
+    }
+
+    fn is_done(&self) -> bool {
+        self.left == 0 && self.sent.is_empty()
+    }
+
+    fn is_honest(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,149 @@
+//! A port with a planted mistake, to show that the checks find it.
+
+use std::sync::Arc;
+
+use rowmill_arena::Window;
+use rowmill_port::sim::{SimMemory, SimNet, SimServer};
+use rowmill_port::{ConnId, Event, Idle, RegionError, RegionId, ServerPort, Waker};
+use rowmill_wire::limits::SLOT_BYTES;
+use rowmill_wire::{Completion, CompletionKind, Status};
+
+/// A mistake that the dataplane makes in every run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mistake {
+    /// Writes to the target once more after the final completion.
+    WritesAfterFinal,
+    /// Asks for the target once more after the final completion.
+    GrantAfterFinal,
+    /// Stores one byte past what a request owns.
+    WritesBeyond,
+    /// Never announces a final record.
+    DropsRecord,
+    /// Announces a final record twice.
+    RepeatsRecord,
+    /// Exchanges two parts of an answer before announcing it.
+    SwapsVectors,
+    /// Announces slices in the wrong order.
+    SlicesOutOfOrder,
+    /// Answers BUSY instead of OK.
+    FalseBusy,
+    /// Reads request data a second time.
+    ReadsTwice,
+}
+
+impl Mistake {
+    /// Each of them.
+    pub const ALL: [Mistake; 9] = [
+        Mistake::WritesAfterFinal,
+        Mistake::GrantAfterFinal,
+        Mistake::WritesBeyond,
+        Mistake::DropsRecord,
+        Mistake::RepeatsRecord,
+        Mistake::SwapsVectors,
+        Mistake::SlicesOutOfOrder,
+        Mistake::FalseBusy,
+        Mistake::ReadsTwice,
+    ];
+}
+
+/// The simulated port, with or without a mistake.
+pub struct Planted {
+    port: SimServer,
+    net: SimNet,
+    mistake: Option<Mistake>,
+    /// The last grant.
+    granted: Option<(ConnId, RegionId, u64, u64)>,
+}
+
+impl Planted {
+    /// Decorates a port.
+    pub fn new(port: SimServer, net: SimNet, mistake: Option<Mistake>) -> Planted {
+        Planted { port, net, mistake, granted: None }
+    }
+
+    fn memory(&self) -> Option<(std::rc::Rc<SimMemory>, usize, usize)> {
+        let (conn, region, offset, len) = self.granted?;
+        Some((self.net.memory(conn, region)?, offset as usize, len as usize))
+    }
+
+    fn flip(&self, at: impl FnOnce(usize, usize) -> usize) {
+        if let Some((memory, offset, len)) = self.memory() {
+            let at = at(offset, len);
+            if at < memory.len() {
+                let byte = memory.bytes(at, 1)[0];
+                memory.window().write(at, &[!byte]);
+            }
+        }
+    }
+
+    fn swap(&self) {
+        if let Some((memory, offset, len)) = self.memory() {
+            let half = len / 8 * 4;
+            let (a, b) = (memory.bytes(offset, half), memory.bytes(offset + half, half));
+            memory.window().write(offset, &b);
+            memory.window().write(offset + half, &a);
+        }
+    }
+}
+
+impl ServerPort for Planted {
+    fn poll(&mut self, frame: &mut [u8; SLOT_BYTES]) -> Option<Event> {
+        self.port.poll(frame)
+    }
+
+    fn read(&mut self, conn: ConnId, region: RegionId, offset: u64, out: &mut [u8]) -> Result<(), RegionError> {
+        if self.mistake == Some(Mistake::ReadsTwice) {
+            self.port.read(conn, region, offset, out)?;
+        }
+        self.port.read(conn, region, offset, out)
+    }
+
+    fn target(&mut self, conn: ConnId, region: RegionId, offset: u64, len: u64) -> Result<Window<'_>, RegionError> {
+        self.granted = Some((conn, region, offset, len));
+        self.port.target(conn, region, offset, len)
+    }
+
+    fn is_lost(&self, conn: ConnId, region: RegionId) -> bool {
+        self.port.is_lost(conn, region)
+    }
+
+    fn complete(&mut self, conn: ConnId, record: &Completion) {
+        let last = record.kind == CompletionKind::Final && record.status == Status::Ok;
+        let mine = self.granted.is_some_and(|(of, ..)| of == conn);
+        match self.mistake {
+            Some(Mistake::DropsRecord) if last && mine => return,
+            Some(Mistake::SwapsVectors) if last && mine => self.swap(),
+            Some(Mistake::WritesBeyond) if last && mine => self.flip(|offset, len| offset + len),
+            Some(Mistake::FalseBusy) if last && mine => {
+                return self.port.complete(conn, &Completion { status: Status::Busy, ..*record });
+            }
+            Some(Mistake::SlicesOutOfOrder) if record.kind == CompletionKind::Slice => {
+                return self.port.complete(conn, &Completion { slice: record.slice + 1, ..*record });
+            }
+            _ => {}
+        }
+        self.port.complete(conn, record);
+        match self.mistake {
+            Some(Mistake::RepeatsRecord) if last => self.port.complete(conn, record),
+            Some(Mistake::WritesAfterFinal) if last && mine => self.flip(|offset, _| offset),
+            Some(Mistake::GrantAfterFinal) if last && mine => {
+                let (_, region, offset, len) = self.granted.expect("mine");
+                // Refused or not, nothing is stored.
+                let _unused = self.port.target(conn, region, offset, len);
+            }
+            _ => {}
+        }
+    }
+
+    fn close(&mut self, conn: ConnId, why: Status) {
+        self.port.close(conn, why);
+    }
+
+    fn idle(&mut self, how: Idle) {
+        self.port.idle(how);
+    }
+
+    fn waker(&self) -> Arc<dyn Waker> {
+        self.port.waker()
+    }
+}

@@ -1,0 +1,68 @@
+//! The service's answers to control messages: `rowmilld`'s own, with a note of what was bound.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use rowmill_port::{ConnId, Service};
+use rowmill_rowmilld::service::Sessions;
+use rowmill_table::Resident;
+use rowmill_wire::control::{TableEntry, Welcome};
+use rowmill_wire::{Refusal, Schema};
+
+use super::model::SchemaModel;
+
+type Bound = Arc<Mutex<BTreeMap<(ConnId, u32), Arc<SchemaModel>>>>;
+
+/// The schemas that are bound now.
+#[derive(Clone)]
+pub struct Schemas {
+    bound: Bound,
+    tables: Arc<Resident>,
+}
+
+impl Schemas {
+    /// None yet.
+    pub fn new(tables: Arc<Resident>) -> Schemas {
+        Schemas { bound: Bound::default(), tables }
+    }
+
+    /// The schema that a connection's requests name by `number`.
+    pub fn find(&self, conn: ConnId, number: u32) -> Option<Arc<SchemaModel>> {
+        self.bound.lock().expect("one thread").get(&(conn, number)).cloned()
+    }
+}
+
+/// `rowmilld`'s sessions, bound without waiting: the simulated port waits for the workers.
+pub struct Noted {
+    sessions: Sessions,
+    schemas: Schemas,
+}
+
+impl Noted {
+    /// Notes what `sessions` binds.
+    pub fn new(sessions: Sessions, schemas: Schemas) -> Noted {
+        Noted { sessions, schemas }
+    }
+}
+
+impl Service for Noted {
+    fn welcome(&self, client: &str) -> Result<Welcome, (Refusal, String)> {
+        self.sessions.welcome(client)
+    }
+
+    fn tables(&self) -> Vec<TableEntry> {
+        self.sessions.tables()
+    }
+
+    fn bind(&self, conn: ConnId, schema: Schema) -> Result<u32, (Refusal, String)> {
+        let number = self.sessions.send_schema(conn, &schema)?.number();
+        let model = Arc::new(SchemaModel::new(&schema, &self.schemas.tables));
+        self.schemas.bound.lock().expect("one thread").insert((conn, number), model);
+        Ok(number)
+    }
+
+    fn gone(&self, conn: ConnId) {
+        self.schemas.bound.lock().expect("one thread").retain(|(of, _), _| *of != conn);
+        self.sessions.gone(conn);
+    }
+}

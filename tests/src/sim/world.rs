@@ -1,0 +1,305 @@
+//! A simulated world: one service, several clients, one clock, one seed that decides everything.
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use fastrand::Rng;
+use rowmill_arena::HugePages;
+use rowmill_engine::Engine;
+use rowmill_pooling::{Isa, Kernels};
+use rowmill_port::sim::{Bounds, Faults, SimNet};
+use rowmill_port::{ConnId, RegionId};
+use rowmill_rowmilld::config::Limits;
+use rowmill_rowmilld::mailbox::Mailbox;
+use rowmill_rowmilld::service::Sessions;
+use rowmill_table::{Resident, RowFormat, TableSpec, silent};
+
+use super::dataplane::{Dataplane, Pace};
+use super::ledger::{Ledger, Tally, Violation};
+use super::patron::Patron;
+use super::planted::{Mistake, Planted};
+use super::service::{Noted, Schemas};
+use super::story::Story;
+use super::stranger::{Character, Stranger};
+
+/// What a client sees of the world.
+pub struct Stage {
+    /// The net, with the clock.
+    pub net: SimNet,
+    /// The model's tables.
+    pub tables: Arc<Resident>,
+    dataplane: Rc<RefCell<Dataplane>>,
+}
+
+impl Stage {
+    /// A client has connected in this action.
+    pub fn welcome(&self, conn: ConnId, honest: bool) {
+        let mut dataplane = self.dataplane.borrow_mut();
+        dataplane.after_client();
+        dataplane.acting = Some(conn);
+        if honest {
+            dataplane.ledger.is_honest(conn);
+        }
+    }
+
+    /// Whether the connection was ended by somebody else than the client.
+    pub fn is_cut(&self, conn: ConnId) -> bool {
+        let mut dataplane = self.dataplane.borrow_mut();
+        dataplane.after_client();
+        dataplane.ledger.is_cut(conn)
+    }
+
+    /// The region that a connection registered last.
+    pub fn last_region(&self, conn: ConnId) -> Option<RegionId> {
+        let mut dataplane = self.dataplane.borrow_mut();
+        dataplane.after_client();
+        dataplane.ledger.last_region(conn)
+    }
+}
+
+/// A client of the simulated world.
+pub trait Actor {
+    /// When it acts next.
+    fn next_ns(&self) -> u64;
+
+    /// Its connection, if it has one.
+    fn conn(&self) -> Option<ConnId>;
+
+    /// Looks for answers, sends requests, or whatever it does.
+    ///
+    /// # Errors
+    /// What it found to be wrong.
+    fn act(&mut self, stage: &Stage) -> Result<(), Violation>;
+
+    /// Whether it has left for good.
+    fn is_done(&self) -> bool;
+
+    /// Whether it keeps to the protocol.
+    fn is_honest(&self) -> bool;
+}
+
+/// What a run came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Changes with every event.
+    pub hash: u64,
+    /// Events of the port.
+    pub events: u64,
+    /// Steps of the workers.
+    pub steps: u64,
+    /// Simulated time.
+    pub end_ns: u64,
+    /// What was counted.
+    pub tally: Tally,
+}
+
+/// A run that broke a rule.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("seed {seed}: {violation}\n\nThe world:\n{world}\nIts last events:\n{story}\nAgain: cargo run --release -p rowmill-tests --bin sim -- --seed {seed} --events")]
+pub struct Failed {
+    /// The seed.
+    pub seed: u64,
+    /// What was wrong.
+    pub violation: String,
+    /// What the seed had drawn.
+    pub world: String,
+    /// The last events.
+    pub story: String,
+}
+
+/// No run lasts longer: ten simulated seconds are a hundred times the longest of 10,000 seeds.
+const END_NS: u64 = 10_000_000_000;
+
+/// Runs a seed's world to its end.
+///
+/// # Errors
+/// [`Failed`] with the first rule that was broken.
+pub fn run(seed: u64, mistake: Option<Mistake>, aloud: bool) -> Result<Outcome, Failed> {
+    let mut world = World::new(seed, mistake, aloud);
+    let outcome = catch_unwind(AssertUnwindSafe(|| world.run()));
+    let violation = match outcome {
+        Ok(Ok(outcome)) => return Ok(outcome),
+        Ok(Err(violation)) => violation.0,
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+            format!("panic: {}", text.unwrap_or_default())
+        }
+    };
+    let story = match world.dataplane.try_borrow_mut() {
+        Ok(mut dataplane) => {
+            let rest = world.net.take_log();
+            dataplane.story.add(rest);
+            dataplane.story.tell()
+        }
+        Err(_) => String::new(),
+    };
+    Err(Failed { seed, violation, world: world.drawn.clone(), story })
+}
+
+struct World {
+    net: SimNet,
+    stage: Stage,
+    dataplane: Rc<RefCell<Dataplane>>,
+    actors: Vec<Box<dyn Actor>>,
+    rng: Rng,
+    /// Of 10,000 actions of clients, after how many a connection is cut.
+    cuts: u32,
+    drawn: String,
+}
+
+impl World {
+    fn new(seed: u64, mistake: Option<Mistake>, aloud: bool) -> World {
+        let mut rng = Rng::with_seed(seed);
+        let workers = rng.u16(1..=5).min(4);
+        let limits = Limits {
+            connections: rng.u16(2..=6),
+            slots: rng.u32(1..=6),
+            credits: rng.u16(1..=6),
+            max_ids: [256, 2048, 16_384][rng.usize(0..3)],
+            max_lengths: [64, 512][rng.usize(0..2)],
+            micro_batch_us: rng.u32(1..=50),
+            min_bags_per_part: rng.u32(1..=8),
+            max_region_bytes: 8 << 20,
+        };
+        let bounds = Bounds {
+            lanes: workers,
+            connections: limits.connections.into(),
+            credits: limits.credits,
+            max_region: limits.max_region_bytes,
+        };
+        let faults = Faults {
+            delay_ns: 0..=rng.u64(0..=20_000),
+            held_up_per_mille: rng.u32(0..=30),
+            held_up_ns: rng.u64(0..=300_000),
+        };
+        let pace = Pace {
+            bytes_per_us: rng.u64(100..=20_000),
+            step_ns: rng.u64(100..=1_000),
+            event_ns: rng.u64(50..=800),
+            stops: rng.u32(0..=50),
+            stop_ns_max: rng.u64(1..=1_000_000),
+        };
+        let specs = draw_tables(&mut rng);
+        let drawn = format!("{workers} workers, {limits:?}\n{faults:?}\n{pace:?}\n{specs:?}\n");
+        let tables = Resident::in_memory(&specs, seed, HugePages::Off, &silent).expect("a few small tables");
+        let tables = Arc::new(tables);
+        let schemas = Schemas::new(Arc::clone(&tables));
+        let mailboxes: Vec<Arc<Mailbox>> = (0..workers).map(|_| Arc::default()).collect();
+        let sessions = Sessions::new("simulated".into(), Arc::clone(&tables), &limits, mailboxes.clone());
+        let service = Arc::new(Noted::new(sessions, schemas.clone()));
+        let net = SimNet::new(rng.u64(..), bounds, service, faults);
+        let isas = Isa::available();
+        let isa = isas[rng.usize(0..isas.len())];
+        let parts = mailboxes.into_iter().enumerate().map(|(lane, mailbox)| {
+            let engine = Engine::new(limits.engine(), Kernels::new(isa));
+            let port = Planted::new(net.lane(lane as u16), net.clone(), mistake);
+            (engine, port, mailbox)
+        });
+        let ledger = Ledger::new(net.clone(), schemas, workers, limits.slots as usize);
+        let (parts, story) = (parts.collect(), Story::new(aloud));
+        let dataplane = Dataplane::new(net.clone(), parts, limits.connections.into(), pace, rng.u64(..), ledger, story);
+        let dataplane = Rc::new(RefCell::new(dataplane));
+        let weak = Rc::downgrade(&dataplane);
+        net.set_world(move || {
+            if let Some(dataplane) = weak.upgrade() {
+                dataplane.borrow_mut().go_on();
+            }
+        });
+        let stage = Stage { net: net.clone(), tables, dataplane: Rc::clone(&dataplane) };
+        let actors = draw_actors(&mut rng);
+        let cuts = rng.u32(0..=20);
+        World { net, stage, dataplane, actors, rng, cuts, drawn }
+    }
+
+    fn run(&mut self) -> Result<Outcome, Violation> {
+        while self.actors.iter().any(|a| !a.is_done()) {
+            let clients = self.actors.iter().filter(|a| !a.is_done()).map(|a| a.next_ns()).min();
+            self.advance(clients)?;
+            let now_ns = self.net.now_ns();
+            for i in 0..self.actors.len() {
+                if !self.actors[i].is_done() && self.actors[i].next_ns() <= now_ns {
+                    self.act(i)?;
+                }
+            }
+        }
+        self.end()
+    }
+
+    /// Moves the clock to whatever comes next, and lets workers do it.
+    fn advance(&mut self, clients: Option<u64>) -> Result<(), Violation> {
+        let mut dataplane = self.dataplane.borrow_mut();
+        let next = dataplane.next_ns().into_iter().chain(clients).min();
+        self.net.advance_to(next.unwrap_or(0));
+        dataplane.step_ready(false);
+        if self.net.now_ns() > END_NS {
+            let open = dataplane.ledger.open_requests().join("\n");
+            return Err(Violation(format!("the run does not come to an end; in progress:\n{open}")));
+        }
+        dataplane.violation.clone().map_or(Ok(()), Err)
+    }
+
+    fn act(&mut self, i: usize) -> Result<(), Violation> {
+        let actor = &mut self.actors[i];
+        self.dataplane.borrow_mut().before_client(actor.conn());
+        let outcome = actor.act(&self.stage);
+        if let Some(conn) = actor.conn()
+            && self.rng.u32(0..10_000) < self.cuts
+        {
+            self.net.cut(conn);
+        }
+        let mut dataplane = self.dataplane.borrow_mut();
+        dataplane.after_client();
+        dataplane.acting = None;
+        dataplane.violation.clone().map_or(outcome, Err)
+    }
+
+    /// All clients have left: the service must come to rest with nothing in its hands.
+    fn end(&mut self) -> Result<Outcome, Violation> {
+        while self.dataplane.borrow().next_ns().is_some() {
+            self.advance(None)?;
+        }
+        let mut dataplane = self.dataplane.borrow_mut();
+        dataplane.after_client();
+        dataplane.ledger.check_all()?;
+        let left = dataplane.in_progress();
+        let open = dataplane.ledger.open_requests();
+        if left > 0 || !open.is_empty() || !dataplane.ledger.is_empty() {
+            return Err(Violation(format!("all clients have left, but {left} requests are in progress\n{}", open.join("\n"))));
+        }
+        Ok(Outcome {
+            hash: dataplane.story.hash(),
+            events: dataplane.story.events,
+            steps: dataplane.steps,
+            end_ns: self.net.now_ns(),
+            tally: dataplane.ledger.tally,
+        })
+    }
+}
+
+fn draw_tables(rng: &mut Rng) -> Vec<TableSpec> {
+    let mut table = |i: usize| TableSpec {
+        name: format!("table-{i}"),
+        rows: rng.u64(1..=300),
+        dim: 4 * [1, 1, 2, 3, 4, 5, 8, 16, 33][rng.usize(0..9)],
+        format: if rng.bool() { RowFormat::F32 } else { RowFormat::Int8 },
+    };
+    (0..6).map(&mut table).collect()
+}
+
+fn draw_actors(rng: &mut Rng) -> Vec<Box<dyn Actor>> {
+    let mut actors: Vec<Box<dyn Actor>> = Vec::new();
+    for _ in 0..rng.u32(1..=3) {
+        actors.push(Box::new(Patron::draw(rng)));
+    }
+    for _ in 0..rng.u32(0..=2) {
+        actors.push(Box::new(Stranger::draw(rng, Character::Correct)));
+    }
+    for _ in 0..rng.u32(0..=3) {
+        let character = Character::draw_hostile(rng);
+        actors.push(Box::new(Stranger::draw(rng, character)));
+    }
+    actors
+}

@@ -1,0 +1,205 @@
+//! Every fuzz body on seeded inputs: golden messages as they are, then changed in ways that a
+//! fuzzer would change them. Runs on stable, a second a body; `tests/fuzz/run.sh` runs the real fuzzer.
+//!
+//! `ROWMILL_SEED=N` repeats a run. `ROWMILL_WRITE_SEEDS=1` writes the fuzzer's seed corpus anew.
+
+#[path = "../../dataplane/wire/tests/golden/reader.rs"]
+mod reader;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use rowmill_table::{Header, RowFormat, TableSpec, generate, silent};
+use rowmill_tests::fuzz;
+
+/// How long each body is driven.
+const TIME: Duration = Duration::from_secs(1);
+/// Inputs between two looks at the clock.
+const INPUTS_A_LOOK: usize = 256;
+/// Longest input: a slot and a little.
+const MAX_LEN: usize = 8192 + 64;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The inputs that each target starts from, by name.
+fn seeds(target: &str) -> BTreeMap<String, Vec<u8>> {
+    match target {
+        "table_header" => table_headers(),
+        "table_manifest" => manifests(),
+        kind => {
+            let folder = root().join("dataplane/wire/tests/golden");
+            let good = reader::good(&folder, kind).into_iter();
+            assert!(reader::KINDS.contains(&kind) && good.len() > 0);
+            good.map(|message| (message.name, message.bytes)).collect()
+        }
+    }
+}
+
+fn specs() -> [TableSpec; 2] {
+    let spec = |name: &str, rows, dim, format| TableSpec {
+        name: name.into(),
+        rows,
+        dim,
+        format,
+    };
+    [
+        spec("cat_0", 40_000_000, 128, RowFormat::F32),
+        spec("cat_25", 3, 4, RowFormat::Int8),
+    ]
+}
+
+/// The body appends zeros and the checksum.
+fn table_headers() -> BTreeMap<String, Vec<u8>> {
+    let start = |spec: TableSpec| {
+        let bytes = Header { spec }.to_bytes();
+        let body = &bytes[..bytes.len() - 4];
+        let end = body.iter().rposition(|&b| b != 0).map_or(0, |at| at + 1);
+        body[..end].to_vec()
+    };
+    let [f32_table, int8_table] = specs();
+    [("f32", f32_table), ("int8", int8_table)]
+        .map(|(name, spec)| (name.to_owned(), start(spec)))
+        .into()
+}
+
+/// The body appends the line with the checksum, here the last 20 bytes.
+fn manifests() -> BTreeMap<String, Vec<u8>> {
+    let folder = tempfile::tempdir().expect("a folder for a generation");
+    let small = specs().map(|spec| TableSpec { rows: 3, ..spec });
+    generate(folder.path().join("1"), 1, &small, 1, &silent).expect("a small generation");
+    let mut bytes = fs::read(folder.path().join("1/manifest.json")).expect("its manifest");
+    bytes.truncate(bytes.len() - "\"crc32\":\"00000000\"}\n".len());
+    [("two-tables".to_owned(), bytes)].into()
+}
+
+fn seed() -> u64 {
+    let given = std::env::var("ROWMILL_SEED").ok();
+    let seed = given.map_or_else(rand::random, |text| {
+        text.parse().expect("ROWMILL_SEED is a number")
+    });
+    println!("ROWMILL_SEED={seed}");
+    seed
+}
+
+/// Changes an input a little, as fuzzers do: bits, bytes, runs, lengths, and parts of others.
+fn mutate(bytes: &mut Vec<u8>, others: &[Vec<u8>], rng: &mut StdRng) {
+    for _ in 0..rng.random_range(1..5) {
+        let at = rng.random_range(0..bytes.len().max(1));
+        match rng.random_range(0..7) {
+            0 => bytes.truncate(at),
+            1 => bytes.resize(
+                (at + rng.random_range(0..32usize)).min(MAX_LEN),
+                rng.random(),
+            ),
+            2 => {
+                let other = &others[rng.random_range(0..others.len())];
+                let from = rng.random_range(0..other.len().max(1)).min(other.len());
+                bytes.truncate(at);
+                bytes.extend(&other[from..]);
+            }
+            3 => {
+                let word: u32 =
+                    [0, 1, 0xff, 0xffff, 0x1_0000, 1 << 31, u32::MAX][rng.random_range(0..7usize)];
+                for (to, from) in bytes.iter_mut().skip(at).zip(word.to_le_bytes()) {
+                    *to = from;
+                }
+            }
+            4 if !bytes.is_empty() => bytes[at] = rng.random(),
+            5 if !bytes.is_empty() => bytes[at] = bytes[at].wrapping_add(1),
+            _ if !bytes.is_empty() => bytes[at] ^= 1 << rng.random_range(0..8),
+            _ => {}
+        }
+    }
+}
+
+/// Runs a body on the seeds and on changed seeds until its time is over.
+fn drive(target: &str, body: fn(&[u8])) {
+    let mut rng = StdRng::seed_from_u64(seed());
+    let seeds: Vec<Vec<u8>> = seeds(target).into_values().collect();
+    body(&[]);
+    seeds.iter().for_each(|bytes| body(bytes));
+    let (start, mut inputs) = (Instant::now(), 0);
+    while start.elapsed() < TIME {
+        for _ in 0..INPUTS_A_LOOK {
+            let mut bytes = seeds[rng.random_range(0..seeds.len())].clone();
+            mutate(&mut bytes, &seeds, &mut rng);
+            body(&bytes);
+            inputs += 1;
+        }
+    }
+    println!("{target}: {inputs} inputs in {:?}", start.elapsed());
+}
+
+#[test]
+fn request() {
+    drive("request", fuzz::request);
+}
+
+#[test]
+fn completion() {
+    drive("completion", fuzz::completion);
+}
+
+#[test]
+fn control() {
+    drive("control", fuzz::control);
+}
+
+#[test]
+fn immediate() {
+    drive("immediate", fuzz::immediate);
+}
+
+#[test]
+fn table_header() {
+    drive("table_header", fuzz::table_header);
+}
+
+#[test]
+fn table_manifest() {
+    drive("table_manifest", fuzz::table_manifest);
+}
+
+#[test]
+fn malformed_messages() {
+    for (kind, _, message) in reader::malformed(&root().join("dataplane/wire/tests/golden")) {
+        match kind.as_str() {
+            "request" => fuzz::request(&message.bytes),
+            "completion" => fuzz::completion(&message.bytes),
+            "control" => fuzz::control(&message.bytes),
+            _ => fuzz::immediate(&message.bytes),
+        }
+    }
+}
+
+/// The corpus in `tests/fuzz/seeds` is made from the golden messages and stays in step with them.
+#[test]
+fn seed_corpus_is_in_step() {
+    let corpus = root().join("tests/fuzz/seeds");
+    let write = std::env::var_os("ROWMILL_WRITE_SEEDS").is_some();
+    let targets =
+        fs::read_dir(root().join("tests/fuzz/fuzz_targets")).expect("the targets' folder");
+    for target in targets {
+        let target = target.expect("a target").path();
+        let target = target.file_stem().and_then(|s| s.to_str()).expect("a name");
+        for (name, bytes) in seeds(target) {
+            let path = corpus.join(target).join(&name);
+            if write {
+                fs::create_dir_all(corpus.join(target)).expect("a folder for seeds");
+                fs::write(&path, &bytes).expect("a seed is written");
+            }
+            let stored = fs::read(&path).unwrap_or_default();
+            assert!(
+                stored == bytes,
+                "{target}/{name} is out of step; run this test with ROWMILL_WRITE_SEEDS=1"
+            );
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! The whole service on a fake clock, for many seeds; see `rowmill_tests::sim`.
+
+use rowmill_tests::sim::{Mistake, run};
+
+/// Seeds of an ordinary test run; `make sim SEEDS=n` runs others.
+const SEEDS: u64 = 200;
+
+#[test]
+fn all_rules_are_kept() {
+    let first = std::env::var("SIM_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
+    let (mut frames, mut answered, mut busy, mut expired, mut cancelled) = (0, 0, 0, 0, 0);
+    for seed in first..first + SEEDS {
+        println!("seed {seed}");
+        let tally = run(seed, None, false).unwrap_or_else(|failed| panic!("{failed}")).tally;
+        frames += tally.frames;
+        answered += tally.answered;
+        busy += tally.busy;
+        expired += tally.expired;
+        cancelled += tally.cancelled;
+    }
+    println!("{frames} frames, {answered} answered, {busy} busy, {expired} expired, {cancelled} cancelled");
+    // The worlds are lively: everything that can become of a request happens often.
+    assert!(answered > frames / 4 && busy > SEEDS && expired > SEEDS / 4 && cancelled > SEEDS / 4);
+}
+
+#[test]
+fn a_seed_is_a_run() {
+    for seed in 1000..1004 {
+        let twice = [(); 2].map(|()| run(seed, None, false).unwrap_or_else(|failed| panic!("{failed}")));
+        assert_eq!(twice[0], twice[1], "seed {seed}");
+    }
+}
+
+#[test]
+fn planted_mistakes_are_found() {
+    for mistake in Mistake::ALL {
+        let found = (0..20).find_map(|seed| run(seed, Some(mistake), false).err());
+        let found = found.unwrap_or_else(|| panic!("{mistake:?} was not found"));
+        println!("{mistake:?}, seed {}: {}", found.seed, found.violation);
+    }
+}

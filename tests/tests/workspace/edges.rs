@@ -1,0 +1,134 @@
+//! Which crate may depend on which. A dependency for tests alone follows the same rule.
+
+/// A crate of the workspace as cargo sees it.
+#[derive(Debug)]
+pub(crate) struct Crate {
+    /// The package's name.
+    pub(crate) name: String,
+    /// Its folder from the root on.
+    pub(crate) folder: String,
+    /// The workspace's crates that it depends on, in whatever way.
+    pub(crate) depends_on: Vec<String>,
+}
+
+/// Package, folder, and what it may depend on; in an order in which no crate depends on a later one.
+/// Pooling and engine know the arena for `Window` alone: results are stored through it, since no
+/// reference may be made to memory that a peer can write.
+const ALLOWED: &[(&str, &str, &[&str])] = &[
+    ("rowmill-wire", "dataplane/wire", &[]),
+    ("rowmill-arena", "dataplane/arena", &[]),
+    ("rowmill-pooling", "dataplane/pooling", &["rowmill-arena"]),
+    ("rowmill-table", "dataplane/table", &["rowmill-arena"]),
+    (
+        "rowmill-engine",
+        "dataplane/engine",
+        &[
+            "rowmill-wire",
+            "rowmill-arena",
+            "rowmill-pooling",
+            "rowmill-table",
+        ],
+    ),
+    (
+        "rowmill-port",
+        "dataplane/port",
+        &["rowmill-wire", "rowmill-arena"],
+    ),
+    (
+        "rowmill-rowmilld",
+        "dataplane/rowmilld",
+        &[
+            "rowmill-wire",
+            "rowmill-arena",
+            "rowmill-pooling",
+            "rowmill-table",
+            "rowmill-engine",
+            "rowmill-port",
+        ],
+    ),
+    (
+        "rowmill-client",
+        "ffi/client",
+        &["rowmill-wire", "rowmill-arena", "rowmill-port"],
+    ),
+    (
+        "rowmill-cli",
+        "control/rowmill",
+        &["rowmill-wire", "rowmill-table", "rowmill-client"],
+    ),
+];
+
+/// These may depend on everything, and nothing on them.
+const ON_EVERYTHING: &[(&str, &str)] = &[("rowmill-bench", "bench"), ("rowmill-tests", "tests")];
+
+/// What breaks the rule.
+pub(crate) fn faults(crates: &[Crate]) -> Vec<String> {
+    crates.iter().flat_map(faults_of).collect()
+}
+
+fn faults_of(found: &Crate) -> Vec<String> {
+    let name = &found.name;
+    let everything = ON_EVERYTHING.iter().find(|(known, _)| known == name);
+    let listed = ALLOWED.iter().find(|(known, ..)| known == name);
+    let folder = match (everything, listed) {
+        (Some((_, folder)), _) | (_, Some((_, folder, _))) => *folder,
+        (None, None) => return vec![format!("{name} is not in the table of crates")],
+    };
+    let mut faults = Vec::new();
+    if found.folder != folder {
+        faults.push(format!("{name} lies in {}, not in {folder}", found.folder));
+    }
+    for on in &found.depends_on {
+        let top = ON_EVERYTHING.iter().any(|(known, _)| known == on);
+        let allowed = everything.is_some() || listed.is_some_and(|l| l.2.contains(&on.as_str()));
+        if top || !allowed {
+            faults.push(format!("{name} must not depend on {on}"));
+        }
+    }
+    faults
+}
+
+fn made_up(name: &str, folder: &str, on: &[&str]) -> Crate {
+    Crate {
+        name: name.into(),
+        folder: folder.into(),
+        depends_on: on.iter().map(|&on| on.into()).collect(),
+    }
+}
+
+#[test]
+fn edges_against_the_data_are_found() {
+    let fault = |name, folder, on| faults(&[made_up(name, folder, &[on])]).join("; ");
+    assert_eq!(fault("rowmill-port", "dataplane/port", "rowmill-wire"), "");
+    assert_eq!(
+        fault("rowmill-port", "dataplane/port", "rowmill-engine"),
+        "rowmill-port must not depend on rowmill-engine"
+    );
+    assert_eq!(
+        fault("rowmill-wire", "dataplane/wire", "rowmill-arena"),
+        "rowmill-wire must not depend on rowmill-arena"
+    );
+    assert_eq!(fault("rowmill-bench", "bench", "rowmill-rowmilld"), "");
+    assert_eq!(
+        fault("rowmill-bench", "bench", "rowmill-tests"),
+        "rowmill-bench must not depend on rowmill-tests"
+    );
+    assert_eq!(
+        fault("rowmill-client", "ffi/c", "rowmill-port"),
+        "rowmill-client lies in ffi/c, not in ffi/client"
+    );
+    assert_eq!(
+        fault("rowmill-new", "dataplane/new", "rowmill-wire"),
+        "rowmill-new is not in the table of crates"
+    );
+}
+
+#[test]
+fn the_table_has_one_direction() {
+    for (at, (name, _, on)) in ALLOWED.iter().enumerate() {
+        for on in *on {
+            let earlier = ALLOWED[..at].iter().any(|(known, ..)| known == on);
+            assert!(earlier, "{name} may depend on {on}, which stands behind it");
+        }
+    }
+}
