@@ -2,6 +2,7 @@
 
 use core::str::FromStr;
 use core::time::Duration;
+use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Args, ValueEnum};
@@ -120,6 +121,15 @@ struct Found<'a> {
     vector: Vec<f32>,
 }
 
+/// All that is printed.
+struct Report<'a> {
+    model: String,
+    pool: Pool,
+    round_trip: Duration,
+    answer: Answer,
+    found: Vec<Found<'a>>,
+}
+
 impl Lookup {
     pub(crate) fn run(self) -> Result<()> {
         let wanted = self.wanted()?;
@@ -141,11 +151,13 @@ impl Lookup {
             remaining: Some(deadline),
             ..RequestOptions::default()
         };
+        let sent = Instant::now();
         let ticket = session.submit(&schema, &batch, target, &request)?;
         // The dataplane keeps the deadline; one that has stopped altogether can't say so.
         let answer = session.wait_for(ticket, Wait::Block, deadline + Duration::from_secs(1))?;
         let answer = answer
             .context("no answer, not even that the deadline passed: is the dataplane stopped?")?;
+        let round_trip = sent.elapsed();
         if let Err(failure) = answer.outcome {
             bail!(explain(failure, &wanted, session.tables()?));
         }
@@ -158,22 +170,18 @@ impl Lookup {
                 Found { wanted, vector }
             })
             .collect();
+        let model = session.welcome().model.clone();
+        let report = Report {
+            model,
+            pool: self.pool,
+            round_trip,
+            answer,
+            found,
+        };
         if self.json {
-            println!(
-                "{}",
-                as_json(&session.welcome().model, self.pool, &answer, &found)
-            );
+            println!("{}", report.json());
         } else {
-            print!(
-                "{}",
-                as_text(
-                    &session.welcome().model,
-                    self.pool,
-                    &answer,
-                    &found,
-                    self.full
-                )
-            );
+            print!("{}", report.text(self.full));
         }
         Ok(())
     }
@@ -295,66 +303,70 @@ fn pooling_name(wanted: &Wanted, pool: Pool) -> &'static str {
     }
 }
 
-fn as_text(model: &str, pool: Pool, answer: &Answer, found: &[Found<'_>], full: bool) -> String {
-    let mut out = String::new();
-    for Found { wanted, vector } in found {
-        let (ids, rows) = (
-            wanted.ids.len(),
-            if wanted.ids.len() == 1 { "row" } else { "rows" },
-        );
-        let table = if wanted.name == wanted.table {
-            String::new()
-        } else {
-            format!(" of table {}", wanted.table)
-        };
-        let how = pooling_name(wanted, pool);
-        let head = format!(
-            "{}{table}: {how} of {ids} {rows}, dim {}, norm {:.6}",
-            wanted.name,
-            vector.len(),
-            norm(vector)
-        );
-        let shown = if full {
-            vector.len()
-        } else {
-            SHOWN.min(vector.len())
-        };
-        out += &head;
-        for row in vector[..shown].chunks(SHOWN) {
-            let values: Vec<String> = row.iter().map(|x| format!("{x:>12.6}")).collect();
-            out += &format!("\n  {}", values.join(" "));
+impl Report<'_> {
+    fn text(&self, full: bool) -> String {
+        let mut out = String::new();
+        for Found { wanted, vector } in &self.found {
+            let (ids, rows) = (
+                wanted.ids.len(),
+                if wanted.ids.len() == 1 { "row" } else { "rows" },
+            );
+            let table = if wanted.name == wanted.table {
+                String::new()
+            } else {
+                format!(" of table {}", wanted.table)
+            };
+            let how = pooling_name(wanted, self.pool);
+            let head = format!(
+                "{}{table}: {how} of {ids} {rows}, dim {}, norm {:.6}",
+                wanted.name,
+                vector.len(),
+                norm(vector)
+            );
+            let shown = if full {
+                vector.len()
+            } else {
+                SHOWN.min(vector.len())
+            };
+            out += &head;
+            for row in vector[..shown].chunks(SHOWN) {
+                let values: Vec<String> = row.iter().map(|x| format!("{x:>12.6}")).collect();
+                out += &format!("\n  {}", values.join(" "));
+            }
+            if shown < vector.len() {
+                out += &format!("  ... {} more (--full)", vector.len() - shown);
+            }
+            out.push('\n');
         }
-        if shown < vector.len() {
-            out += &format!("  ... {} more (--full)", vector.len() - shown);
-        }
-        out.push('\n');
+        let us = self.answer.service_ns as f64 / 1000.0;
+        let round_trip_us = self.round_trip.as_secs_f64() * 1e6;
+        out + &format!(
+            "model {}, generation {}, served in {us:.1} us, {round_trip_us:.1} us there and back\n",
+            self.model, self.answer.generation
+        )
     }
-    let us = answer.service_ns as f64 / 1000.0;
-    out + &format!(
-        "model {model}, generation {}, served in {us:.1} us\n",
-        answer.generation
-    )
-}
 
-fn as_json(model: &str, pool: Pool, answer: &Answer, found: &[Found<'_>]) -> Value {
-    let feature = |Found { wanted, vector }: &Found<'_>| {
+    fn json(&self) -> Value {
+        let feature = |Found { wanted, vector }: &Found<'_>| {
+            json!({
+                "feature": wanted.name,
+                "table": wanted.table,
+                "pooling": pooling_name(wanted, self.pool),
+                "ids": wanted.ids,
+                "weights": wanted.weights,
+                "dim": vector.len(),
+                "norm": norm(vector),
+                "vector": vector,
+            })
+        };
         json!({
-            "feature": wanted.name,
-            "table": wanted.table,
-            "pooling": pooling_name(wanted, pool),
-            "ids": wanted.ids,
-            "weights": wanted.weights,
-            "dim": vector.len(),
-            "norm": norm(vector),
-            "vector": vector,
+            "model": self.model,
+            "generation": self.answer.generation,
+            "service_ns": self.answer.service_ns,
+            "round_trip_ns": self.round_trip.as_nanos() as u64,
+            "features": self.found.iter().map(feature).collect::<Vec<_>>(),
         })
-    };
-    json!({
-        "model": model,
-        "generation": answer.generation,
-        "service_ns": answer.service_ns,
-        "features": found.iter().map(feature).collect::<Vec<_>>(),
-    })
+    }
 }
 
 #[cfg(test)]

@@ -103,10 +103,11 @@ impl Slot {
             deadline_ns: u64::MAX,
             total_bytes: 0,
             spans: Box::new([Span::default(); MAX_FEATURES]),
+            // Not zeros, which the allocator would give untouched: requests shall not pay for page faults.
             data: Data {
-                lengths: vec![0; limits.max_lengths as usize].into_boxed_slice(),
-                ids: vec![0; limits.max_ids as usize].into_boxed_slice(),
-                weights: vec![0.0; limits.max_ids as usize].into_boxed_slice(),
+                lengths: vec![u32::MAX; limits.max_lengths as usize].into_boxed_slice(),
+                ids: vec![u32::MAX; limits.max_ids as usize].into_boxed_slice(),
+                weights: vec![f32::NAN; limits.max_ids as usize].into_boxed_slice(),
             },
             check: Check::default(),
             walk: Walk::default(),

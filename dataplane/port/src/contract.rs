@@ -212,7 +212,7 @@ pub enum PortError {
     #[error("protocol error: {0}")]
     Protocol(String),
     /// A system call failed.
-    #[error("{call}: {source}")]
+    #[error("{call} failed")]
     System {
         /// Which.
         call: &'static str,

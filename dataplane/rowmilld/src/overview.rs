@@ -284,6 +284,11 @@ impl Overview {
             "",
             clients.iter().map(|c| c.region_bytes).sum(),
         );
+        self.worker_metrics(&mut out);
+        out.0
+    }
+
+    fn worker_metrics(&self, out: &mut Metrics) {
         for (i, counter) in COUNTERS.iter().enumerate() {
             let name = format!("rowmill_{}_total", counter.name);
             out.workers(&name, "counter", counter.help, &self.seats, |f| {
@@ -314,7 +319,6 @@ impl Overview {
             Figures::micro_batch_bytes,
         );
         out.times(&self.seats);
-        out.0
     }
 }
 

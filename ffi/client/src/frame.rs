@@ -131,11 +131,8 @@ impl Plan {
     /// Copies the batch to its range of the source region.
     pub(crate) fn write_source(&self, batch: &Batch, range: &Window<'_>) {
         let [ids, weights, _] = self.source_places(batch);
-        let all = batch.ids() as u32;
-        range.write(0, batch.length_bytes());
-        range.write(ids as usize, batch.id_bytes(0, all));
-        if self.weighted {
-            range.write(weights as usize, batch.weight_bytes(0, all));
+        for (at, bytes) in [0, ids, weights].into_iter().zip(self.all_bytes(batch)) {
+            range.write(at as usize, bytes);
         }
     }
 
@@ -158,7 +155,13 @@ impl Plan {
                 self.name_region(batch, part, region, offset, &mut header)
             }
         }
-        let written = encode(&header, &self.spans, &[&self.inline], &mut self.frame);
+        let whole = carriage == Carriage::Inline && self.pieces.len() == 1;
+        let data = if whole {
+            self.all_bytes(batch)
+        } else {
+            [&self.inline[..], &[], &[]]
+        };
+        let written = encode(&header, &self.spans, &data, &mut self.frame);
         let len = written.expect("the plan checked that the frame fits");
         &self.frame[..len]
     }
@@ -169,47 +172,68 @@ impl Plan {
         &self.frame[..len]
     }
 
+    /// The batch' lengths, ids, and weights where they are sent.
+    fn all_bytes<'a>(&self, batch: &'a Batch) -> [&'a [u8]; 3] {
+        let all = batch.ids() as u32;
+        let weights = if self.weighted {
+            batch.weight_bytes(0, all)
+        } else {
+            &[]
+        };
+        [batch.length_bytes(), batch.id_bytes(0, all), weights]
+    }
+
+    /// Names the part's data as inline segments, and cuts it out of the batch unless it is all of it.
     fn cut_inline(&mut self, batch: &Batch, part: usize, header: &mut Header) {
         let piece = self.pieces[part];
         let features = batch.features();
         self.spans.clear();
-        self.inline.clear();
-        for f in 0..features {
-            let lengths = batch.lengths_of(f, piece.first_bag, piece.bags);
-            self.inline.extend_from_slice(bytemuck::cast_slice(lengths));
-        }
-        let ids_at = self.inline.len();
         let mut before = 0;
         for f in 0..features {
             let (from, to) = self.id_range(batch, part, f);
-            self.inline.extend_from_slice(batch.id_bytes(from, to));
-            let span = FeatureSpan {
+            self.spans.push(FeatureSpan {
                 lengths_at: f as u32 * piece.bags,
                 ids_at: before,
                 ids: to - from,
-            };
-            self.spans.push(span);
+            });
             before += to - from;
         }
-        let weights_at = self.inline.len();
-        if self.weighted {
-            for f in 0..features {
-                let (from, to) = self.id_range(batch, part, f);
-                self.inline.extend_from_slice(batch.weight_bytes(from, to));
-            }
-        }
-        let base = inline_offset(features);
-        let segment = |element: Element, from: usize, to: usize| Segment {
+        let base = inline_offset(features) as u64;
+        let segment = |element: Element, from: u64, count: u64| Segment {
             place: Place::Inline {
                 offset: (base + from) as u32,
             },
             element,
-            len: (to - from) as u64,
+            len: count * element.bytes(),
         };
-        header.lengths = segment(Element::Bits32, 0, ids_at);
-        header.ids = segment(batch.id_element(), ids_at, weights_at);
+        header.lengths = segment(Element::Bits32, 0, features as u64 * u64::from(piece.bags));
+        let ids_at = header.lengths.len;
+        header.ids = segment(batch.id_element(), ids_at, piece.ids);
         if self.weighted {
-            header.weights = segment(Element::Bits32, weights_at, self.inline.len());
+            header.weights = segment(Element::Bits32, ids_at + header.ids.len, piece.ids);
+        }
+        if self.pieces.len() > 1 {
+            self.cut(batch, part);
+        }
+    }
+
+    /// Puts the part's lengths, ids and weights one after another.
+    fn cut(&mut self, batch: &Batch, part: usize) {
+        let piece = self.pieces[part];
+        self.inline.clear();
+        for f in 0..batch.features() {
+            let lengths = batch.lengths_of(f, piece.first_bag, piece.bags);
+            self.inline.extend_from_slice(bytemuck::cast_slice(lengths));
+        }
+        for f in 0..batch.features() {
+            let (from, to) = self.id_range(batch, part, f);
+            self.inline.extend_from_slice(batch.id_bytes(from, to));
+        }
+        if self.weighted {
+            for f in 0..batch.features() {
+                let (from, to) = self.id_range(batch, part, f);
+                self.inline.extend_from_slice(batch.weight_bytes(from, to));
+            }
         }
     }
 
