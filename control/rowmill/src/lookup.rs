@@ -4,7 +4,7 @@ use core::str::FromStr;
 use core::time::Duration;
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use rowmill_client::{
     Answer, AnyPort, Batch, BoundSchema, Client, Division, Failure, Options, Pooling,
@@ -138,9 +138,7 @@ impl Lookup {
             credits: 1,
             ..Options::default()
         };
-        // The port's errors tell their causes themselves; as a chain they would be told twice.
-        let session = Client::connect(&self.endpoint, options);
-        let mut session = session.map_err(|error| anyhow!("{error}"))?;
+        let mut session = Client::connect(&self.endpoint, options)?;
         let schema = bind(&mut session, &wanted, self.pool)?;
         let batch = batch(&wanted)?;
         let bytes = schema.target_bytes(1);
