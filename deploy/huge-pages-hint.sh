@@ -7,7 +7,7 @@ transparent=$(cat /sys/kernel/mm/transparent_hugepage/enabled 2>/dev/null || ech
 [ "$reserved" -gt 0 ] && exit 0
 case "$transparent" in
     *"[never]"*)
-        echo "hint       huge pages are off here: random rows are read at about half the speed."
+        echo "hint       huge pages are off here: random rows cost a page-table walk each."
         echo "           To change that until the next boot: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled" ;;
     *)
         echo "hint       transparent huge pages are used; reserved ones are sure to be had after long uptimes:"

@@ -7,18 +7,25 @@ const SEEDS: u64 = 200;
 
 #[test]
 fn all_rules_are_kept() {
-    let first = std::env::var("SIM_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
+    let first = std::env::var("SIM_SEED")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(1);
     let (mut frames, mut answered, mut busy, mut expired, mut cancelled) = (0, 0, 0, 0, 0);
     for seed in first..first + SEEDS {
         println!("seed {seed}");
-        let tally = run(seed, None, false).unwrap_or_else(|failed| panic!("{failed}")).tally;
+        let tally = run(seed, None, false)
+            .unwrap_or_else(|failed| panic!("{failed}"))
+            .tally;
         frames += tally.frames;
         answered += tally.answered;
         busy += tally.busy;
         expired += tally.expired;
         cancelled += tally.cancelled;
     }
-    println!("{frames} frames, {answered} answered, {busy} busy, {expired} expired, {cancelled} cancelled");
+    println!(
+        "{frames} frames, {answered} answered, {busy} busy, {expired} expired, {cancelled} cancelled"
+    );
     // The worlds are lively: everything that can become of a request happens often.
     assert!(answered > frames / 4 && busy > SEEDS && expired > SEEDS / 4 && cancelled > SEEDS / 4);
 }
@@ -26,7 +33,8 @@ fn all_rules_are_kept() {
 #[test]
 fn a_seed_is_a_run() {
     for seed in 1000..1004 {
-        let twice = [(); 2].map(|()| run(seed, None, false).unwrap_or_else(|failed| panic!("{failed}")));
+        let twice =
+            [(); 2].map(|()| run(seed, None, false).unwrap_or_else(|failed| panic!("{failed}")));
         assert_eq!(twice[0], twice[1], "seed {seed}");
     }
 }

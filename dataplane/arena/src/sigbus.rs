@@ -16,9 +16,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use crate::ArenaError;
 use crate::mapping::Mapping;
 
-/// Most mappings that are watched at a time: 256 clients of 15 regions each, and 256 files.
-/// The handler looks at every entry once, which takes microseconds and happens once a lost mapping.
-pub const MAX_WATCHED: usize = 256 * 15 + 256;
+/// Most mappings that are watched at a time: 1,024 clients of 17 each (16 regions and the memory of
+/// their rings), and 256 files. A process can have 65,530 mappings (`vm.max_map_count`).
+/// The handler looks at every entry once, which takes some 10 us and happens once a lost mapping.
+pub const MAX_WATCHED: usize = 1024 * 17 + 256;
 
 /// States of an entry, in the low two bits of its word; the sequence number is above them.
 const FREE: u64 = 0;

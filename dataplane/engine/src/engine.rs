@@ -11,7 +11,7 @@ use rowmill_wire::{Completion, CompletionKind, Op, Refusal, Request, Status};
 use crate::accept;
 use crate::batch::{self, Made};
 use crate::bind::BoundSchema;
-use crate::limits::{BATCH_BYTES, BATCH_BYTES_FIRST, Limits};
+use crate::limits::{BATCH_BYTES, BYTES_PER_NS_FIRST, Limits};
 use crate::memory::{Conn, Memory};
 use crate::schedule::Schedule;
 use crate::slot::{NONE, Slot, Stage};
@@ -46,7 +46,7 @@ pub struct Counters {
 /// What a call of [`Engine::turn`] found to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// There is no request in progress.
+    /// There is no request in progress and nothing to announce.
     Idle,
     /// A micro-batch of this many bytes was done.
     Worked {
@@ -111,7 +111,10 @@ impl Engine {
             counters: Counters::default(),
             earliest_ns: u64::MAX,
             draining: false,
-            budget: BATCH_BYTES_FIRST,
+            budget: limits
+                .micro_batch_ns
+                .saturating_mul(BYTES_PER_NS_FIRST)
+                .clamp(*BATCH_BYTES.start(), *BATCH_BYTES.end()),
             last: None,
         }
     }
@@ -279,7 +282,12 @@ impl Engine {
         }
         let Some((index, allowed)) = self.schedule.next(self.budget) else {
             self.last = None;
-            return Turn::Idle;
+            // What has just expired has still to be announced.
+            return if self.done.is_empty() {
+                Turn::Idle
+            } else {
+                Turn::Worked { bytes: 0 }
+            };
         };
         let slot = &mut self.slots[index as usize];
         let conn = slot.conn;

@@ -44,8 +44,8 @@ pub(crate) const PIECES: usize = 64;
 /// goes on under any measured rate; at most 4 MiB, 80 us at 50 GB/s.
 pub(crate) const BATCH_BYTES: core::ops::RangeInclusive<u64> = (64 << 10)..=(4 << 20);
 
-/// The first guess, before a rate is measured: 50 us at 20 GB/s.
-pub(crate) const BATCH_BYTES_FIRST: u64 = 1 << 20;
+/// The first guess, before a rate is measured: 20 GB/s, so that 50 us are 1 MB.
+pub(crate) const BYTES_PER_NS_FIRST: u64 = 20;
 
 /// Ids copied and bounded in one step: 32,768 ids of 8 bytes are 256 KiB, about 20 us.
 pub(crate) const CHECK_IDS: usize = 1 << 15;

@@ -4,6 +4,7 @@
 //! walks the same runs some cache lines ahead of the kernel, across bags and features, so that a
 //! row's lines are on their way before the kernel comes to them.
 
+use crate::order::in_order;
 use crate::{Bags, RowFormat};
 use core::ops::Range;
 
@@ -11,8 +12,7 @@ use core::ops::Range;
 pub(crate) const LINE_BYTES: usize = 64;
 
 /// How many cache lines the walk keeps ahead of the kernel.
-pub(crate) static LINES_AHEAD: core::sync::atomic::AtomicUsize =
-    core::sync::atomic::AtomicUsize::new(128);
+const LINES_AHEAD: usize = 256;
 
 /// Bags of one feature, and the columns of their rows that one pass of a kernel pools.
 ///
@@ -41,9 +41,9 @@ pub(crate) struct Place {
     first: *const u8,
     /// Bytes from one row to the next.
     stride: usize,
-    /// From a row's first column to the end of what is fetched of it.
-    fetched_bytes: usize,
-    /// Cache lines that the fetched bytes of a row touch at most, and at least all but one of.
+    /// From a row's first column to the last byte that is fetched of it.
+    last_byte: usize,
+    /// Cache lines that what is fetched of a row touches at most, and at least all but one of.
     lines: usize,
     /// Bytes from a row's first column to the end of all its columns, where an int8 row has its scale
     /// and bias.
@@ -78,7 +78,7 @@ impl Run<'_> {
         Place {
             first,
             stride: rows.stride(),
-            fetched_bytes: end - start,
+            last_byte: end - start - 1,
             lines: lines_touched(first.addr(), rows.stride(), end - start),
             trailer: column_bytes * rows.dim() - start,
         }
@@ -189,10 +189,17 @@ impl<'a> Wide<'a> {
 
 /// The walk ahead of a kernel.
 pub(crate) struct Ahead<'a> {
-    runs: Runs<'a>,
+    /// The runs that the walk has not entered yet.
+    pub(crate) runs: Runs<'a>,
+    /// Where the walk is. A kernel works on a copy of its own, which stays in registers.
+    pub(crate) steps: Steps<'a>,
+}
+
+/// Where a walk is.
+#[derive(Clone, Copy)]
+pub(crate) struct Steps<'a> {
     /// Cache lines between kernel and walk.
     lead: usize,
-    reach: usize,
     /// The ids of the run that the walk is in, and how many of them it has passed.
     ids: &'a [u32],
     passed: usize,
@@ -205,56 +212,180 @@ impl<'a> Ahead<'a> {
         let nowhere = Place {
             first: core::ptr::null(),
             stride: 0,
-            fetched_bytes: 0,
+            last_byte: 0,
             lines: 0,
             trailer: 0,
         };
         Ahead {
             runs: Runs::new(batch, tile),
-            lead: 0,
-            reach: LINES_AHEAD.load(core::sync::atomic::Ordering::Relaxed),
-            ids: &[],
-            passed: 0,
-            place: nowhere,
+            steps: Steps {
+                lead: 0,
+                ids: &[],
+                passed: 0,
+                place: nowhere,
+            },
         }
     }
+}
 
-    /// Goes on by as much as the kernel does with one row of a run at `place`.
+impl<'a> Steps<'a> {
+    /// Goes on by as much as the kernel does with one row of a run at `place`. `likely_lines`, a
+    /// constant of at most 16, is how many lines a row mostly touches: for these the code is straight.
     #[inline(always)]
-    pub(crate) fn pass(&mut self, place: &Place, prefetch: impl Fn(*const u8)) {
-        while self.lead <= self.reach {
-            if self.passed == self.ids.len() {
-                if self.enter_next_run() {
-                    continue;
-                }
-                // The walk is over: all that is left is on its way.
-                self.lead = usize::MAX;
-                return;
+    pub(crate) fn pass(
+        &mut self,
+        runs: &mut Runs<'a>,
+        place: &Place,
+        likely_lines: usize,
+        prefetch: impl Fn(*const u8),
+    ) {
+        while self.lead <= LINES_AHEAD {
+            if self.passed >= self.ids.len() {
+                let Some((ids, place)) = enter(runs) else {
+                    // The walk is over: all that is left is on its way.
+                    self.lead = usize::MAX;
+                    return;
+                };
+                (self.ids, self.passed, self.place) = (ids, 0, place);
+                continue;
             }
             let row = self.place.of_row(self.ids[self.passed]);
-            self.passed += 1;
+            self.passed = self.passed.wrapping_add(1);
             // The last line is that of the last byte: some rows touch a line less than others.
-            let mut line = row;
-            for _ in 1..self.place.lines {
-                prefetch(line);
-                line = line.wrapping_add(LINE_BYTES);
+            if self.place.lines == likely_lines {
+                in_order!(likely_lines - 1, i => { prefetch(row.wrapping_add(i * LINE_BYTES)) });
+            } else {
+                let mut line = row;
+                for _ in 1..self.place.lines {
+                    prefetch(line);
+                    line = line.wrapping_add(LINE_BYTES);
+                }
             }
-            prefetch(row.wrapping_add(self.place.fetched_bytes - 1));
+            prefetch(row.wrapping_add(self.place.last_byte));
             self.lead = self.lead.wrapping_add(self.place.lines);
         }
         self.lead = self.lead.wrapping_sub(place.lines);
     }
+}
 
-    /// Enters the next run, if there is one.
-    #[cold]
-    #[inline(never)]
-    fn enter_next_run(&mut self) -> bool {
-        let Some(run) = self.runs.next() else {
-            return false;
-        };
-        self.ids = run.ids;
-        self.passed = 0;
-        self.place = run.place();
-        true
+/// The ids and the place of the next run, if there is one.
+#[cold]
+#[inline(never)]
+fn enter<'a>(runs: &mut Runs<'a>) -> Option<(&'a [u32], Place)> {
+    runs.next().map(|run| (run.ids, run.place()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Mode, Rows};
+
+    fn bags<'a>(rows: Rows<'a>, ids: &'a [u32], lengths: &'a [u32]) -> Bags<'a> {
+        Bags {
+            rows,
+            ids,
+            lengths,
+            weights: None,
+            mode: Mode::Sum,
+            offset: 1000,
+            stride: 10_000,
+        }
+    }
+
+    #[test]
+    fn lines_of_rows_on_and_off_lines() {
+        assert_eq!(lines_touched(0, 256, 256), 4);
+        assert_eq!(lines_touched(0, 136, 136), 3);
+        assert_eq!(lines_touched(0, 72, 72), 2);
+        assert_eq!(lines_touched(0, 260, 256), 5);
+        assert_eq!(lines_touched(4, 64, 60), 1);
+        assert_eq!(lines_touched(4, 64, 61), 2);
+        assert_eq!(lines_touched(0, 1, 1), 1);
+        assert_eq!(lines_touched(0, 1, 2), 2);
+    }
+
+    #[test]
+    fn wide_features_run_bag_by_bag_last_columns_first() {
+        let bytes = vec![0; 4 * 40 * 8];
+        let narrow = Rows::new(&bytes, 32, 40, 8, RowFormat::F32).unwrap();
+        let wide = Rows::new(&bytes, 160, 8, 40, RowFormat::F32).unwrap();
+        let batch = [
+            bags(wide, &[1, 2, 3], &[2, 0, 1]),
+            bags(narrow, &[4, 5], &[1, 1]),
+            bags(narrow, &[], &[]),
+            bags(wide, &[], &[]),
+        ];
+        let runs: Vec<_> = Runs::new(&batch, 16)
+            .map(|run| {
+                (
+                    run.columns,
+                    run.ids.to_vec(),
+                    run.lengths.to_vec(),
+                    run.offset,
+                )
+            })
+            .collect();
+        let expected: [(_, &[u32], &[u32], _); 11] = [
+            (32..40, &[1, 2], &[2], 1128),
+            (16..32, &[1, 2], &[2], 1064),
+            (0..16, &[1, 2], &[2], 1000),
+            (32..40, &[], &[0], 11128),
+            (16..32, &[], &[0], 11064),
+            (0..16, &[], &[0], 11000),
+            (32..40, &[3], &[1], 21128),
+            (16..32, &[3], &[1], 21064),
+            (0..16, &[3], &[1], 21000),
+            (0..8, &[4, 5], &[1, 1], 1000),
+            (0..8, &[], &[], 1000),
+        ];
+        let expected = expected.map(|(columns, ids, lengths, offset)| {
+            (columns, ids.to_vec(), lengths.to_vec(), offset)
+        });
+        assert_eq!(runs, expected);
+    }
+
+    #[test]
+    fn the_walk_fetches_all_lines_in_order_and_in_time() {
+        let bytes = vec![0; 264 * 1000];
+        let ids: Vec<u32> = (0..700).map(|i| i * 617 % 1000).collect();
+        let batch: Vec<_> = [
+            (64, RowFormat::F32),
+            (256, RowFormat::Int8),
+            (4, RowFormat::Int8),
+        ]
+        .into_iter()
+        .map(|(dim, format)| {
+            let rows = Rows::new(&bytes, format.row_bytes(dim), 1000, dim, format).unwrap();
+            bags(rows, &ids, &[300, 0, 400])
+        })
+        .collect();
+        for tile in [64, 256] {
+            let fetched = core::cell::RefCell::new(Vec::new());
+            let mut ahead = Ahead::new(&batch, tile);
+            let mut needed = Vec::new();
+            for run in Runs::new(&batch, tile) {
+                let place = run.place();
+                for &id in run.ids {
+                    ahead.steps.pass(&mut ahead.runs, &place, 4, |line| {
+                        fetched.borrow_mut().push(line.addr() / LINE_BYTES);
+                    });
+                    let row = place.of_row(id).addr();
+                    let lines = row / LINE_BYTES..=(row + place.last_byte) / LINE_BYTES;
+                    needed.extend(lines);
+                    let mut fetched = fetched.borrow().clone();
+                    fetched.dedup();
+                    needed.dedup();
+                    assert!(
+                        fetched.starts_with(&needed),
+                        "row {id} of tile {:?}",
+                        run.columns
+                    );
+                    assert!(
+                        fetched.len() <= needed.len() + LINES_AHEAD + 16,
+                        "no further than that"
+                    );
+                }
+            }
+        }
     }
 }

@@ -2,7 +2,7 @@
 //! the register file.
 #![allow(unsafe_code)]
 
-use crate::ahead::{Ahead, Run, Runs};
+use crate::ahead::{Ahead, LINE_BYTES, Run, Runs};
 use crate::order::in_shuffled_order;
 use crate::{Bags, Mode, RowFormat, scalar};
 use core::arch::x86_64::*;
@@ -28,6 +28,7 @@ pub(crate) unsafe fn pool(batch: &[Bags<'_>], target: &Window<'_>) {
                     // SAFETY: the caller's contract, and the run's columns fill $n registers, and
                     // half of another where `half` is so.
                     $(($n, false) => unsafe { pool_run::<$n, false>(&run, &mut ahead, target) },
+                    // SAFETY: likewise.
                     ($n, true) => unsafe { pool_run::<$n, true>(&run, &mut ahead, target) },)*
                     (n, _) => unreachable!("{n} registers for a tile of 8"),
                 }
@@ -42,6 +43,7 @@ pub(crate) unsafe fn pool(batch: &[Bags<'_>], target: &Window<'_>) {
 /// # Safety
 /// As [`pool`], with a run of the batch that has just as many columns.
 #[target_feature(enable = "avx2,fma")]
+#[inline(never)]
 unsafe fn pool_run<const N: usize, const HALF: bool>(
     run: &Run<'_>,
     ahead: &mut Ahead<'_>,
@@ -70,6 +72,9 @@ unsafe fn pool_rows<const N: usize, const HALF: bool, const INT8: bool, const WE
     target: &Window<'_>,
 ) {
     let place = run.place();
+    let dims = N * LANES + if HALF { LANES / 2 } else { 0 };
+    let likely_lines = if INT8 { dims + 8 } else { 4 * dims }.div_ceil(LINE_BYTES);
+    let mut steps = ahead.steps;
     let mut ids = run.ids;
     let mut weights = run.weights.unwrap_or_default();
     let mut out = target.as_ptr().wrapping_add(run.offset);
@@ -81,51 +86,18 @@ unsafe fn pool_rows<const N: usize, const HALF: bool, const INT8: bool, const WE
         let mut half = _mm_setzero_ps();
         let mut k = 0;
         while k < bag.len() {
-            ahead.pass(&place, |line| _mm_prefetch::<_MM_HINT_T1>(line.cast()));
+            let prefetch = |line: *const u8| _mm_prefetch::<_MM_HINT_T1>(line.cast());
+            steps.pass(&mut ahead.runs, &place, likely_lines, prefetch);
             let row = place.of_row(bag[k]);
-            let weight = _mm256_set1_ps(if WEIGHTED { bag_weights[k] } else { 0.0 });
+            let weight = WEIGHTED.then(|| _mm256_set1_ps(bag_weights[k]));
             // SAFETY: the id names a row, so codes or values of all columns lie inside the rows'
             // bytes at `row`, and scale and bias of an int8 row `trailer` bytes behind it.
             unsafe {
-                let trailer = row.wrapping_add(place.trailer).cast::<f32>();
-                let scale = if INT8 {
-                    broadcast(trailer)
+                if INT8 {
+                    let trailer = row.wrapping_add(place.trailer);
+                    add_int8::<N, HALF>(&mut sums, &mut half, row, trailer, weight);
                 } else {
-                    _mm256_setzero_ps()
-                };
-                let bias = if INT8 {
-                    broadcast(trailer.wrapping_add(1))
-                } else {
-                    _mm256_setzero_ps()
-                };
-                in_shuffled_order!(N, i => {
-                    let x = if INT8 {
-                        let codes = _mm_loadl_epi64(row.wrapping_add(i * LANES).cast());
-                        _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(codes)), bias)
-                    } else {
-                        _mm256_loadu_ps(row.wrapping_add(4 * i * LANES).cast())
-                    };
-                    sums[i] = if WEIGHTED {
-                        _mm256_fmadd_ps(weight, x, sums[i])
-                    } else {
-                        _mm256_add_ps(sums[i], x)
-                    };
-                });
-                if HALF {
-                    let (scale, bias) =
-                        (_mm256_castps256_ps128(scale), _mm256_castps256_ps128(bias));
-                    let x = if INT8 {
-                        let codes = row.wrapping_add(N * LANES).cast::<i32>().read_unaligned();
-                        let codes = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(codes));
-                        _mm_fmadd_ps(scale, _mm_cvtepi32_ps(codes), bias)
-                    } else {
-                        _mm_loadu_ps(row.wrapping_add(4 * N * LANES).cast())
-                    };
-                    half = if WEIGHTED {
-                        _mm_fmadd_ps(_mm256_castps256_ps128(weight), x, half)
-                    } else {
-                        _mm_add_ps(half, x)
-                    };
+                    add_f32::<N, HALF>(&mut sums, &mut half, row, weight);
                 }
             }
             k += 1;
@@ -143,6 +115,89 @@ unsafe fn pool_rows<const N: usize, const HALF: bool, const INT8: bool, const WE
         }
         out = out.wrapping_add(run.bags.stride);
     }
+    ahead.steps = steps;
+}
+
+/// Adds eight values, or weighted ones.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn add(sum: __m256, x: __m256, weight: Option<__m256>) -> __m256 {
+    match weight {
+        Some(weight) => _mm256_fmadd_ps(weight, x, sum),
+        None => _mm256_add_ps(sum, x),
+    }
+}
+
+/// Adds four values, or weighted ones.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn add_half(sum: __m128, x: __m128, weight: Option<__m256>) -> __m128 {
+    match weight {
+        Some(weight) => _mm_fmadd_ps(_mm256_castps256_ps128(weight), x, sum),
+        None => _mm_add_ps(sum, x),
+    }
+}
+
+/// Adds the values at `row`.
+///
+/// # Safety
+/// There are eight for each of the sums, and four more with `HALF`.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn add_f32<const N: usize, const HALF: bool>(
+    sums: &mut [__m256; N],
+    half: &mut __m128,
+    row: *const u8,
+    weight: Option<__m256>,
+) {
+    in_shuffled_order!(N, i => {
+        // SAFETY: the caller's contract.
+        let x = unsafe { _mm256_loadu_ps(row.wrapping_add(4 * i * LANES).cast()) };
+        sums[i] = add(sums[i], x, weight);
+    });
+    if HALF {
+        // SAFETY: the caller's contract.
+        let x = unsafe { _mm_loadu_ps(row.wrapping_add(4 * N * LANES).cast()) };
+        *half = add_half(*half, x, weight);
+    }
+}
+
+/// Adds the values of the codes at `row`, with scale and bias at `trailer`.
+///
+/// # Safety
+/// There are eight codes for each of the sums, and four more with `HALF`; scale and bias may have any
+/// alignment.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn add_int8<const N: usize, const HALF: bool>(
+    sums: &mut [__m256; N],
+    half: &mut __m128,
+    row: *const u8,
+    trailer: *const u8,
+    weight: Option<__m256>,
+) {
+    // SAFETY: the caller's contract.
+    let (scale, bias) = unsafe {
+        let scale = trailer.cast::<f32>();
+        (
+            scale.read_unaligned(),
+            scale.wrapping_add(1).read_unaligned(),
+        )
+    };
+    in_shuffled_order!(N, i => {
+        // SAFETY: the caller's contract.
+        let codes = unsafe { _mm_loadl_epi64(row.wrapping_add(i * LANES).cast()) };
+        let x = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(codes));
+        let x = _mm256_fmadd_ps(_mm256_set1_ps(scale), x, _mm256_set1_ps(bias));
+        sums[i] = add(sums[i], x, weight);
+    });
+    if HALF {
+        // SAFETY: the caller's contract.
+        let codes = unsafe { row.wrapping_add(N * LANES).cast::<i32>().read_unaligned() };
+        let x = _mm_cvtepi32_ps(_mm_cvtepu8_epi32(_mm_cvtsi32_si128(codes)));
+        let x = _mm_fmadd_ps(_mm_set1_ps(scale), x, _mm_set1_ps(bias));
+        *half = add_half(*half, x, weight);
+    }
 }
 
 /// What is stored of a sum: divided for a mean, and with the one NaN for any.
@@ -152,15 +207,4 @@ fn finish(sum: __m256, divisor: Option<f32>) -> __m256 {
     let x = divisor.map_or(sum, |divisor| _mm256_div_ps(sum, _mm256_set1_ps(divisor)));
     let nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(x, x);
     _mm256_blendv_ps(x, _mm256_set1_ps(scalar::NAN), nan)
-}
-
-/// The f32 at any address in all lanes.
-///
-/// # Safety
-/// Its four bytes are readable.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn broadcast(at: *const f32) -> __m256 {
-    // SAFETY: the caller's contract.
-    _mm256_set1_ps(unsafe { at.read_unaligned() })
 }

@@ -2,18 +2,18 @@
 //! the register file.
 #![allow(unsafe_code)]
 
-use crate::ahead::{Ahead, Run, Runs};
-use crate::order::{PARTS_MAX, in_shuffled_order};
+use crate::ahead::{Ahead, LINE_BYTES, Run, Runs};
+use crate::order::{PARTS_MAX, in_order, in_shuffled_order};
 use crate::{Bags, Mode, RowFormat, scalar};
 use core::arch::x86_64::*;
 use rowmill_arena::Window;
 
 /// Dimensions a register.
 const LANES: usize = 16;
-/// Dimensions of the largest tile: sixteen registers of sums leave as many for everything else.
-const TILE: usize = PARTS_MAX * LANES;
 /// The mask of a whole register.
 const ALL: __mmask16 = 0xffff;
+/// Dimensions of the largest tile: sixteen registers of sums leave as many for everything else.
+const TILE: usize = PARTS_MAX * LANES;
 
 /// Pools a batch into a target.
 ///
@@ -23,12 +23,16 @@ const ALL: __mmask16 = 0xffff;
 pub(crate) unsafe fn pool(batch: &[Bags<'_>], target: &Window<'_>) {
     let mut ahead = Ahead::new(batch, TILE);
     for run in Runs::new(batch, TILE) {
+        let full = run.columns.len().is_multiple_of(LANES);
         macro_rules! by_registers {
             ($($n:literal)*) => {
-                match run.columns.len().div_ceil(LANES) {
-                    // SAFETY: the caller's contract, and the run's columns fit $n registers.
-                    $($n => unsafe { pool_run::<$n>(&run, &mut ahead, target) },)*
-                    n => unreachable!("{n} registers for a tile of {PARTS_MAX}"),
+                match (run.columns.len().div_ceil(LANES), full) {
+                    // SAFETY: the caller's contract, and the run's columns fill $n registers, the
+                    // last one wholly where `full` is so.
+                    $(($n, true) => unsafe { pool_run::<$n, true>(&run, &mut ahead, target) },
+                    // SAFETY: likewise.
+                    ($n, false) => unsafe { pool_run::<$n, false>(&run, &mut ahead, target) },)*
+                    (n, _) => unreachable!("{n} registers for a tile of {PARTS_MAX}"),
                 }
             };
         }
@@ -36,20 +40,25 @@ pub(crate) unsafe fn pool(batch: &[Bags<'_>], target: &Window<'_>) {
     }
 }
 
-/// Pools a run whose columns need `N` registers.
+/// Pools a run whose columns fill `N` registers, the last one wholly with `FULL`.
 ///
 /// # Safety
-/// As [`pool`], with a run of the batch, and `N` registers are just enough.
+/// As [`pool`], with a run of the batch that has such columns.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn pool_run<const N: usize>(run: &Run<'_>, ahead: &mut Ahead<'_>, target: &Window<'_>) {
+unsafe fn pool_run<const N: usize, const FULL: bool>(
+    run: &Run<'_>,
+    ahead: &mut Ahead<'_>,
+    target: &Window<'_>,
+) {
     let weighted = run.weights.is_some();
     // SAFETY: the caller's contract; format and weights are the run's.
     unsafe {
         match (run.bags.rows.format(), weighted) {
-            (RowFormat::F32, false) => pool_rows::<N, false, false>(run, ahead, target),
-            (RowFormat::F32, true) => pool_rows::<N, false, true>(run, ahead, target),
-            (RowFormat::Int8, false) => pool_rows::<N, true, false>(run, ahead, target),
-            (RowFormat::Int8, true) => pool_rows::<N, true, true>(run, ahead, target),
+            (RowFormat::F32, false) => pool_rows::<N, FULL, false, false>(run, ahead, target),
+            (RowFormat::F32, true) => pool_rows::<N, FULL, false, true>(run, ahead, target),
+            (RowFormat::Int8, false) => pool_rows::<N, FULL, true, false>(run, ahead, target),
+            (RowFormat::Int8, true) => pool_rows::<N, FULL, true, true>(run, ahead, target),
         }
     }
 }
@@ -59,15 +68,24 @@ unsafe fn pool_run<const N: usize>(run: &Run<'_>, ahead: &mut Ahead<'_>, target:
 /// # Safety
 /// As [`pool_run`]; `INT8` and `WEIGHTED` are as the run is.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn pool_rows<const N: usize, const INT8: bool, const WEIGHTED: bool>(
+unsafe fn pool_rows<const N: usize, const FULL: bool, const INT8: bool, const WEIGHTED: bool>(
     run: &Run<'_>,
     ahead: &mut Ahead<'_>,
     target: &Window<'_>,
 ) {
     let place = run.place();
-    // The last register holds what the others leave, at least one dimension.
-    let last = ALL >> (N * LANES - run.columns.len());
-    let mask = |i| if i + 1 == N { last } else { ALL };
+    let likely_lines = if INT8 {
+        (N * LANES + 8).div_ceil(LINE_BYTES)
+    } else {
+        N
+    };
+    // A constant where it can be: a masked load is slower, even with a mask of ones.
+    let last = if FULL {
+        ALL
+    } else {
+        ALL >> (N * LANES - run.columns.len())
+    };
+    let mut steps = ahead.steps;
     let mut ids = run.ids;
     let mut weights = run.weights.unwrap_or_default();
     let mut out = target.as_ptr().wrapping_add(run.offset);
@@ -78,49 +96,138 @@ unsafe fn pool_rows<const N: usize, const INT8: bool, const WEIGHTED: bool>(
         let mut sums = [_mm512_setzero_ps(); N];
         let mut k = 0;
         while k < bag.len() {
-            ahead.pass(&place, |line| _mm_prefetch::<_MM_HINT_T1>(line.cast()));
+            let prefetch = |line: *const u8| _mm_prefetch::<_MM_HINT_T1>(line.cast());
+            steps.pass(&mut ahead.runs, &place, likely_lines, prefetch);
             let row = place.of_row(bag[k]);
-            let weight = _mm512_set1_ps(if WEIGHTED { bag_weights[k] } else { 0.0 });
+            let weight = WEIGHTED.then(|| _mm512_set1_ps(bag_weights[k]));
             // SAFETY: the id names a row, so codes or values of all columns lie inside the rows'
-            // bytes at `row`, and scale and bias of an int8 row `trailer` bytes behind it; masked
-            // lanes are not accessed.
+            // bytes at `row`, and scale and bias of an int8 row `trailer` bytes behind it.
             unsafe {
-                let trailer = row.wrapping_add(place.trailer).cast::<f32>();
-                let scale = if INT8 {
-                    broadcast(trailer)
+                if INT8 {
+                    add_int8(
+                        &mut sums,
+                        row,
+                        row.wrapping_add(place.trailer),
+                        last,
+                        weight,
+                    );
                 } else {
-                    _mm512_setzero_ps()
-                };
-                let bias = if INT8 {
-                    broadcast(trailer.wrapping_add(1))
-                } else {
-                    _mm512_setzero_ps()
-                };
-                in_shuffled_order!(N, i => {
-                    let x = if INT8 {
-                        let codes = _mm_maskz_loadu_epi8(mask(i), row.wrapping_add(i * LANES).cast());
-                        _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes)), bias)
-                    } else {
-                        _mm512_maskz_loadu_ps(mask(i), row.wrapping_add(4 * i * LANES).cast())
-                    };
-                    sums[i] = if WEIGHTED {
-                        _mm512_fmadd_ps(weight, x, sums[i])
-                    } else {
-                        _mm512_add_ps(sums[i], x)
-                    };
-                });
+                    add_f32(&mut sums, row, last, weight);
+                }
             }
             k += 1;
         }
         let divisor = (run.bags.mode == Mode::Mean && length > 0).then_some(length as f32);
         for (i, &sum) in sums.iter().enumerate() {
-            let sum = finish(sum, divisor);
+            let (at, sum) = (out.wrapping_add(4 * i * LANES), finish(sum, divisor));
             // SAFETY: the bag's vector lies inside the target, which is mapped and writable; masked
             // lanes are not accessed.
-            unsafe { _mm512_mask_storeu_ps(out.wrapping_add(4 * i * LANES).cast(), mask(i), sum) };
+            unsafe { _mm512_mask_storeu_ps(at.cast(), if i + 1 == N { last } else { ALL }, sum) };
         }
         out = out.wrapping_add(run.bags.stride);
     }
+    ahead.steps = steps;
+}
+
+/// Adds a value, or a weighted one.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+fn add(sum: __m512, x: __m512, weight: Option<__m512>) -> __m512 {
+    match weight {
+        Some(weight) => _mm512_fmadd_ps(weight, x, sum),
+        None => _mm512_add_ps(sum, x),
+    }
+}
+
+/// Adds the values at `row`.
+///
+/// # Safety
+/// There are sixteen for each of the sums, but for the last only those of the mask `last`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn add_f32<const N: usize>(
+    sums: &mut [__m512; N],
+    row: *const u8,
+    last: __mmask16,
+    weight: Option<__m512>,
+) {
+    in_shuffled_order!(N, i => {
+        let (at, mask) = (row.wrapping_add(4 * i * LANES), if i + 1 == N { last } else { ALL });
+        // SAFETY: the caller's contract; masked lanes are not accessed.
+        let x = unsafe { _mm512_maskz_loadu_ps(mask, at.cast()) };
+        sums[i] = add(sums[i], x, weight);
+    });
+}
+
+/// Adds the values of the codes at `row`, with scale and bias at `trailer`.
+///
+/// # Safety
+/// There are sixteen codes for each of the sums, but for the last only those of the mask `last`; scale
+/// and bias may have any alignment.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn add_int8<const N: usize>(
+    sums: &mut [__m512; N],
+    row: *const u8,
+    trailer: *const u8,
+    last: __mmask16,
+    weight: Option<__m512>,
+) {
+    // SAFETY: the caller's contract.
+    let (scale, bias) = unsafe {
+        let scale = trailer.cast::<f32>();
+        (
+            scale.read_unaligned(),
+            scale.wrapping_add(1).read_unaligned(),
+        )
+    };
+    let (scale, bias) = (_mm512_set1_ps(scale), _mm512_set1_ps(bias));
+    // All loads first, a line's worth of codes at a time, since it is the order of lines that counts.
+    let mut lines = [_mm512_setzero_si512(); 4];
+    in_shuffled_order!(N.div_ceil(4), line => {
+        let at = row.wrapping_add(line * LINE_BYTES);
+        lines[line] = if 4 * line + 4 < N || (4 * line + 4 == N && last == ALL) {
+            // SAFETY: the caller's contract: sixteen codes for each of four sums.
+            unsafe { load_line(at) }
+        } else {
+            let registers = N - 4 * line;
+            let mask = u64::from(last) << (16 * (registers - 1)) | !(!0 << (16 * (registers - 1)));
+            // SAFETY: the caller's contract; masked lanes are not accessed.
+            unsafe { _mm512_maskz_loadu_epi8(mask, at.cast()) }
+        };
+    });
+    in_order!(N, i => {
+        let line = lines[i / 4];
+        let codes = match i % 4 {
+            0 => _mm512_castsi512_si128(line),
+            1 => _mm512_extracti32x4_epi32::<1>(line),
+            2 => _mm512_extracti32x4_epi32::<2>(line),
+            _ => _mm512_extracti32x4_epi32::<3>(line),
+        };
+        let x = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes));
+        sums[i] = add(sums[i], _mm512_fmadd_ps(scale, x, bias), weight);
+    });
+}
+
+/// Loads 64 bytes at once, from any address. The compiler would make four loads of it, since they are
+/// used in quarters.
+///
+/// # Safety
+/// They are readable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn load_line(at: *const u8) -> __m512i {
+    let line;
+    // SAFETY: the instruction reads the 64 bytes and changes nothing but its register.
+    unsafe {
+        core::arch::asm!(
+            "vmovdqu64 {line}, [{at}]",
+            line = lateout(zmm_reg) line,
+            at = in(reg) at,
+            options(readonly, nostack, preserves_flags)
+        );
+    }
+    line
 }
 
 /// What is stored of a sum: divided for a mean, and with the one NaN for any.
@@ -130,15 +237,4 @@ fn finish(sum: __m512, divisor: Option<f32>) -> __m512 {
     let x = divisor.map_or(sum, |divisor| _mm512_div_ps(sum, _mm512_set1_ps(divisor)));
     let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
     _mm512_mask_blend_ps(nan, x, _mm512_set1_ps(scalar::NAN))
-}
-
-/// The f32 at any address in all lanes.
-///
-/// # Safety
-/// Its four bytes are readable.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn broadcast(at: *const f32) -> __m512 {
-    // SAFETY: the caller's contract.
-    _mm512_set1_ps(unsafe { at.read_unaligned() })
 }

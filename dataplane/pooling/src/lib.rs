@@ -16,13 +16,16 @@
 //!   put in when a bag is stored, keeps the results equal bit for bit.
 #![deny(unsafe_code, unsafe_op_in_unsafe_fn)]
 
+#[cfg(target_arch = "x86_64")]
 mod ahead;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod batch;
+#[cfg(target_arch = "x86_64")]
 pub mod limit;
+#[cfg(target_arch = "x86_64")]
 mod order;
 mod rows;
 pub mod scalar;

@@ -1,149 +1,254 @@
 //! What the memory gives: the ceilings that the kernels are measured against.
 //!
-//! A pooling kernel that is held back by nothing but memory reads every cache line of the rows that
-//! its ids name, once. [`gather`] does that and nothing else: one load and one add a line, no
-//! stores, no arithmetic on values, with software prefetch as far ahead as its caller likes.
-//! [`sequential`] does the same to every line in order. The best of a sweep of distances is the
-//! limit to compare with.
+//! A pooling kernel that nothing but memory holds back reads each cache line of the rows that its ids
+//! name, and waits for none. [`gather`] does that and nothing else: one load and one add a line, no
+//! stores, in any [`Way`] of loading and prefetching; the best of [`ways`] is the limit.
+//! [`sequential`] does the same to all lines in order.
 #![allow(unsafe_code)]
 
-use crate::Rows;
 use crate::ahead::{LINE_BYTES, lines_touched};
-use crate::order::in_shuffled_order;
-#[cfg(target_arch = "x86_64")]
+use crate::order::{PARTS_MAX, in_order, in_shuffled_order};
+use crate::{Isa, Rows};
 use core::arch::x86_64::*;
 
 /// The most cache lines that a row may touch for [`gather`].
-pub const LINES_MAX: usize = 16;
+pub const ROW_LINES_MAX: usize = PARTS_MAX;
 
-/// Which cache a prefetch brings a line to.
+/// The cache that prefetches bring lines to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// The first level (and those behind it).
+    /// The first level.
     L1,
     /// The second level.
     L2,
 }
 
-/// Reads all cache lines of the rows that `ids` name, and gives the sum of a word of each line.
-///
-/// Each row's lines are prefetched to `level` when the row `distance` ids before it is read.
+/// A way to load and to prefetch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// Load all 64 bytes of a line, with AVX-512, or else 16 of them.
+    pub whole_lines: bool,
+    /// The cache to prefetch to.
+    pub level: Level,
+    /// How far ahead: rows for [`gather`], lines for [`sequential`], 0 to prefetch nothing.
+    pub distance: usize,
+}
+
+/// The ways to try on this machine.
+pub fn ways() -> Vec<Way> {
+    let widths: &[bool] = if Isa::Avx512.is_available() {
+        &[true, false]
+    } else {
+        &[false]
+    };
+    let mut ways = Vec::new();
+    for &whole_lines in widths {
+        for level in [Level::L1, Level::L2] {
+            for distance in [0, 4, 8, 16, 32, 48, 64, 96, 128] {
+                ways.push(Way {
+                    whole_lines,
+                    level,
+                    distance,
+                });
+            }
+        }
+    }
+    ways
+}
+
+/// Reads all cache lines of the rows that `ids` name, in the order of the ids, and gives a sum of what
+/// it read.
 ///
 /// # Panics
-/// If an id names no row, if the rows' memory does not start and end on a cache line, or if a row
-/// can touch more than [`LINES_MAX`] lines.
-pub fn gather(rows: &Rows<'_>, ids: &[u32], level: Level, distance: usize) -> u64 {
+/// If an id names no row, the rows' bytes don't start and end on cache lines, a row can touch more
+/// than [`ROW_LINES_MAX`] lines, or the machine can't load whole lines and is told to.
+pub fn gather(rows: &Rows<'_>, ids: &[u32], way: Way) -> u64 {
     assert!(
         crate::check_ids(ids, rows.count()).is_ok(),
-        "ids below the number of rows"
+        "an id that names no row"
     );
-    let bytes = rows.bytes();
-    assert!(
-        bytes.as_ptr().addr().is_multiple_of(LINE_BYTES),
-        "memory that starts on a cache line"
+    assert_possible(rows.bytes(), way);
+    let lines = lines_touched(
+        rows.bytes().as_ptr().addr(),
+        rows.stride(),
+        rows.row_bytes(),
     );
-    assert!(
-        bytes.len().is_multiple_of(LINE_BYTES),
-        "memory that ends on a cache line"
-    );
-    let lines = lines_touched(bytes.as_ptr().addr(), rows.stride(), rows.row_bytes());
     macro_rules! by_lines {
         ($($lines:literal)*) => {
-            match (lines, level) {
-                // SAFETY: ids name rows, rows lie inside bytes, and bytes are whole lines; no row
-                // touches more than `lines` lines.
-                $(($lines, Level::L1) => unsafe { gather_lines::<$lines, true>(rows, ids, distance) },
-                ($lines, Level::L2) => unsafe { gather_lines::<$lines, false>(rows, ids, distance) },)*
-                _ => panic!("rows of {lines} lines, {LINES_MAX} at most"),
+            match (lines, way.whole_lines) {
+                // SAFETY: ids name rows, all rows' lines lie inside the rows' bytes, $lines is how
+                // many a row touches, and the machine has AVX-512 where it is asked for.
+                $(($lines, true) => unsafe { whole::gather::<$lines>(rows, ids, way) },
+                // SAFETY: likewise.
+                ($lines, false) => unsafe { part::gather::<$lines>(rows, ids, way) },)*
+                _ => panic!("rows of {lines} lines, {ROW_LINES_MAX} at most"),
             }
         };
     }
     by_lines!(1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16)
 }
 
-/// # Safety
-/// Every id names a row, the rows' memory starts and ends on cache lines, and `LINES` is the number
-/// of lines that a row touches at most and at least all but one of.
-unsafe fn gather_lines<const LINES: usize, const L1: bool>(
-    rows: &Rows<'_>,
-    ids: &[u32],
-    distance: usize,
-) -> u64 {
-    let lines_of = |at: usize| {
-        let id = ids[at] as usize;
-        let row = rows
-            .bytes()
-            .as_ptr()
-            .wrapping_add(id.wrapping_mul(rows.stride()));
-        let last = row.wrapping_add(rows.row_bytes() - 1);
-        let line = |address: *const u8| address.wrapping_sub(address.addr() % LINE_BYTES);
-        let (first, last) = (line(row), line(last));
-        core::array::from_fn::<*const u8, LINES, _>(|i| {
-            if i + 1 == LINES {
-                last
-            } else {
-                first.wrapping_add(i * LINE_BYTES)
-            }
-        })
-    };
-    let mut sums = [unsafe { _mm_setzero_si128() }; 4];
-    for at in 0..ids.len() {
-        for line in lines_of((at.wrapping_add(distance)).min(ids.len() - 1)) {
-            unsafe {
-                if L1 {
-                    _mm_prefetch::<_MM_HINT_T0>(line.cast());
-                } else {
-                    _mm_prefetch::<_MM_HINT_T1>(line.cast());
-                }
-            }
-        }
-        let lines = lines_of(at);
-        in_shuffled_order!(LINES, i => {
-            unsafe { sums[i % 4] = _mm_add_epi64(sums[i % 4], _mm_load_si128(lines[i].cast())) };
-        });
-    }
-    unsafe {
-        let sum = _mm_add_epi64(
-            _mm_add_epi64(sums[0], sums[1]),
-            _mm_add_epi64(sums[2], sums[3]),
-        );
-        _mm_cvtsi128_si64(sum) as u64
+/// Reads all cache lines of `bytes` in order and gives a sum of what it read.
+///
+/// # Panics
+/// If the bytes don't start and end on cache lines, or the machine can't load whole lines and is told
+/// to.
+pub fn sequential(bytes: &[u8], way: Way) -> u64 {
+    assert_possible(bytes, way);
+    if way.whole_lines {
+        // SAFETY: the bytes are whole lines, and the machine has AVX-512.
+        unsafe { whole::sequential(bytes, way) }
+    } else {
+        // SAFETY: the bytes are whole lines.
+        unsafe { part::sequential(bytes, way) }
     }
 }
 
-/// Reads all whole cache lines of `bytes` in order, and gives the sum of a word of each line.
-///
-/// Lines are prefetched to the first level `distance` bytes ahead, or by the machine alone where
-/// that is 0.
-///
-/// # Panics
-/// If the bytes don't start on a cache line.
-pub fn sequential(bytes: &[u8], distance: usize) -> u64 {
-    assert!(bytes.as_ptr().addr().is_multiple_of(LINE_BYTES));
-    let mut sums = [unsafe { _mm_setzero_si128() }; 8];
-    let mut at = bytes.as_ptr();
-    let end = at.wrapping_add(bytes.len() / 512 * 512);
-    while at < end {
-        for (i, sum) in sums.iter_mut().enumerate() {
-            unsafe {
-                let line = at.wrapping_add(64 * i);
-                if distance > 0 {
-                    _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(distance).cast());
+fn assert_possible(bytes: &[u8], way: Way) {
+    assert!(
+        bytes.as_ptr().addr().is_multiple_of(LINE_BYTES),
+        "bytes that start on a cache line"
+    );
+    assert!(
+        bytes.len().is_multiple_of(LINE_BYTES),
+        "bytes that end on a cache line"
+    );
+    assert!(
+        !way.whole_lines || Isa::Avx512.is_available(),
+        "loads of whole lines need AVX-512"
+    );
+}
+
+/// The two loops for one width of loads.
+macro_rules! loops {
+    ($module:ident, $features:literal, $vector:ty, $zero:ident, $load:ident, $add:ident) => {
+        mod $module {
+            use super::*;
+
+            /// # Safety
+            /// Every id names a row, the rows' bytes are whole lines, and a row touches `LINES` lines
+            /// or one less.
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn gather<const LINES: usize>(
+                rows: &Rows<'_>,
+                ids: &[u32],
+                way: Way,
+            ) -> u64 {
+                let base = rows.bytes().as_ptr();
+                let (stride, last_byte) = (rows.stride(), rows.row_bytes() - 1);
+                let line_of = |at: *const u8| at.wrapping_sub(at.addr() % LINE_BYTES);
+                let row_of = |id: u32| base.wrapping_add((id as usize).wrapping_mul(stride));
+                let mut sums = [$zero(); 4];
+                let mut k = 0;
+                while k < ids.len() {
+                    let row = row_of(ids[k.wrapping_add(way.distance).min(ids.len() - 1)]);
+                    in_order!(LINES, i => {
+                        let offset = if i + 1 == LINES { last_byte } else { i * LINE_BYTES };
+                        prefetch(row.wrapping_add(offset), way);
+                    });
+                    let row = row_of(ids[k]);
+                    in_shuffled_order!(LINES, i => {
+                        let offset = if i + 1 == LINES { last_byte } else { i * LINE_BYTES };
+                        // SAFETY: the line holds a byte of a row, and the rows' bytes are whole lines.
+                        let x = unsafe { $load(line_of(row.wrapping_add(offset)).cast()) };
+                        sums[i % 4] = $add(sums[i % 4], x);
+                    });
+                    k += 1;
                 }
-                *sum = _mm_add_epi64(*sum, _mm_load_si128(line.cast()));
+                sum_of_words($add($add(sums[0], sums[1]), $add(sums[2], sums[3])))
+            }
+
+            /// # Safety
+            /// The bytes are whole lines.
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn sequential(bytes: &[u8], way: Way) -> u64 {
+                let mut sums = [$zero(); 8];
+                for lines in bytes.chunks(8 * LINE_BYTES) {
+                    in_order!(8, i => {
+                        if i * LINE_BYTES < lines.len() {
+                            let line = lines.as_ptr().wrapping_add(i * LINE_BYTES);
+                            prefetch(line.wrapping_add(way.distance * LINE_BYTES), way);
+                            // SAFETY: the line lies inside the bytes, which start on a line.
+                            sums[i] = $add(sums[i], unsafe { $load(line.cast()) });
+                        }
+                    });
+                }
+                sum_of_words(sums.into_iter().fold($zero(), |sum, x| $add(sum, x)))
+            }
+
+            #[inline]
+            #[target_feature(enable = $features)]
+            fn prefetch(at: *const u8, way: Way) {
+                match (way.distance, way.level) {
+                    (0, _) => (),
+                    (_, Level::L1) => _mm_prefetch::<_MM_HINT_T0>(at.cast()),
+                    (_, Level::L2) => _mm_prefetch::<_MM_HINT_T1>(at.cast()),
+                }
+            }
+
+            #[target_feature(enable = $features)]
+            fn sum_of_words(x: $vector) -> u64 {
+                // SAFETY: a vector is as many words, and any bits are a word.
+                let words: [u64; size_of::<$vector>() / 8] = unsafe { core::mem::transmute(x) };
+                words.into_iter().fold(0, u64::wrapping_add)
             }
         }
-        at = at.wrapping_add(512);
-    }
-    unsafe {
-        let mut s = _mm_setzero_si128();
-        for sum in sums {
-            s = _mm_add_epi64(s, sum);
-        }
-        _mm_cvtsi128_si64(s) as u64
-    }
+    };
 }
-/// x
-pub fn reach(n: usize) {
-    crate::ahead::LINES_AHEAD.store(n, core::sync::atomic::Ordering::Relaxed)
+
+loops!(
+    whole,
+    "avx512f",
+    __m512i,
+    _mm512_setzero_si512,
+    _mm512_load_si512,
+    _mm512_add_epi64
+);
+loops!(
+    part,
+    "sse2",
+    __m128i,
+    _mm_setzero_si128,
+    _mm_load_si128,
+    _mm_add_epi64
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RowFormat;
+
+    #[repr(align(64))]
+    struct Lines([u8; 64 * 200]);
+
+    #[test]
+    fn every_line_is_read_once() {
+        let mut memory = Lines([0; _]);
+        for (line, bytes) in memory.0.chunks_mut(LINE_BYTES).enumerate() {
+            // The first word of each line is its number; the others are zeros.
+            bytes[..8].copy_from_slice(&(line as u64).to_le_bytes());
+        }
+        for way in ways() {
+            assert_eq!(sequential(&memory.0, way), (0..200).sum(), "{way:?}");
+            for (dim, format) in [
+                (16, RowFormat::F32),
+                (256, RowFormat::F32),
+                (128, RowFormat::Int8),
+            ] {
+                let row_bytes = format.row_bytes(dim);
+                let rows = Rows::new(&memory.0, row_bytes, 12, dim, format).unwrap();
+                let ids = [0, 11, 5, 5, 7];
+                let lines = |id: u32| {
+                    let start = id as usize * row_bytes;
+                    (start / 64..=(start + row_bytes - 1) / 64).sum::<usize>() as u64
+                };
+                assert_eq!(
+                    gather(&rows, &ids, way),
+                    ids.into_iter().map(lines).sum(),
+                    "{way:?} {dim}"
+                );
+                assert_eq!(gather(&rows, &[], way), 0);
+            }
+        }
+    }
 }

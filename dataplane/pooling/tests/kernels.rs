@@ -1,31 +1,27 @@
 //! Every instruction set that this machine has against the scalar reference, bit for bit.
 
 use proptest::prelude::*;
-use rand_bits::Bits;
 use rowmill_arena::Window;
 use rowmill_pooling::{Bags, Isa, Kernels, Mode, RowFormat, Rows, scalar};
 
 /// What fills the targets before pooling; no pooled vector is made of it.
 const UNTOUCHED: u8 = 0xa5;
 
-/// A small generator of numbers, seeded, so that cases need no tables.
-mod rand_bits {
-    /// The state of a xorshift generator.
-    pub struct Bits(pub u64);
+/// A xorshift generator, seeded, so that cases need no tables.
+struct Bits(u64);
 
-    impl Bits {
-        /// The next 32 bits.
-        pub fn next(&mut self) -> u32 {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            (self.0 >> 32) as u32
-        }
+impl Bits {
+    /// The next 32 bits.
+    fn next(&mut self) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 32) as u32
+    }
 
-        /// A number below `end`.
-        pub fn below(&mut self, end: u32) -> u32 {
-            (u64::from(self.next()) * u64::from(end) >> 32) as u32
-        }
+    /// A number below `end`.
+    fn below(&mut self, end: u32) -> u32 {
+        ((u64::from(self.next()) * u64::from(end)) >> 32) as u32
     }
 }
 
@@ -319,7 +315,8 @@ fn reference_over_a_slice_agrees() {
     let mut target = vec![f32::from_le_bytes([UNTOUCHED; 4]); feature.end() / 4];
     scalar::pool(&[feature.bags()], &mut target);
     let bytes: Vec<u8> = target.iter().flat_map(|x| x.to_le_bytes()).collect();
-    assert_eq!(bytes, expected(&[feature.clone()], feature.end()));
+    let end = feature.end();
+    assert_eq!(bytes, expected(&[feature], end));
 }
 
 fn any_feature() -> impl Strategy<Value = Feature> {

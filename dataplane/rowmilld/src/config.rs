@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use rowmill_arena::HugePages;
 use rowmill_pooling::Isa;
-use rowmill_wire::limits::{MAX_BATCH, MAX_CREDITS, MAX_NAME};
+use rowmill_wire::limits::{MAX_BATCH, MAX_CREDITS, MAX_NAME, MAX_REGIONS};
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
 
@@ -21,6 +21,15 @@ pub use cpus::Cpus;
 
 /// Most workers of one dataplane: as many as the port has lanes.
 pub const MAX_WORKERS: usize = rowmill_port::shm::layout::MAX_LANES as usize;
+
+/// Most clients of one dataplane: as many as the SIGBUS handler can watch over, when each has
+/// registered all the regions it may.
+const MAX_CONNECTIONS: u64 = 1024;
+
+const _: () = {
+    let mappings = MAX_CONNECTIONS as usize * (MAX_REGIONS as usize + 1);
+    assert!(mappings + 256 <= rowmill_arena::MAX_WATCHED);
+};
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
@@ -139,8 +148,8 @@ pub struct Idle {
     /// Microseconds of yielding after that. The default is the shortest time slice that the kernel
     /// gives by default (about 1 ms), in which others on the core get their turn.
     pub yield_us: u32,
-    /// Whether it sleeps after that. A sleeping worker costs nothing, and its next request about
-    /// 10 to 50 us more. Without sleep it yields for ever, which suits cores of its own.
+    /// Whether it sleeps after that. A sleeping worker costs nothing, and its next request waits
+    /// for the kernel to wake it (`rowmill-bench null` measures that: wait=asleep). Without sleep it yields for ever, which suits cores of its own.
     pub sleep: bool,
 }
 
@@ -451,7 +460,7 @@ impl Config {
         // Upper bounds keep products of two limits far from overflowing 64 bits, and a slip of the
         // pen from asking for terabytes.
         let ranges: [(&'static str, u64, u64, u64); 10] = [
-            ("limits.connections", l.connections.into(), 1, 4096),
+            ("limits.connections", l.connections.into(), 1, MAX_CONNECTIONS),
             ("limits.slots", l.slots.into(), 1, 4096),
             ("limits.credits", l.credits.into(), 1, MAX_CREDITS.into()),
             ("limits.max_ids", l.max_ids.into(), 1, 1 << 24),

@@ -25,7 +25,8 @@ pub const MAX_FEATURES: usize = 256;
 pub const MAX_SLICES: u32 = 64;
 
 /// Most ids of one bag. A micro-batch can't be shorter than one bag of one feature: at 512 bytes a
-/// row this is 4 MiB of rows, about 150 us at the 30 GB/s of one memory channel pair.
+/// row this is 4 MiB of rows, about 150 us at the 30 GB/s of one memory channel pair; at the widest
+/// rows (8 KiB) it is 64 MiB, about 2 ms, which other clients of the worker wait for.
 pub const MAX_IDS_PER_BAG: u32 = 8192;
 
 /// Most bags of a request over all its parts; far above the 700 samples of an MLPerf query.

@@ -6,15 +6,13 @@
 use std::collections::VecDeque;
 
 use rowmill_wire::control::Welcome;
+use rowmill_wire::limits::MAX_LANES;
 use rowmill_wire::status::NOWHERE;
 use rowmill_wire::{Completion, CompletionKind, Refusal, Status};
 
 use crate::answer::{Answer, Slice, Ticket};
 use crate::error::Failure;
 use crate::memory::{Extent, Target};
-
-/// Parts are numbered by 8 bits of the frame, so only the first lanes of a larger server are used.
-pub(crate) const MAX_LANES: u16 = 255;
 
 #[derive(Debug)]
 struct Lane {

@@ -1,6 +1,7 @@
 //! Requests of a session: checking and sending them, and taking in what comes back.
 
 use rowmill_port::{ClientPort, PortError};
+use rowmill_wire::limits::MAX_LANES;
 use rowmill_wire::limits::MAX_SLICES;
 use rowmill_wire::request::{FLAG_PARTIALS, Header};
 use rowmill_wire::{Op, SplitRule};
@@ -8,7 +9,7 @@ use rowmill_wire::{Op, SplitRule};
 use crate::answer::{Answer, Slice, Ticket};
 use crate::batch::Batch;
 use crate::error::{ClientError, Unsent};
-use crate::flight::{Departure, MAX_LANES};
+use crate::flight::Departure;
 use crate::frame::Carriage;
 use crate::memory::{Extent, Target};
 use crate::options::RequestOptions;

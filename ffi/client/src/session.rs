@@ -122,6 +122,8 @@ impl<P: ClientPort> Session<P> {
             limit,
             "register several regions",
         )?;
+        // Targets start at cache lines; so the last one may be as short as it wants.
+        let bytes = bytes.next_multiple_of(64);
         let id = self.port.register(bytes)?;
         let region = Region {
             session: self.id,

@@ -20,7 +20,11 @@ struct Arguments {
 
 fn arguments() -> Option<Arguments> {
     let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let mut parsed = Arguments { first: clock.map_or(0, |d| d.as_secs() << 20), count: 1, events: false };
+    let mut parsed = Arguments {
+        first: clock.map_or(0, |d| d.as_secs() << 20),
+        count: 1,
+        events: false,
+    };
     let mut given = std::env::args().skip(1);
     while let Some(name) = given.next() {
         let mut number = || given.next()?.parse().ok();
@@ -52,7 +56,10 @@ fn main() -> ExitCode {
                     println!("seed {seed}: {outcome:#?}");
                 } else if (seed - arguments.first + 1).is_multiple_of(100) {
                     let took = began.elapsed().as_secs_f64();
-                    println!("{} seeds, the last {seed}, in {took:.1} s", seed - arguments.first + 1);
+                    println!(
+                        "{} seeds, the last {seed}, in {took:.1} s",
+                        seed - arguments.first + 1
+                    );
                 }
             }
             Err(failed) => {

@@ -86,7 +86,10 @@ impl Dataplane {
     /// When a worker next has something to do.
     pub fn next_ns(&self) -> Option<u64> {
         let at = |(i, lane): (usize, &Lane)| match lane.idle {
-            true => self.net.next_at_lane(i as u16).map(|due| due.max(lane.ready_ns)),
+            true => self
+                .net
+                .next_at_lane(i as u16)
+                .map(|due| due.max(lane.ready_ns)),
             false => Some(lane.ready_ns),
         };
         self.lanes.iter().enumerate().filter_map(at).min()
@@ -94,7 +97,10 @@ impl Dataplane {
 
     /// Requests in progress on all workers.
     pub fn in_progress(&self) -> usize {
-        self.lanes.iter().map(|lane| lane.worker.engine().in_progress()).sum()
+        self.lanes
+            .iter()
+            .map(|lane| lane.worker.engine().in_progress())
+            .sum()
     }
 
     /// Steps every worker that is ready and has something to do; with `idle_too`, each that is ready.
@@ -102,7 +108,12 @@ impl Dataplane {
         let now_ns = self.net.now_ns();
         for i in 0..self.lanes.len() {
             let lane = &self.lanes[i];
-            let due = !lane.idle || idle_too || self.net.next_at_lane(i as u16).is_some_and(|due| due <= now_ns);
+            let due = !lane.idle
+                || idle_too
+                || self
+                    .net
+                    .next_at_lane(i as u16)
+                    .is_some_and(|due| due <= now_ns);
             if due && lane.ready_ns <= now_ns && self.violation.is_none() {
                 self.step(i);
             }
@@ -119,14 +130,18 @@ impl Dataplane {
             Turn::Idle => 0,
             Turn::Worked { bytes } => bytes,
         };
-        let took_ns = self.pace.step_ns + self.pace.event_ns * u64::from(stepped.events) + bytes * 1000 / self.pace.bytes_per_us;
+        let took_ns = self.pace.step_ns
+            + self.pace.event_ns * u64::from(stepped.events)
+            + bytes * 1000 / self.pace.bytes_per_us;
         lane.ready_ns = now_ns + took_ns;
         lane.idle = stepped.is_idle();
         if self.rng.u32(0..10_000) < self.pace.stops {
             lane.ready_ns += self.rng.u64(0..=self.pace.stop_ns_max);
         }
         let entries = self.net.take_log();
-        let outcome = self.ledger.after_step(i as u16, now_ns, bytes, quantum, &entries);
+        let outcome = self
+            .ledger
+            .after_step(i as u16, now_ns, bytes, quantum, &entries);
         self.end_with(outcome);
         self.story.add(entries);
         self.steps += 1;
@@ -157,7 +172,13 @@ impl Dataplane {
     }
 
     /// A little of the world's work while a client waits.
+    ///
+    /// # Panics
+    /// If something is wrong, since the client would wait for ever.
     pub fn go_on(&mut self) {
+        if let Some(violation) = &self.violation {
+            panic!("{violation}");
+        }
         let now_ns = self.net.now_ns();
         let next = self.next_ns().unwrap_or(u64::MAX);
         self.net.advance_to(next.clamp(now_ns + 100, now_ns + 1000));

@@ -24,20 +24,33 @@ impl Capture {
             Place::Absent => Capture::default(),
             Place::Inline { .. } => {
                 let bytes = request.inline(segment).unwrap_or_default().to_vec();
-                Capture { region: None, reads: vec![1; bytes.len()], bytes }
+                Capture {
+                    region: None,
+                    reads: vec![1; bytes.len()],
+                    bytes,
+                }
             }
             Place::Region { region, offset } => {
                 // A hostile length is not worth memory: such a request can't be answered.
                 let len = segment.len.min(CAPTURE_MAX) as usize;
-                Capture { region: Some((region, offset)), bytes: vec![0; len], reads: vec![0; len] }
+                Capture {
+                    region: Some((region, offset)),
+                    bytes: vec![0; len],
+                    reads: vec![0; len],
+                }
             }
         }
     }
 
     fn take(&mut self, region: RegionId, offset: u64, read: &[u8]) {
-        let Some((own, start)) = self.region.filter(|&(own, _)| own == region.0) else { return };
+        let Some((own, start)) = self.region.filter(|&(own, _)| own == region.0) else {
+            return;
+        };
         debug_assert_eq!(own, region.0);
-        let (from, to) = (offset.max(start), (offset + read.len() as u64).min(start + self.bytes.len() as u64));
+        let (from, to) = (
+            offset.max(start),
+            (offset + read.len() as u64).min(start + self.bytes.len() as u64),
+        );
         for at in from..to {
             let (to, from) = ((at - start) as usize, (at - offset) as usize);
             self.bytes[to] = read[from];
@@ -48,9 +61,22 @@ impl Capture {
     fn elements(&self, segment: &Segment, first: u64, count: u64) -> Option<Vec<u64>> {
         let width = segment.element.bytes();
         let range = (first * width) as usize..((first + count) * width) as usize;
-        let read = self.reads.get(range.clone())?.iter().all(|&reads| reads > 0);
-        let word = |b: &[u8]| b.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
-        read.then(|| self.bytes[range].chunks_exact(width as usize).map(word).collect())
+        let read = self
+            .reads
+            .get(range.clone())?
+            .iter()
+            .all(|&reads| reads > 0);
+        let word = |b: &[u8]| {
+            b.iter()
+                .rev()
+                .fold(0, |word, &byte| word << 8 | u64::from(byte))
+        };
+        read.then(|| {
+            self.bytes[range]
+                .chunks_exact(width as usize)
+                .map(word)
+                .collect()
+        })
     }
 }
 
@@ -85,15 +111,26 @@ pub struct Flight {
 
 impl Flight {
     /// A frame as a worker took it. `schema` finds a bound schema by its number.
-    pub fn new(at_ns: u64, frame: &[u8], schema: impl FnOnce(u32) -> Option<Arc<SchemaModel>>) -> Flight {
+    pub fn new(
+        at_ns: u64,
+        frame: &[u8],
+        schema: impl FnOnce(u32) -> Option<Arc<SchemaModel>>,
+    ) -> Flight {
         let request = Request::parse(frame).ok();
         let header = request.as_ref().map(|r| *r.header());
         let capture = |segment: fn(&Header) -> &Segment| {
-            request.as_ref().map_or_else(Capture::default, |r| Capture::new(r, segment(r.header())))
+            request
+                .as_ref()
+                .map_or_else(Capture::default, |r| Capture::new(r, segment(r.header())))
         };
         let lookup = header.filter(|h| h.op == Op::Lookup);
-        let spans: Vec<FeatureSpan> = request.as_ref().map(|r| r.spans().collect()).unwrap_or_default();
-        let model = lookup.and_then(|h| schema(h.schema)).filter(|m| m.features.len() == spans.len());
+        let spans: Vec<FeatureSpan> = request
+            .as_ref()
+            .map(|r| r.spans().collect())
+            .unwrap_or_default();
+        let model = lookup
+            .and_then(|h| schema(h.schema))
+            .filter(|m| m.features.len() == spans.len());
         Flight {
             received_ns: at_ns,
             address: Request::address(frame),
@@ -105,7 +142,11 @@ impl Flight {
             lane_bytes: 0,
             alone: false,
             spans,
-            captures: [capture(|h| &h.lengths), capture(|h| &h.ids), capture(|h| &h.weights)],
+            captures: [
+                capture(|h| &h.lengths),
+                capture(|h| &h.ids),
+                capture(|h| &h.weights),
+            ],
         }
     }
 
@@ -117,13 +158,17 @@ impl Flight {
 
     /// The worker has read bytes of a region.
     pub fn read(&mut self, region: RegionId, offset: u64, bytes: &[u8]) {
-        self.captures.iter_mut().for_each(|c| c.take(region, offset, bytes));
+        self.captures
+            .iter_mut()
+            .for_each(|c| c.take(region, offset, bytes));
     }
 
     /// Whether a byte of the ids or weights was read twice: what is used might then differ from what was
     /// checked. Frames whose spans share bytes are asked about by nobody.
     pub fn has_read_twice(&self) -> bool {
-        self.captures[1..].iter().any(|c| c.reads.iter().any(|&reads| reads > 1))
+        self.captures[1..]
+            .iter()
+            .any(|c| c.reads.iter().any(|&reads| reads > 1))
     }
 
     /// The region of its target, while it may be written.
@@ -149,32 +194,52 @@ impl Flight {
     fn vectors(&self, bags: Range<u32>) -> impl Iterator<Item = (usize, u32, Range<u64>)> + '_ {
         let header = self.header.unwrap_or(Header::null(0));
         let bags = bags.start..bags.end.min(header.bags);
-        let features = self.model.iter().flat_map(|m| m.features.iter().enumerate());
+        let features = self
+            .model
+            .iter()
+            .flat_map(|m| m.features.iter().enumerate());
         features.flat_map(move |(i, f)| {
             bags.clone().map(move |bag| {
                 let place = f.place(header.first_bag + bag);
-                (i, bag, place.start.wrapping_add(header.target_base)..place.end.wrapping_add(header.target_base))
+                (
+                    i,
+                    bag,
+                    place.start.wrapping_add(header.target_base)
+                        ..place.end.wrapping_add(header.target_base),
+                )
             })
         })
     }
 
     /// The first of some bags whose vector is not what was asked for, as a sentence. `stored` gives
     /// the target's bytes.
-    pub fn check(&self, bags: Range<u32>, mut stored: impl FnMut(Range<u64>) -> Option<Vec<u8>>) -> Result<(), String> {
+    pub fn check(
+        &self,
+        bags: Range<u32>,
+        mut stored: impl FnMut(Range<u64>) -> Option<Vec<u8>>,
+    ) -> Result<(), String> {
         if self.entangled {
             return Ok(());
         }
-        let (Some(model), Some(header)) = (&self.model, self.header) else { return Ok(()) };
+        let (Some(model), Some(header)) = (&self.model, self.header) else {
+            return Ok(());
+        };
         for (feature, bag, place) in self.vectors(bags) {
             let Some((ids, weights)) = self.bag(feature, bag) else {
-                return Err(format!("feature {feature}, bag {bag}: announced before its ids were read"));
+                return Err(format!(
+                    "feature {feature}, bag {bag}: announced before its ids were read"
+                ));
             };
             let partials = header.flags & FLAG_PARTIALS != 0;
             let Some(wanted) = model.vector(feature, &ids, weights.as_deref(), partials) else {
-                return Err(format!("feature {feature}, bag {bag}: answered although an id is not in the table: {ids:?}"));
+                return Err(format!(
+                    "feature {feature}, bag {bag}: answered although an id is not in the table: {ids:?}"
+                ));
             };
             if stored(place.clone()).is_none_or(|bytes| bytes != wanted) {
-                return Err(format!("feature {feature}, bag {bag} (ids {ids:?}) at {place:?} is not what the reference gives"));
+                return Err(format!(
+                    "feature {feature}, bag {bag} (ids {ids:?}) at {place:?} is not what the reference gives"
+                ));
             }
         }
         Ok(())
@@ -187,7 +252,10 @@ impl Flight {
         let first = u64::from(span.lengths_at);
         let (start, end) = if header.lengths.element.is_offsets() {
             let offsets = lengths.elements(&header.lengths, first, u64::from(bag) + 2)?;
-            (offsets[bag as usize] - offsets[0], offsets[bag as usize + 1] - offsets[0])
+            (
+                offsets[bag as usize] - offsets[0],
+                offsets[bag as usize + 1] - offsets[0],
+            )
         } else {
             let before = lengths.elements(&header.lengths, first, u64::from(bag) + 1)?;
             let start = before[..bag as usize].iter().sum::<u64>();
@@ -195,19 +263,31 @@ impl Flight {
         };
         let at = u64::from(span.ids_at) + start;
         let ids = self.captures[1].elements(&header.ids, at, end - start)?;
-        let weighted = self.model.as_ref()?.features[feature].pooling == rowmill_wire::Pooling::WeightedSum;
+        let weighted =
+            self.model.as_ref()?.features[feature].pooling == rowmill_wire::Pooling::WeightedSum;
         let weights = match weighted {
             true => Some(self.captures[2].elements(&header.weights, at, end - start)?),
             false => None,
         };
-        Some((ids, weights.map(|w| w.into_iter().map(|bits| f32::from_bits(bits as u32)).collect())))
+        Some((
+            ids,
+            weights.map(|w| {
+                w.into_iter()
+                    .map(|bits| f32::from_bits(bits as u32))
+                    .collect()
+            }),
+        ))
     }
 
     /// Whether a record names this request, as a sentence where not.
     pub fn addressed_by(&self, record: &Completion) -> Result<(), String> {
         match (record.request, record.attempt, record.part) == self.address {
             true => Ok(()),
-            false => Err(format!("a record of {:?} for a request {:?}", (record.request, record.attempt, record.part), self.address)),
+            false => Err(format!(
+                "a record of {:?} for a request {:?}",
+                (record.request, record.attempt, record.part),
+                self.address
+            )),
         }
     }
 }

@@ -49,7 +49,15 @@ fn push(to: &mut Vec<u8>, value: u64, wide: bool) {
 }
 
 /// Draws a request part for a schema. With `wrong`, it is often wrong in one way.
-pub fn draw(rng: &mut Rng, model: &SchemaModel, schema: u32, request: u64, room: Room, welcome: &Welcome, wrong: bool) -> Made {
+pub fn draw(
+    rng: &mut Rng,
+    model: &SchemaModel,
+    schema: u32,
+    request: u64,
+    room: Room,
+    welcome: &Welcome,
+    wrong: bool,
+) -> Made {
     let most = model.schema.max_batch;
     let lengths_most = welcome.max_lengths / model.features.len() as u32;
     let bags = rng.u32(1..=most.min(lengths_most));
@@ -69,24 +77,44 @@ pub fn draw(rng: &mut Rng, model: &SchemaModel, schema: u32, request: u64, room:
     header.bags = bags;
     header.first_bag = rng.u32(0..=most - bags);
     header.slice_bags = if rng.bool() { rng.u32(0..=bags) } else { 0 };
-    header.remaining_us = if rng.u8(0..4) == 0 { rng.u32(1..300) } else { 0 };
+    header.remaining_us = if rng.u8(0..4) == 0 {
+        rng.u32(1..300)
+    } else {
+        0
+    };
     (header.target_region, header.target_base) = (room.target, room.target_at);
-    let mut refused = if wrong && rng.bool() { spoil(rng, model, &mut header, &mut work) } else { None };
+    let mut refused = if wrong && rng.bool() {
+        spoil(rng, model, &mut header, &mut work)
+    } else {
+        None
+    };
     let (offsets, wide_lengths, wide_ids) = (rng.bool(), rng.bool(), rng.bool());
     let (mut lengths, mut ids, mut weights) = (Vec::new(), Vec::new(), Vec::new());
     let (mut lengths_at, mut ids_at, mut sum) = (0, 0, u64::from(rng.u32(0..3)));
     for (f, own) in work.lengths.iter().enumerate() {
-        spans.push(FeatureSpan { lengths_at, ids_at, ids: work.ids[f].len() as u32 });
+        spans.push(FeatureSpan {
+            lengths_at,
+            ids_at,
+            ids: work.ids[f].len() as u32,
+        });
         if offsets {
             push(&mut lengths, sum, wide_lengths);
             lengths_at += 1;
         }
         for &length in own {
             sum += u64::from(length);
-            push(&mut lengths, if offsets { sum } else { length.into() }, wide_lengths);
+            push(
+                &mut lengths,
+                if offsets { sum } else { length.into() },
+                wide_lengths,
+            );
         }
-        work.ids[f].iter().for_each(|&id| push(&mut ids, id, wide_ids));
-        work.weights[f].iter().for_each(|w| weights.extend(w.to_le_bytes()));
+        work.ids[f]
+            .iter()
+            .for_each(|&id| push(&mut ids, id, wide_ids));
+        work.weights[f]
+            .iter()
+            .for_each(|w| weights.extend(w.to_le_bytes()));
         lengths_at += own.len() as u32;
         ids_at += work.ids[f].len() as u32;
     }
@@ -100,7 +128,11 @@ pub fn draw(rng: &mut Rng, model: &SchemaModel, schema: u32, request: u64, room:
         weights.clear();
     }
     if refused == Some(Status::WeightsMismatch) {
-        weights = if model.is_weighted() { Vec::new() } else { vec![0; 4 * ids_at as usize] };
+        weights = if model.is_weighted() {
+            Vec::new()
+        } else {
+            vec![0; 4 * ids_at as usize]
+        };
     }
     let weighted = model.is_weighted() != (refused == Some(Status::WeightsMismatch));
     let total = lengths.len() + ids.len() + weights.len();
@@ -108,8 +140,13 @@ pub fn draw(rng: &mut Rng, model: &SchemaModel, schema: u32, request: u64, room:
     debug_assert!(total as u64 <= ROOM_BYTES, "drawn requests fit their room");
     let segment = |at: usize, len: usize, element| Segment {
         place: match inline {
-            true => Place::Inline { offset: (inline_offset(spans.len()) + at) as u32 },
-            false => Place::Region { region: room.source, offset: room.source_at + at as u64 },
+            true => Place::Inline {
+                offset: (inline_offset(spans.len()) + at) as u32,
+            },
+            false => Place::Region {
+                region: room.source,
+                offset: room.source_at + at as u64,
+            },
         },
         element,
         len: len as u64,
@@ -120,7 +157,11 @@ pub fn draw(rng: &mut Rng, model: &SchemaModel, schema: u32, request: u64, room:
         (true, false) => Element::Offsets32,
         (true, true) => Element::Offsets64,
     };
-    let ids_element = if wide_ids { Element::Bits64 } else { Element::Bits32 };
+    let ids_element = if wide_ids {
+        Element::Bits64
+    } else {
+        Element::Bits32
+    };
     header.lengths = segment(0, lengths.len(), lengths_element);
     header.ids = segment(lengths.len(), ids.len(), ids_element);
     header.weights = match weighted {
@@ -128,14 +169,32 @@ pub fn draw(rng: &mut Rng, model: &SchemaModel, schema: u32, request: u64, room:
         false => Segment::ABSENT,
     };
     let mut frame = [0; SLOT_BYTES];
-    let data: [&[u8]; 3] = if inline { [&lengths, &ids, &weights] } else { [&[], &[], &[]] };
+    let data: [&[u8]; 3] = if inline {
+        [&lengths, &ids, &weights]
+    } else {
+        [&[], &[], &[]]
+    };
     let len = encode(&header, &spans, &data, &mut frame).expect("drawn frames fit");
-    let source = if inline { Vec::new() } else { [lengths, ids, weights].concat() };
-    Made { frame: frame[..len].to_vec(), source, refused, limited: header.remaining_us > 0 }
+    let source = if inline {
+        Vec::new()
+    } else {
+        [lengths, ids, weights].concat()
+    };
+    Made {
+        frame: frame[..len].to_vec(),
+        source,
+        refused,
+        limited: header.remaining_us > 0,
+    }
 }
 
 /// Makes one thing wrong, and gives the status for it.
-fn spoil(rng: &mut Rng, model: &SchemaModel, header: &mut Header, work: &mut Work) -> Option<Status> {
+fn spoil(
+    rng: &mut Rng,
+    model: &SchemaModel,
+    header: &mut Header,
+    work: &mut Work,
+) -> Option<Status> {
     let f = rng.usize(0..work.ids.len());
     match rng.u8(0..11) {
         0 => header.schema = 15,
@@ -162,7 +221,10 @@ fn spoil(rng: &mut Rng, model: &SchemaModel, header: &mut Header, work: &mut Wor
     [
         (header.schema == 15, Status::UnknownSchema),
         (header.target_region == 14, Status::UnknownRegion),
-        (header.target_base % 4 != 0, Status::TargetMisaligned),
+        (
+            !header.target_base.is_multiple_of(4),
+            Status::TargetMisaligned,
+        ),
         (header.generation == 77, Status::Retry),
         (header.first_bag == model.schema.max_batch, Status::TooLarge),
     ]
@@ -170,4 +232,3 @@ fn spoil(rng: &mut Rng, model: &SchemaModel, header: &mut Header, work: &mut Wor
     .find_map(|(so, status)| so.then_some(status))
     .or(Some(Status::TargetOutOfRegion))
 }
-

@@ -13,6 +13,7 @@ pub mod ledger;
 pub mod model;
 pub mod patron;
 pub mod planted;
+pub mod records;
 pub mod service;
 pub mod story;
 pub mod stranger;

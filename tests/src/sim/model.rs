@@ -76,17 +76,29 @@ impl SchemaModel {
 
     /// Whether requests bring weights.
     pub fn is_weighted(&self) -> bool {
-        self.features.iter().any(|f| f.pooling == Pooling::WeightedSum)
+        self.features
+            .iter()
+            .any(|f| f.pooling == Pooling::WeightedSum)
     }
 
     /// Bytes of a target for `bags` bags.
     pub fn target_bytes(&self, bags: u32) -> u64 {
-        self.features.iter().map(|f| f.place(bags - 1).end).max().unwrap_or(0)
+        self.features
+            .iter()
+            .map(|f| f.place(bags - 1).end)
+            .max()
+            .unwrap_or(0)
     }
 
     /// The bytes of one bag's vector by the scalar reference. `None` where an id is not in the table,
     /// for which there must be no answer.
-    pub fn vector(&self, feature: usize, ids: &[u64], weights: Option<&[f32]>, partials: bool) -> Option<Vec<u8>> {
+    pub fn vector(
+        &self,
+        feature: usize,
+        ids: &[u64],
+        weights: Option<&[f32]>,
+        partials: bool,
+    ) -> Option<Vec<u8>> {
         let f = &self.features[feature];
         let rows = rows(&self.tables.tables()[f.table]);
         let fits = |&id: &u64| u32::try_from(id).ok().filter(|&id| id < f.rows);
@@ -108,7 +120,14 @@ fn rows(table: &ResidentTable) -> Rows<'_> {
         RowFormat::F32 => PoolingFormat::F32,
         RowFormat::Int8 => PoolingFormat::Int8,
     };
-    Rows::new(table.bytes(), table.stride(), table.row_count(), table.dim(), format).expect("resident tables are sound")
+    Rows::new(
+        table.bytes(),
+        table.stride(),
+        table.row_count(),
+        table.dim(),
+        format,
+    )
+    .expect("resident tables are sound")
 }
 
 /// Draws a schema that has to be accepted: features side by side with gaps, or one after another.
@@ -134,13 +153,20 @@ pub fn draw_schema(rng: &mut Rng, tables: &Resident) -> Schema {
             offset,
             stride: bytes + gap,
         });
-        offset += if blocks { u64::from(max_batch) * (bytes + gap) } else { bytes + gap };
+        offset += if blocks {
+            u64::from(max_batch) * (bytes + gap)
+        } else {
+            bytes + gap
+        };
     }
     if !blocks {
         let first = features[0].offset;
         features.iter_mut().for_each(|f| f.stride = offset - first);
     }
-    Schema { max_batch, features }
+    Schema {
+        max_batch,
+        features,
+    }
 }
 
 /// Breaks a schema so that it has to be refused.
@@ -178,13 +204,24 @@ pub struct Work {
 impl Work {
     /// Draws a batch that fits the schema, with about `ids_per_bag` ids in a bag, many bags empty.
     pub fn draw(rng: &mut Rng, model: &SchemaModel, bags: u32, ids_per_bag: u32) -> Work {
-        let mut work = Work { bags, ..Work::default() };
+        let mut work = Work {
+            bags,
+            ..Work::default()
+        };
         for f in &model.features {
-            let length = |rng: &mut Rng| if rng.u8(0..4) == 0 { 0 } else { rng.u32(0..=2 * ids_per_bag) };
+            let length = |rng: &mut Rng| {
+                if rng.u8(0..4) == 0 {
+                    0
+                } else {
+                    rng.u32(0..=2 * ids_per_bag)
+                }
+            };
             let lengths: Vec<u32> = (0..bags).map(|_| length(rng)).collect();
             let count = lengths.iter().sum::<u32>() as usize;
-            work.ids.push((0..count).map(|_| rng.u64(0..f.rows.into())).collect());
-            work.weights.push((0..count).map(|_| rng.f32() * 4.0 - 2.0).collect());
+            work.ids
+                .push((0..count).map(|_| rng.u64(0..f.rows.into())).collect());
+            work.weights
+                .push((0..count).map(|_| rng.f32() * 4.0 - 2.0).collect());
             work.lengths.push(lengths);
         }
         work
@@ -196,11 +233,19 @@ impl Work {
     }
 
     /// The bytes that the target has to hold for a bag.
-    pub fn expected(&self, model: &SchemaModel, feature: usize, bag: u32, partials: bool) -> Vec<u8> {
+    pub fn expected(
+        &self,
+        model: &SchemaModel,
+        feature: usize,
+        bag: u32,
+        partials: bool,
+    ) -> Vec<u8> {
         let lengths = &self.lengths[feature];
         let from = lengths[..bag as usize].iter().sum::<u32>() as usize;
         let range = from..from + lengths[bag as usize] as usize;
         let weights = &self.weights[feature][range.clone()];
-        model.vector(feature, &self.ids[feature][range], Some(weights), partials).expect("drawn ids are in the table")
+        model
+            .vector(feature, &self.ids[feature][range], Some(weights), partials)
+            .expect("drawn ids are in the table")
     }
 }

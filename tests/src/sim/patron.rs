@@ -3,13 +3,14 @@
 
 use fastrand::Rng;
 use rowmill_client::{
-    Answer, Batch, BoundSchema, ClientError, Division, Failure, Options, Region, RequestOptions, Session, Ticket,
+    Answer, Batch, BoundSchema, ClientError, Division, Failure, Options, Region, RequestOptions,
+    Session, Ticket,
 };
+use rowmill_port::PortError;
 use rowmill_port::sim::{Loss, SimClient};
-use rowmill_port::{ConnId, PortError};
 use rowmill_wire::Status;
 
-use super::ledger::Violation;
+use super::ledger::{Pass, Violation};
 use super::model::{SchemaModel, Work, break_schema, draw_schema};
 use super::world::{Actor, Stage};
 
@@ -25,7 +26,7 @@ struct Sent {
 /// A connected patron.
 struct Visit {
     session: Session<SimClient>,
-    conn: ConnId,
+    pass: Pass,
     schema: BoundSchema,
     model: SchemaModel,
     region: Region,
@@ -47,9 +48,9 @@ pub struct Patron {
     sent: Vec<Sent>,
 }
 
-/// No request of a client that goes on looking takes longer, in simulated time: some hundred times
-/// the longest stop and delay that are drawn.
-const PATIENCE_NS: u64 = 200_000_000;
+/// No request of a client that goes on looking takes longer, in simulated time. The largest take some
+/// 20 ms at the slowest rate that is drawn, and a few of those can be in front.
+pub const PATIENCE_NS: u64 = 2_000_000_000;
 
 impl Patron {
     /// Draws one.
@@ -58,7 +59,7 @@ impl Patron {
         Patron {
             credits: rng.u16(1..=6),
             left: rng.u32(4..=24),
-            ids_per_bag: [0, 1, 3, 8, 30][rng.usize(0..5)],
+            ids_per_bag: [0, 1, 4, 16, 40, 80][rng.usize(0..6)],
             pause_ns: if slow { 400_000 } else { rng.u64(500..=20_000) },
             next_ns: rng.u64(0..50_000),
             visit: None,
@@ -71,16 +72,21 @@ impl Patron {
     fn arrive(&mut self, stage: &Stage) -> Result<Option<Visit>, Violation> {
         let port = match stage.net.connect("patron", self.credits) {
             Ok(port) => port,
-            Err(PortError::Refused { refusal, .. }) if refusal.status == Status::LimitReached => return Ok(None),
+            Err(PortError::Refused { refusal, .. }) if refusal.status == Status::LimitReached => {
+                return Ok(None);
+            }
             Err(other) => return Err(Violation(format!("connecting: {other}"))),
         };
         let conn = port.conn();
-        stage.welcome(conn, true);
-        let options = Options { source_bytes: 64 << 10, ..Options::default() };
-        let visit = self.settle(stage, conn, port, options);
+        let pass = stage.welcome(conn, true);
+        let options = Options {
+            source_bytes: 256 << 10,
+            ..Options::default()
+        };
+        let visit = self.settle(stage, pass, port, options);
         match visit {
             Ok(visit) => visit.map(Some),
-            Err(_) if stage.is_cut(conn) => Ok(None),
+            Err(_) if stage.is_cut(pass) => Ok(None),
             Err(error) => Err(Violation(format!("setting up: {error}"))),
         }
     }
@@ -88,7 +94,7 @@ impl Patron {
     fn settle(
         &mut self,
         stage: &Stage,
-        conn: ConnId,
+        pass: Pass,
         port: SimClient,
         options: Options,
     ) -> Result<Result<Visit, Violation>, ClientError> {
@@ -100,14 +106,26 @@ impl Patron {
             match session.bind(broken.clone()) {
                 Err(ClientError::Port(PortError::Refused { .. })) => {}
                 Err(other) => return Err(other),
-                Ok(_) => return Ok(Err(Violation(format!("a broken schema was bound: {broken:?}")))),
+                Ok(_) => {
+                    return Ok(Err(Violation(format!(
+                        "a broken schema was bound: {broken:?}"
+                    ))));
+                }
             }
         }
         let bound = session.bind(schema.clone())?;
         let model = SchemaModel::new(&schema, &stage.tables);
-        let bytes = model.target_bytes(schema.max_batch) as usize;
+        // The library gives out whole cache lines.
+        let bytes = model.target_bytes(schema.max_batch).next_multiple_of(64) as usize;
         let region = session.region(bytes * self.rng.usize(1..=3) + 4 * self.rng.usize(0..9))?;
-        Ok(Ok(Visit { session, conn, schema: bound, model, region, lost: false }))
+        Ok(Ok(Visit {
+            session,
+            pass,
+            schema: bound,
+            model,
+            region,
+            lost: false,
+        }))
     }
 
     fn take_answers(&mut self, stage: &Stage, visit: &mut Visit) -> Result<bool, Violation> {
@@ -115,33 +133,47 @@ impl Patron {
             match visit.session.poll() {
                 Ok(None) => return Ok(true),
                 Ok(Some(answer)) => self.judge(stage, visit, answer)?,
-                Err(_) if stage.is_cut(visit.conn) => return Ok(false),
-                Err(error) => return Err(Violation(format!("conn {}: {error}", visit.conn.0))),
+                Err(_) if stage.is_cut(visit.pass) => return Ok(false),
+                Err(error) => {
+                    return Err(Violation(format!("conn {}: {error}", visit.pass.conn.0)));
+                }
             }
         }
     }
 
     fn judge(&mut self, stage: &Stage, visit: &mut Visit, answer: Answer) -> Result<(), Violation> {
         let at = self.sent.iter().position(|s| s.ticket == answer.ticket);
-        let sent = self.sent.swap_remove(at.ok_or_else(|| Violation("an answer to nothing".into()))?);
+        let sent = self
+            .sent
+            .swap_remove(at.ok_or_else(|| Violation("an answer to nothing".into()))?);
         match answer.outcome {
             Ok(()) => {
                 for (feature, f) in visit.model.features.iter().enumerate() {
                     let mut vector = vec![0.0; f.dim];
                     for bag in 0..sent.work.bags {
-                        visit.session.read_vector(&answer.target, &visit.schema, feature, bag, &mut vector);
+                        visit.session.read_vector(
+                            &answer.target,
+                            &visit.schema,
+                            feature,
+                            bag,
+                            &mut vector,
+                        );
                         let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
-                        if bytes != sent.work.expected(&visit.model, feature, bag, sent.options.partials) {
+                        if bytes
+                            != sent
+                                .work
+                                .expected(&visit.model, feature, bag, sent.options.partials)
+                        {
                             return Err(Violation(format!(
                                 "conn {} request {:#x}: feature {feature}, bag {bag} is not what the reference gives",
-                                visit.conn.0,
+                                visit.pass.conn.0,
                                 answer.ticket.request()
                             )));
                         }
                     }
                 }
             }
-            Err(Failure::Disconnected) if stage.is_cut(visit.conn) => {}
+            Err(Failure::Disconnected) if stage.is_cut(visit.pass) => {}
             Err(Failure::Refused(refusal)) => {
                 let expected = match refusal.status {
                     Status::Busy => true,
@@ -151,10 +183,15 @@ impl Patron {
                     _ => false,
                 };
                 if !expected {
-                    return Err(Violation(format!("conn {}: a good request was refused: {refusal}", visit.conn.0)));
+                    return Err(Violation(format!(
+                        "conn {}: a good request was refused: {refusal}",
+                        visit.pass.conn.0
+                    )));
                 }
             }
-            Err(failure) => return Err(Violation(format!("conn {}: {failure}", visit.conn.0))),
+            Err(failure) => {
+                return Err(Violation(format!("conn {}: {failure}", visit.pass.conn.0)));
+            }
         }
         visit.session.release(answer.target);
         Ok(())
@@ -163,31 +200,58 @@ impl Patron {
     fn send(&mut self, stage: &Stage, visit: &mut Visit) -> Result<(), Violation> {
         let rng = &mut self.rng;
         let most = visit.model.schema.max_batch;
-        let bags = if rng.u8(0..4) == 0 { 1 } else { rng.u32(1..=most) };
+        let bags = if rng.u8(0..4) == 0 {
+            1
+        } else {
+            rng.u32(1..=most)
+        };
         let work = Work::draw(rng, &visit.model, bags, self.ids_per_bag);
         let bytes = visit.model.target_bytes(bags);
-        let Ok(target) = visit.session.target(&visit.region, bytes) else { return Ok(()) };
+        let target = match visit.session.target(&visit.region, bytes) {
+            Ok(target) => target,
+            // There is room again when answers have come.
+            Err(_) if !self.sent.is_empty() => return Ok(()),
+            Err(error) => {
+                return Err(Violation(format!(
+                    "conn {}: a target: {error}",
+                    visit.pass.conn.0
+                )));
+            }
+        };
         // So that what was there before can't pass for an answer.
         visit.session.write(&target, 0, &vec![0xa5; bytes as usize]);
         let batch = fill(rng, visit, &work);
         let options = RequestOptions {
-            remaining: (rng.u8(0..4) == 0).then(|| core::time::Duration::from_micros(rng.u64(1..200))),
+            remaining: (rng.u8(0..4) == 0)
+                .then(|| core::time::Duration::from_micros(rng.u64(1..200))),
             slice_bags: if rng.bool() { rng.u32(0..=bags) } else { 0 },
             partials: rng.u8(0..4) == 0,
             attempt: rng.u16(0..4),
             generation: 0,
         };
-        match visit.session.submit(&visit.schema, &batch, target, &options) {
+        match visit
+            .session
+            .submit(&visit.schema, &batch, target, &options)
+        {
             Ok(ticket) => {
                 self.left -= 1;
-                self.sent.push(Sent { ticket, work, options, cancelled: false, at_ns: stage.net.now_ns() });
+                self.sent.push(Sent {
+                    ticket,
+                    work,
+                    options,
+                    cancelled: false,
+                    at_ns: stage.net.now_ns(),
+                });
             }
             Err(unsent) => {
                 let excused = unsent.error.would_block()
                     || matches!(unsent.error, ClientError::TooLarge { .. })
-                    || stage.is_cut(visit.conn);
+                    || stage.is_cut(visit.pass);
                 if !excused {
-                    return Err(Violation(format!("conn {}: a good batch was not sent: {}", visit.conn.0, unsent.error)));
+                    return Err(Violation(format!(
+                        "conn {}: a good batch was not sent: {}",
+                        visit.pass.conn.0, unsent.error
+                    )));
                 }
                 if let Some(target) = unsent.target {
                     visit.session.release(target);
@@ -217,7 +281,11 @@ impl Patron {
         }
         let now_ns = stage.net.now_ns();
         if let Some(sent) = self.sent.iter().find(|s| now_ns > s.at_ns + PATIENCE_NS) {
-            return Err(Violation(format!("conn {}: request {:#x} does not end", visit.conn.0, sent.ticket.request())));
+            return Err(Violation(format!(
+                "conn {}: request {:#x} does not end",
+                visit.pass.conn.0,
+                sent.ticket.request()
+            )));
         }
         if visit.lost {
             return Ok(!self.sent.is_empty());
@@ -231,9 +299,13 @@ impl Patron {
         match self.rng.u32(0..200) {
             0..10 => self.cancel_one(visit),
             10 => {
-                if let Some(region) = stage.last_region(visit.conn) {
-                    let when = if self.rng.bool() { Loss::Now } else { Loss::AtNextGrant };
-                    stage.net.lose(visit.conn, region, when);
+                if let Some(region) = stage.last_region(visit.pass) {
+                    let when = if self.rng.bool() {
+                        Loss::Now
+                    } else {
+                        Loss::AtNextGrant
+                    };
+                    stage.net.lose(visit.pass.conn, region, when);
                     visit.lost = true;
                 }
             }
@@ -251,7 +323,11 @@ fn fill(rng: &mut Rng, visit: &Visit, work: &Work) -> Batch {
         for length in &work.lengths[f] {
             offsets.push(offsets[offsets.len() - 1] + length);
         }
-        let division = if rng.bool() { Division::Lengths(&work.lengths[f]) } else { Division::Offsets(&offsets) };
+        let division = if rng.bool() {
+            Division::Lengths(&work.lengths[f])
+        } else {
+            Division::Offsets(&offsets)
+        };
         let narrow: Vec<u32> = work.ids[f].iter().map(|&id| id as u32).collect();
         let weighted = feature.pooling == rowmill_wire::Pooling::WeightedSum;
         let pushed = match (wide, weighted) {
@@ -270,8 +346,8 @@ impl Actor for Patron {
         self.next_ns
     }
 
-    fn conn(&self) -> Option<ConnId> {
-        self.visit.as_ref().map(|v| v.conn)
+    fn pass(&self) -> Option<Pass> {
+        self.visit.as_ref().map(|v| v.pass)
     }
 
     fn act(&mut self, stage: &Stage) -> Result<(), Violation> {

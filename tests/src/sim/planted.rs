@@ -58,12 +58,21 @@ pub struct Planted {
 impl Planted {
     /// Decorates a port.
     pub fn new(port: SimServer, net: SimNet, mistake: Option<Mistake>) -> Planted {
-        Planted { port, net, mistake, granted: None }
+        Planted {
+            port,
+            net,
+            mistake,
+            granted: None,
+        }
     }
 
     fn memory(&self) -> Option<(std::rc::Rc<SimMemory>, usize, usize)> {
         let (conn, region, offset, len) = self.granted?;
-        Some((self.net.memory(conn, region)?, offset as usize, len as usize))
+        Some((
+            self.net.memory(conn, region)?,
+            offset as usize,
+            len as usize,
+        ))
     }
 
     fn flip(&self, at: impl FnOnce(usize, usize) -> usize) {
@@ -79,7 +88,10 @@ impl Planted {
     fn swap(&self) {
         if let Some((memory, offset, len)) = self.memory() {
             let half = len / 8 * 4;
-            let (a, b) = (memory.bytes(offset, half), memory.bytes(offset + half, half));
+            let (a, b) = (
+                memory.bytes(offset, half),
+                memory.bytes(offset + half, half),
+            );
             memory.window().write(offset, &b);
             memory.window().write(offset + half, &a);
         }
@@ -91,14 +103,26 @@ impl ServerPort for Planted {
         self.port.poll(frame)
     }
 
-    fn read(&mut self, conn: ConnId, region: RegionId, offset: u64, out: &mut [u8]) -> Result<(), RegionError> {
+    fn read(
+        &mut self,
+        conn: ConnId,
+        region: RegionId,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<(), RegionError> {
         if self.mistake == Some(Mistake::ReadsTwice) {
             self.port.read(conn, region, offset, out)?;
         }
         self.port.read(conn, region, offset, out)
     }
 
-    fn target(&mut self, conn: ConnId, region: RegionId, offset: u64, len: u64) -> Result<Window<'_>, RegionError> {
+    fn target(
+        &mut self,
+        conn: ConnId,
+        region: RegionId,
+        offset: u64,
+        len: u64,
+    ) -> Result<Window<'_>, RegionError> {
         self.granted = Some((conn, region, offset, len));
         self.port.target(conn, region, offset, len)
     }
@@ -115,10 +139,22 @@ impl ServerPort for Planted {
             Some(Mistake::SwapsVectors) if last && mine => self.swap(),
             Some(Mistake::WritesBeyond) if last && mine => self.flip(|offset, len| offset + len),
             Some(Mistake::FalseBusy) if last && mine => {
-                return self.port.complete(conn, &Completion { status: Status::Busy, ..*record });
+                return self.port.complete(
+                    conn,
+                    &Completion {
+                        status: Status::Busy,
+                        ..*record
+                    },
+                );
             }
             Some(Mistake::SlicesOutOfOrder) if record.kind == CompletionKind::Slice => {
-                return self.port.complete(conn, &Completion { slice: record.slice + 1, ..*record });
+                return self.port.complete(
+                    conn,
+                    &Completion {
+                        slice: record.slice + 1,
+                        ..*record
+                    },
+                );
             }
             _ => {}
         }

@@ -23,12 +23,19 @@ pub struct Schemas {
 impl Schemas {
     /// None yet.
     pub fn new(tables: Arc<Resident>) -> Schemas {
-        Schemas { bound: Bound::default(), tables }
+        Schemas {
+            bound: Bound::default(),
+            tables,
+        }
     }
 
     /// The schema that a connection's requests name by `number`.
     pub fn find(&self, conn: ConnId, number: u32) -> Option<Arc<SchemaModel>> {
-        self.bound.lock().expect("one thread").get(&(conn, number)).cloned()
+        self.bound
+            .lock()
+            .expect("one thread")
+            .get(&(conn, number))
+            .cloned()
     }
 }
 
@@ -57,12 +64,20 @@ impl Service for Noted {
     fn bind(&self, conn: ConnId, schema: Schema) -> Result<u32, (Refusal, String)> {
         let number = self.sessions.send_schema(conn, &schema)?.number();
         let model = Arc::new(SchemaModel::new(&schema, &self.schemas.tables));
-        self.schemas.bound.lock().expect("one thread").insert((conn, number), model);
+        self.schemas
+            .bound
+            .lock()
+            .expect("one thread")
+            .insert((conn, number), model);
         Ok(number)
     }
 
     fn gone(&self, conn: ConnId) {
-        self.schemas.bound.lock().expect("one thread").retain(|(of, _), _| *of != conn);
+        self.schemas
+            .bound
+            .lock()
+            .expect("one thread")
+            .retain(|(of, _), _| *of != conn);
         self.sessions.gone(conn);
     }
 }

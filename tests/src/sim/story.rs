@@ -21,7 +21,12 @@ pub struct Story {
 impl Story {
     /// An empty story; with `aloud`, each event is printed as it comes.
     pub fn new(aloud: bool) -> Story {
-        Story { last: VecDeque::with_capacity(KEPT), hasher: DefaultHasher::new(), aloud, events: 0 }
+        Story {
+            last: VecDeque::with_capacity(KEPT),
+            hasher: DefaultHasher::new(),
+            aloud,
+            events: 0,
+        }
     }
 
     /// Goes on.

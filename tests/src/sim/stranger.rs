@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 
 use fastrand::Rng;
 use rowmill_port::sim::SimClient;
-use rowmill_port::{ClientPort, ConnId, PortError, RegionId};
+use rowmill_port::{ClientPort, PortError, RegionId};
 use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::{Completion, CompletionKind, Immediate, Status};
 
 use super::frames::{self, ROOM_BYTES, Room};
-use super::ledger::Violation;
+use super::ledger::{Pass, Violation};
 use super::model::{SchemaModel, draw_schema};
+use super::patron::PATIENCE_NS;
 use super::world::{Actor, Stage};
 
 /// How a stranger behaves.
@@ -49,6 +50,7 @@ struct Sent {
 
 struct Visit {
     port: SimClient,
+    pass: Pass,
     model: SchemaModel,
     schema: u32,
     source: RegionId,
@@ -69,9 +71,6 @@ pub struct Stranger {
     visit: Option<Visit>,
 }
 
-/// As a patron's.
-const PATIENCE_NS: u64 = 200_000_000;
-
 impl Stranger {
     /// Draws one of a character.
     pub fn draw(rng: &mut Rng, character: Character) -> Stranger {
@@ -90,19 +89,26 @@ impl Stranger {
     fn arrive(&mut self, stage: &Stage) -> Result<Option<Visit>, Violation> {
         let port = match stage.net.connect("stranger", self.credits) {
             Ok(port) => port,
-            Err(PortError::Refused { refusal, .. }) if refusal.status == Status::LimitReached => return Ok(None),
+            Err(PortError::Refused { refusal, .. }) if refusal.status == Status::LimitReached => {
+                return Ok(None);
+            }
             Err(other) => return Err(Violation(format!("connecting: {other}"))),
         };
         let conn = port.conn();
-        stage.welcome(conn, self.is_honest());
-        match self.settle(stage, port) {
+        let pass = stage.welcome(conn, self.is_honest());
+        match self.settle(stage, pass, port) {
             Ok(visit) => Ok(Some(visit)),
-            Err(_) if stage.is_cut(conn) => Ok(None),
+            Err(_) if stage.is_cut(pass) => Ok(None),
             Err(error) => Err(Violation(format!("setting up: {error}"))),
         }
     }
 
-    fn settle(&mut self, stage: &Stage, mut port: SimClient) -> Result<Visit, PortError> {
+    fn settle(
+        &mut self,
+        stage: &Stage,
+        pass: Pass,
+        mut port: SimClient,
+    ) -> Result<Visit, PortError> {
         let schema = draw_schema(&mut self.rng, &stage.tables);
         let number = port.bind(&schema)?;
         let model = SchemaModel::new(&schema, &stage.tables);
@@ -119,14 +125,27 @@ impl Stranger {
                     // A hand that is quicker than the worker: what it is about to read changes.
                     if len >= 4 && rng.u8(0..3) == 0 {
                         let at = offset as usize + rng.usize(0..=(len - 4) / 4) * 4;
-                        let value = if rng.bool() { rng.u32(0..8) } else { rng.u32(..) };
+                        let value = if rng.bool() {
+                            rng.u32(0..8)
+                        } else {
+                            rng.u32(..)
+                        };
                         window.write(at, &value.to_le_bytes());
                     }
                 }),
             );
         }
         let schema = number;
-        Ok(Visit { port, model, schema, source, target, target_len, in_flight: BTreeMap::new() })
+        Ok(Visit {
+            port,
+            pass,
+            model,
+            schema,
+            source,
+            target,
+            target_len,
+            in_flight: BTreeMap::new(),
+        })
     }
 
     fn take_answers(&mut self, stage: &Stage, visit: &mut Visit) -> Result<bool, Violation> {
@@ -135,8 +154,10 @@ impl Stranger {
                 match visit.port.poll(lane) {
                     Ok(None) => break,
                     Ok(Some(record)) => self.judge(visit, lane, &record)?,
-                    Err(_) if stage.is_cut(visit.port.conn()) => return Ok(false),
-                    Err(error) => return Err(Violation(format!("conn {}: {error}", visit.port.conn().0))),
+                    Err(_) if stage.is_cut(visit.pass) => return Ok(false),
+                    Err(error) => {
+                        return Err(Violation(format!("conn {}: {error}", visit.port.conn().0)));
+                    }
                 }
             }
         }
@@ -152,7 +173,11 @@ impl Stranger {
         }
         let conn = visit.port.conn().0;
         let sent = visit.in_flight.remove(&(lane, record.slot));
-        let sent = sent.ok_or_else(|| Violation(format!("conn {conn}: a record for a slot that is not in use: {record:?}")))?;
+        let sent = sent.ok_or_else(|| {
+            Violation(format!(
+                "conn {conn}: a record for a slot that is not in use: {record:?}"
+            ))
+        })?;
         let right = match (record.status, sent.refused) {
             (Status::Busy, _) => true,
             (Status::Expired, _) => sent.limited,
@@ -162,14 +187,21 @@ impl Stranger {
         };
         match right && record.request == sent.request {
             true => Ok(()),
-            false => Err(Violation(format!("conn {conn}: {:?} was expected, not {record:?}", sent.refused.unwrap_or(Status::Ok)))),
+            false => Err(Violation(format!(
+                "conn {conn}: {:?} was expected, not {record:?}",
+                sent.refused.unwrap_or(Status::Ok)
+            ))),
         }
     }
 
     fn send(&mut self, stage: &Stage, visit: &mut Visit) -> Result<(), PortError> {
-        let (lanes, credits) = (visit.port.welcome().split.lanes, visit.port.welcome().credits);
+        let (lanes, credits) = (
+            visit.port.welcome().split.lanes,
+            visit.port.welcome().credits,
+        );
         let (lane, slot) = (self.rng.u16(0..lanes), self.rng.u16(0..credits));
-        let reuses = matches!(self.character, Character::Deaf | Character::Garbler) && self.rng.u8(0..4) == 0;
+        let reuses = matches!(self.character, Character::Deaf | Character::Garbler)
+            && self.rng.u8(0..4) == 0;
         if visit.in_flight.contains_key(&(lane, slot)) && !reuses {
             return Ok(());
         }
@@ -182,7 +214,15 @@ impl Stranger {
         };
         self.serial += 1;
         let welcome = visit.port.welcome();
-        let mut made = frames::draw(&mut self.rng, &visit.model, visit.schema, self.serial, room, welcome, true);
+        let mut made = frames::draw(
+            &mut self.rng,
+            &visit.model,
+            visit.schema,
+            self.serial,
+            room,
+            welcome,
+            true,
+        );
         if let Some(memory) = visit.port.memory(visit.source) {
             memory.write(room.source_at as usize, &made.source);
         }
@@ -201,24 +241,50 @@ impl Stranger {
         visit.in_flight.insert((lane, slot), sent);
         if self.rng.u8(0..10) == 0 {
             visit.port.cancel(lane, slot)?;
-            visit.in_flight.get_mut(&(lane, slot)).expect("just sent").cancelled = true;
+            visit
+                .in_flight
+                .get_mut(&(lane, slot))
+                .expect("just sent")
+                .cancelled = true;
         }
         Ok(())
     }
 
-    fn garble(&mut self, visit: &mut Visit, lane: u16, slot: u16, frame: &mut [u8]) -> Result<(), PortError> {
+    fn garble(
+        &mut self,
+        visit: &mut Visit,
+        lane: u16,
+        slot: u16,
+        frame: &mut [u8],
+    ) -> Result<(), PortError> {
         let rng = &mut self.rng;
         for _ in 0..rng.u8(0..4) {
             // Mostly in the header and the spans, where bits have a meaning.
-            let at = if rng.bool() { rng.usize(0..frame.len().min(200)) } else { rng.usize(0..frame.len()) };
+            let at = if rng.bool() {
+                rng.usize(0..frame.len().min(200))
+            } else {
+                rng.usize(0..frame.len())
+            };
             frame[at] ^= 1 << rng.u8(0..8);
         }
         match rng.u8(0..40) {
             0 => visit.port.submit_bits(lane, rng.u32(..)),
-            1 => visit.port.submit_bits(lane, Immediate::Request { slot, len: rng.u16(..) }.encode()),
+            1 => visit.port.submit_bits(
+                lane,
+                Immediate::Request {
+                    slot,
+                    len: rng.u16(..),
+                }
+                .encode(),
+            ),
             2..10 => {
                 // Into a frame that may have been submitted and not been read yet.
-                visit.port.write_slot(lane, slot, rng.usize(0..SLOT_BYTES - 8), &rng.u64(..).to_le_bytes());
+                visit.port.write_slot(
+                    lane,
+                    slot,
+                    rng.usize(0..SLOT_BYTES - 8),
+                    &rng.u64(..).to_le_bytes(),
+                );
                 Ok(())
             }
             _ => Ok(()),
@@ -234,17 +300,25 @@ impl Stranger {
     }
 
     fn go_on(&mut self, stage: &Stage, visit: &mut Visit) -> Result<bool, Violation> {
-        let conn = visit.port.conn();
+        let (conn, pass) = (visit.pass.conn, visit.pass);
         if self.character != Character::Deaf && !self.take_answers(stage, visit)? {
             return Ok(false);
         }
         let now_ns = stage.net.now_ns();
-        if self.is_honest() && visit.in_flight.values().any(|s| now_ns > s.at_ns + PATIENCE_NS) {
-            return Err(Violation(format!("conn {}: a request does not end", conn.0)));
+        if self.is_honest()
+            && visit
+                .in_flight
+                .values()
+                .any(|s| now_ns > s.at_ns + PATIENCE_NS)
+        {
+            return Err(Violation(format!(
+                "conn {}: a request does not end",
+                conn.0
+            )));
         }
         for _ in 0..self.rng.u32(0..4).min(self.left) {
             match self.send(stage, visit) {
-                Err(_) if stage.is_cut(conn) => return Ok(false),
+                Err(_) if stage.is_cut(pass) => return Ok(false),
                 Err(error) => return Err(Violation(format!("conn {}: sending: {error}", conn.0))),
                 Ok(()) => {}
             }
@@ -252,7 +326,7 @@ impl Stranger {
         match (self.character, self.rng.u8(0..12)) {
             (Character::Vanisher, 0) => return Ok(false),
             (Character::Juggler, 0..3) => match self.juggle(visit) {
-                Err(_) if stage.is_cut(conn) => return Ok(false),
+                Err(_) if stage.is_cut(pass) => return Ok(false),
                 Err(error) => return Err(Violation(format!("conn {}: juggling: {error}", conn.0))),
                 Ok(()) => {}
             },
@@ -267,8 +341,8 @@ impl Actor for Stranger {
         self.next_ns
     }
 
-    fn conn(&self) -> Option<ConnId> {
-        self.visit.as_ref().map(|v| v.port.conn())
+    fn pass(&self) -> Option<Pass> {
+        self.visit.as_ref().map(|v| v.pass)
     }
 
     fn act(&mut self, stage: &Stage) -> Result<(), Violation> {

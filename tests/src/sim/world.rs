@@ -17,9 +17,10 @@ use rowmill_rowmilld::service::Sessions;
 use rowmill_table::{Resident, RowFormat, TableSpec, silent};
 
 use super::dataplane::{Dataplane, Pace};
-use super::ledger::{Ledger, Tally, Violation};
+use super::ledger::{Ledger, Pass, Violation};
 use super::patron::Patron;
 use super::planted::{Mistake, Planted};
+use super::records::Tally;
 use super::service::{Noted, Schemas};
 use super::story::Story;
 use super::stranger::{Character, Stranger};
@@ -35,27 +36,27 @@ pub struct Stage {
 
 impl Stage {
     /// A client has connected in this action.
-    pub fn welcome(&self, conn: ConnId, honest: bool) {
+    pub fn welcome(&self, conn: ConnId, honest: bool) -> Pass {
         let mut dataplane = self.dataplane.borrow_mut();
         dataplane.after_client();
         dataplane.acting = Some(conn);
-        if honest {
-            dataplane.ledger.is_honest(conn);
-        }
+        dataplane.ledger.admit(conn, honest)
     }
 
     /// Whether the connection was ended by somebody else than the client.
-    pub fn is_cut(&self, conn: ConnId) -> bool {
+    pub fn is_cut(&self, pass: Pass) -> bool {
         let mut dataplane = self.dataplane.borrow_mut();
         dataplane.after_client();
-        dataplane.ledger.is_cut(conn)
+        dataplane.ledger.is_cut(pass)
     }
 
-    /// The region that a connection registered last.
-    pub fn last_region(&self, conn: ConnId) -> Option<RegionId> {
-        let mut dataplane = self.dataplane.borrow_mut();
-        dataplane.after_client();
-        dataplane.ledger.last_region(conn)
+    /// The region that a connection registered last, while the connection stands.
+    pub fn last_region(&self, pass: Pass) -> Option<RegionId> {
+        if self.is_cut(pass) {
+            None
+        } else {
+            self.dataplane.borrow().ledger.last_region(pass)
+        }
     }
 }
 
@@ -65,7 +66,7 @@ pub trait Actor {
     fn next_ns(&self) -> u64;
 
     /// Its connection, if it has one.
-    fn conn(&self) -> Option<ConnId>;
+    fn pass(&self) -> Option<Pass>;
 
     /// Looks for answers, sends requests, or whatever it does.
     ///
@@ -97,7 +98,9 @@ pub struct Outcome {
 
 /// A run that broke a rule.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("seed {seed}: {violation}\n\nThe world:\n{world}\nIts last events:\n{story}\nAgain: cargo run --release -p rowmill-tests --bin sim -- --seed {seed} --events")]
+#[error(
+    "seed {seed}: {violation}\n\nThe world:\n{world}\nIts last events:\n{story}\nAgain: cargo run --release -p rowmill-tests --bin sim -- --seed {seed} --events"
+)]
 pub struct Failed {
     /// The seed.
     pub seed: u64,
@@ -109,8 +112,8 @@ pub struct Failed {
     pub story: String,
 }
 
-/// No run lasts longer: ten simulated seconds are a hundred times the longest of 10,000 seeds.
-const END_NS: u64 = 10_000_000_000;
+/// No run lasts longer, in simulated time.
+const END_NS: u64 = 100_000_000_000;
 
 /// Runs a seed's world to its end.
 ///
@@ -136,7 +139,12 @@ pub fn run(seed: u64, mistake: Option<Mistake>, aloud: bool) -> Result<Outcome, 
         }
         Err(_) => String::new(),
     };
-    Err(Failed { seed, violation, world: world.drawn.clone(), story })
+    Err(Failed {
+        seed,
+        violation,
+        world: world.drawn.clone(),
+        story,
+    })
 }
 
 struct World {
@@ -158,9 +166,13 @@ impl World {
             connections: rng.u16(2..=6),
             slots: rng.u32(1..=6),
             credits: rng.u16(1..=6),
-            max_ids: [256, 2048, 16_384][rng.usize(0..3)],
+            max_ids: [512, 4096, 16_384][rng.usize(0..3)],
             max_lengths: [64, 512][rng.usize(0..2)],
-            micro_batch_us: rng.u32(1..=50),
+            micro_batch_us: if rng.bool() {
+                rng.u32(1..=4)
+            } else {
+                rng.u32(1..=50)
+            },
             min_bags_per_part: rng.u32(1..=8),
             max_region_bytes: 8 << 20,
         };
@@ -176,7 +188,7 @@ impl World {
             held_up_ns: rng.u64(0..=300_000),
         };
         let pace = Pace {
-            bytes_per_us: rng.u64(100..=20_000),
+            bytes_per_us: 200 << rng.u32(0..=7),
             step_ns: rng.u64(100..=1_000),
             event_ns: rng.u64(50..=800),
             stops: rng.u32(0..=50),
@@ -184,11 +196,17 @@ impl World {
         };
         let specs = draw_tables(&mut rng);
         let drawn = format!("{workers} workers, {limits:?}\n{faults:?}\n{pace:?}\n{specs:?}\n");
-        let tables = Resident::in_memory(&specs, seed, HugePages::Off, &silent).expect("a few small tables");
+        let tables =
+            Resident::in_memory(&specs, seed, HugePages::Off, &silent).expect("a few small tables");
         let tables = Arc::new(tables);
         let schemas = Schemas::new(Arc::clone(&tables));
         let mailboxes: Vec<Arc<Mailbox>> = (0..workers).map(|_| Arc::default()).collect();
-        let sessions = Sessions::new("simulated".into(), Arc::clone(&tables), &limits, mailboxes.clone());
+        let sessions = Sessions::new(
+            "simulated".into(),
+            Arc::clone(&tables),
+            &limits,
+            mailboxes.clone(),
+        );
         let service = Arc::new(Noted::new(sessions, schemas.clone()));
         let net = SimNet::new(rng.u64(..), bounds, service, faults);
         let isas = Isa::available();
@@ -200,7 +218,15 @@ impl World {
         });
         let ledger = Ledger::new(net.clone(), schemas, workers, limits.slots as usize);
         let (parts, story) = (parts.collect(), Story::new(aloud));
-        let dataplane = Dataplane::new(net.clone(), parts, limits.connections.into(), pace, rng.u64(..), ledger, story);
+        let dataplane = Dataplane::new(
+            net.clone(),
+            parts,
+            limits.connections.into(),
+            pace,
+            rng.u64(..),
+            ledger,
+            story,
+        );
         let dataplane = Rc::new(RefCell::new(dataplane));
         let weak = Rc::downgrade(&dataplane);
         net.set_world(move || {
@@ -208,15 +234,32 @@ impl World {
                 dataplane.borrow_mut().go_on();
             }
         });
-        let stage = Stage { net: net.clone(), tables, dataplane: Rc::clone(&dataplane) };
+        let stage = Stage {
+            net: net.clone(),
+            tables,
+            dataplane: Rc::clone(&dataplane),
+        };
         let actors = draw_actors(&mut rng);
         let cuts = rng.u32(0..=20);
-        World { net, stage, dataplane, actors, rng, cuts, drawn }
+        World {
+            net,
+            stage,
+            dataplane,
+            actors,
+            rng,
+            cuts,
+            drawn,
+        }
     }
 
     fn run(&mut self) -> Result<Outcome, Violation> {
         while self.actors.iter().any(|a| !a.is_done()) {
-            let clients = self.actors.iter().filter(|a| !a.is_done()).map(|a| a.next_ns()).min();
+            let clients = self
+                .actors
+                .iter()
+                .filter(|a| !a.is_done())
+                .map(|a| a.next_ns())
+                .min();
             self.advance(clients)?;
             let now_ns = self.net.now_ns();
             for i in 0..self.actors.len() {
@@ -236,16 +279,25 @@ impl World {
         dataplane.step_ready(false);
         if self.net.now_ns() > END_NS {
             let open = dataplane.ledger.open_requests().join("\n");
-            return Err(Violation(format!("the run does not come to an end; in progress:\n{open}")));
+            return Err(Violation(format!(
+                "the run does not come to an end; in progress:\n{open}"
+            )));
         }
         dataplane.violation.clone().map_or(Ok(()), Err)
     }
 
     fn act(&mut self, i: usize) -> Result<(), Violation> {
         let actor = &mut self.actors[i];
-        self.dataplane.borrow_mut().before_client(actor.conn());
+        let known = |actor: &dyn Actor, dataplane: &RefCell<Dataplane>| {
+            actor
+                .pass()
+                .filter(|pass| dataplane.borrow().ledger.knows(*pass))
+                .map(|pass| pass.conn)
+        };
+        let conn = known(&**actor, &self.dataplane);
+        self.dataplane.borrow_mut().before_client(conn);
         let outcome = actor.act(&self.stage);
-        if let Some(conn) = actor.conn()
+        if let Some(conn) = known(&**actor, &self.dataplane)
             && self.rng.u32(0..10_000) < self.cuts
         {
             self.net.cut(conn);
@@ -267,7 +319,10 @@ impl World {
         let left = dataplane.in_progress();
         let open = dataplane.ledger.open_requests();
         if left > 0 || !open.is_empty() || !dataplane.ledger.is_empty() {
-            return Err(Violation(format!("all clients have left, but {left} requests are in progress\n{}", open.join("\n"))));
+            return Err(Violation(format!(
+                "all clients have left, but {left} requests are in progress\n{}",
+                open.join("\n")
+            )));
         }
         Ok(Outcome {
             hash: dataplane.story.hash(),
@@ -283,8 +338,12 @@ fn draw_tables(rng: &mut Rng) -> Vec<TableSpec> {
     let mut table = |i: usize| TableSpec {
         name: format!("table-{i}"),
         rows: rng.u64(1..=300),
-        dim: 4 * [1, 1, 2, 3, 4, 5, 8, 16, 33][rng.usize(0..9)],
-        format: if rng.bool() { RowFormat::F32 } else { RowFormat::Int8 },
+        dim: 4 * [1, 2, 3, 4, 5, 8, 16, 33, 64][rng.usize(0..9)],
+        format: if rng.bool() {
+            RowFormat::F32
+        } else {
+            RowFormat::Int8
+        },
     };
     (0..6).map(&mut table).collect()
 }

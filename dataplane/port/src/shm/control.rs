@@ -1,6 +1,8 @@
 //! The control thread: accepts clients, answers their messages, and sees that nothing of a client is
-//! freed before every worker has let go of it. It waits for nobody: what takes several steps is kept
-//! as a state of the connection, and goes on when a message or notice comes.
+//! freed before every worker has let go of it. It waits for no client: what takes several steps is kept
+//! as a state of the connection, and goes on when a message or notice comes. Mapping a region and
+//! binding a schema are done in place; the latter waits for the workers, which take schemas between
+//! micro-batches.
 
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -351,11 +353,6 @@ impl Control {
             for (lane, doorbell) in self.lanes.iter().zip(&member.doorbells) {
                 lane.forget(doorbell);
             }
-            tracing::info!(
-                client = member.name,
-                conn = conn.0,
-                "an shm client has gone"
-            );
             // Unmaps the regions and the rings, then closes the stream.
             self.sessions[place] = None;
             self.unused.push(conn);

@@ -1,14 +1,14 @@
 //! A session's half of the simulated port, and what a hostile client can do besides.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
 use rowmill_arena::Window;
 use rowmill_wire::control::{Control, TableEntry, Welcome};
 use rowmill_wire::limits::SLOT_BYTES;
-use rowmill_wire::{Completion, Immediate, Schema, Status};
+use rowmill_wire::{Completion, CompletionKind, Immediate, Schema, Status};
 
 use super::log::What;
 use super::memory::SimMemory;
@@ -23,6 +23,8 @@ pub struct SimClient {
     welcome: Welcome,
     memory: BTreeMap<RegionId, Rc<SimMemory>>,
     inbox: Rc<RefCell<Inbox>>,
+    /// Lanes and slots of requests that no cancel was sent for.
+    cancellable: BTreeSet<(u16, u16)>,
 }
 
 impl SimClient {
@@ -61,6 +63,7 @@ impl SimClient {
             welcome,
             memory: BTreeMap::new(),
             inbox,
+            cancellable: BTreeSet::new(),
         };
         let index = conn.0 as usize;
         let known = |net: &Net| {
@@ -122,8 +125,9 @@ impl SimClient {
         let connection = net
             .connection_mut(conn)
             .expect("a connection is there until it is cut");
-        // A request and a cancel for every slot.
-        let room = 2 * usize::from(connection.credits);
+        // For every slot a request, its cancel, and the cancel of the request before, which may have
+        // ended without it.
+        let room = 3 * usize::from(connection.credits);
         let queue = &mut connection.lanes[usize::from(lane)].submissions;
         if queue.len() >= room {
             net.close(conn, Status::LimitReached);
@@ -278,6 +282,7 @@ impl ClientPort for SimClient {
             "frames and slots within what was granted"
         );
         self.write_slot(lane, slot, 0, frame);
+        self.cancellable.insert((lane, slot));
         self.submit_bits(
             lane,
             Immediate::Request {
@@ -289,17 +294,25 @@ impl ClientPort for SimClient {
     }
 
     fn cancel(&mut self, lane: u16, slot: u16) -> Result<(), PortError> {
-        self.submit_bits(lane, Immediate::Cancel { slot }.encode())
+        // Once a request, and nothing where no request holds the slot.
+        match self.cancellable.remove(&(lane, slot)) {
+            true => self.submit_bits(lane, Immediate::Cancel { slot }.encode()),
+            false => self.open(),
+        }
     }
 
     fn poll(&mut self, lane: u16) -> Result<Option<Completion>, PortError> {
         let now_ns = self.net.now_ns();
         let mut inbox = self.inbox.borrow_mut();
         if let Some(record) = inbox.records[usize::from(lane)].pop(now_ns) {
-            self.net
-                .net
-                .borrow_mut()
-                .note(self.conn, What::Received { lane, record });
+            if record.kind == CompletionKind::Final {
+                self.cancellable.remove(&(lane, record.slot));
+            }
+            if inbox.cut_due.is_none() {
+                // Later the number may be another's.
+                let mut net = self.net.net.borrow_mut();
+                net.note(self.conn, What::Received { lane, record });
+            }
             return Ok(Some(record));
         }
         let drained = inbox.records.iter().all(|r| r.len() == 0);

@@ -122,6 +122,11 @@ pub enum What {
     },
     /// The stream between client and dataplane broke or was closed.
     Cut,
+    /// A worker learnt of the connection's end.
+    Detached {
+        /// Which lane's.
+        lane: u16,
+    },
     /// A lane has acknowledged the connection's end.
     Released {
         /// Which lane.

@@ -148,7 +148,10 @@ fn control(net: &mut Net, lane: usize) -> Option<Event> {
                 region.gone[lane] = true;
             }
         }
-        Event::Detached { conn } => net.connection_mut(conn)?.lanes[lane].detached = true,
+        Event::Detached { conn } => {
+            net.connection_mut(conn)?.lanes[lane].detached = true;
+            net.note(conn, What::Detached { lane: lane as u16 });
+        }
         _ => {}
     }
     Some(event)

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Runs the commands of the README: every `$ ` line, with its `> ` continuations, of the console blocks
+# behind a line `<!-- ci -->`, in one shell, until one fails. Also compares the README's client example
+# with the documentation of the client crate, where it is compiled.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+limit_s=600
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+awk '
+    /^<!-- ci -->$/        { tagged = 1; next }
+    tagged && /^```console/ { inside = 1; tagged = 0; next }
+    /^```/                 { inside = 0; next }
+    inside && /^\$ /       { print substr($0, 3); next }
+    inside && /^> /        { print substr($0, 3) }
+' README.md >"$folder/commands"
+if [ ! -s "$folder/commands" ]; then
+    echo "error: README.md has no console block behind a line <!-- ci -->" >&2
+    exit 1
+fi
+
+sed -n 's|^//! \{0,1\}||p' ffi/client/src/lib.rs >"$folder/documented"
+awk '/^```rust$/ { inside = 1; next } /^```/ { inside = 0 } inside && NF' README.md |
+    while IFS= read -r line; do
+        if ! grep -qxF -- "$line" "$folder/documented"; then
+            echo "error: the README's client example has a line that the client crate's does not: $line" >&2
+            exit 1
+        fi
+    done
+
+# -v shows each command as it is read. timeout leads a process group of its own, so what a failed run
+# leaves in the background is ended with the group.
+status=0
+TMPDIR=$folder timeout --kill-after=10 "$limit_s" bash -ev "$folder/commands" </dev/null &
+group=$!
+wait "$group" || status=$?
+kill -- -"$group" 2>/dev/null || true
+if [ $status -ne 0 ]; then
+    echo "error: a command of README.md failed (exit $status): the last one shown" >&2
+    exit $status
+fi
+echo "README.md: all commands of the tagged blocks ran"

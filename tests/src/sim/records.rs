@@ -1,0 +1,162 @@
+//! What a status record may say about the request that it is for.
+
+use std::ops::Range;
+
+use rowmill_wire::{Completion, Op, Status};
+
+use super::flight::Flight;
+
+/// What a run came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Frames that workers took.
+    pub frames: u64,
+    /// Parts answered OK, each compared with the reference.
+    pub answered: u64,
+    /// Vectors compared.
+    pub vectors: u64,
+    /// Parts answered BUSY.
+    pub busy: u64,
+    /// Parts answered EXPIRED.
+    pub expired: u64,
+    /// Parts answered CANCELLED.
+    pub cancelled: u64,
+    /// Parts ended because a region was lost or given up.
+    pub region_gone: u64,
+    /// Parts refused for what they said.
+    pub refused: u64,
+    /// Connections cut off by the dataplane.
+    pub closed: u64,
+}
+
+impl Tally {
+    /// Counts a final record.
+    pub fn count(&mut self, status: Status) {
+        *match status {
+            Status::Ok => &mut self.answered,
+            Status::Busy => &mut self.busy,
+            Status::Expired => &mut self.expired,
+            Status::Cancelled => &mut self.cancelled,
+            Status::RegionLost | Status::UnknownRegion => &mut self.region_gone,
+            _ => &mut self.refused,
+        } += 1;
+    }
+}
+
+/// What else decides whether a record is right.
+#[derive(Clone, Copy, Debug)]
+pub struct Circumstances {
+    /// When it was announced.
+    pub at_ns: u64,
+    /// The client keeps to the protocol.
+    pub honest: bool,
+    /// Requests in progress on the lane, with this one.
+    pub in_progress: usize,
+    /// Slots of the lane's engine.
+    pub slots: usize,
+    /// Bytes that the lane has worked on since the request came.
+    pub worked: u64,
+    /// The most that a single bag may have to wait for.
+    pub wait_most: u64,
+}
+
+/// A slice's record: the one that comes next, with all its vectors in place.
+///
+/// # Errors
+/// What is wrong, as a sentence.
+pub fn check_slice(
+    flight: &mut Flight,
+    record: &Completion,
+    stored: impl FnMut(Range<u64>) -> Option<Vec<u8>>,
+) -> Result<(), String> {
+    let slice_bags = flight.header.map_or(0, |h| h.slice_bags);
+    let next = slice_bags > 0
+        && (record.status, record.credits) == (Status::Ok, 0)
+        && u32::from(record.slice) == flight.slices;
+    if !next {
+        let wanted = flight.slices;
+        return Err(format!(
+            "slice {wanted} is not the one that comes next: {record:?}"
+        ));
+    }
+    let first = flight.slices * slice_bags;
+    flight.slices += 1;
+    flight.check(first..first + slice_bags, stored)
+}
+
+/// A final record.
+///
+/// # Errors
+/// What is wrong, as a sentence.
+pub fn check_final(
+    flight: &Flight,
+    record: &Completion,
+    now: Circumstances,
+    stored: impl FnMut(Range<u64>) -> Option<Vec<u8>>,
+) -> Result<(), String> {
+    if record.credits != 1 {
+        return Err("a final record gives one credit back".into());
+    }
+    match record.status {
+        Status::Ok => check_ok(flight, record, now, stored),
+        Status::Busy if now.in_progress <= now.slots => Err(format!(
+            "BUSY with {} of {} slots in use",
+            now.in_progress - 1,
+            now.slots
+        )),
+        Status::Expired
+            if flight
+                .deadline_ns()
+                .is_none_or(|deadline| now.at_ns < deadline) =>
+        {
+            Err(format!(
+                "EXPIRED before its deadline {:?}",
+                flight.deadline_ns()
+            ))
+        }
+        Status::Cancelled if !flight.cancelled => Err("CANCELLED, but nobody cancelled it".into()),
+        Status::Internal | Status::Unavailable | Status::Draining => {
+            Err(format!("{} is never right here", record.status))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_ok(
+    flight: &Flight,
+    record: &Completion,
+    now: Circumstances,
+    stored: impl FnMut(Range<u64>) -> Option<Vec<u8>>,
+) -> Result<(), String> {
+    let Some(header) = flight.header else {
+        return Err("OK to a frame that cannot be parsed".into());
+    };
+    if header.op == Op::Null {
+        return Ok(());
+    }
+    let before_last = header.slices() - 1;
+    if u32::from(record.slice) != before_last || flight.slices != before_last {
+        return Err(format!(
+            "OK after {} slices of {}",
+            flight.slices,
+            header.slices()
+        ));
+    }
+    if flight.model.is_none() {
+        return Err("OK to a request whose schema is not bound".into());
+    }
+    if record.service_ns != now.at_ns - flight.received_ns {
+        return Err(format!("a service time of {} ns", record.service_ns));
+    }
+    flight.check(0..u32::MAX, stored)?;
+    if now.honest && flight.has_read_twice() {
+        return Err("ids or weights were read twice".into());
+    }
+    if now.honest && flight.alone && header.bags == 1 && now.worked > now.wait_most {
+        return Err(format!(
+            "a single bag waited for {} bytes, more than {}",
+            now.worked, now.wait_most
+        ));
+    }
+    Ok(())
+}
