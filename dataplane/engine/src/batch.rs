@@ -116,9 +116,9 @@ fn next_piece<'s>(
     let table = &schema.tables.tables()[feature.table];
     let rows = Rows::new(
         table.bytes(),
-        table.stride() as usize,
+        table.stride(),
         table.row_count(),
-        table.dim() as usize,
+        table.dim(),
         pooling_format(table.format()),
     )
     .expect("a resident table has consistent shapes");

@@ -460,7 +460,12 @@ impl Config {
         // Upper bounds keep products of two limits far from overflowing 64 bits, and a slip of the
         // pen from asking for terabytes.
         let ranges: [(&'static str, u64, u64, u64); 10] = [
-            ("limits.connections", l.connections.into(), 1, MAX_CONNECTIONS),
+            (
+                "limits.connections",
+                l.connections.into(),
+                1,
+                MAX_CONNECTIONS,
+            ),
             ("limits.slots", l.slots.into(), 1, 4096),
             ("limits.credits", l.credits.into(), 1, MAX_CREDITS.into()),
             ("limits.max_ids", l.max_ids.into(), 1, 1 << 24),

@@ -48,8 +48,21 @@ pub struct Client {
     pub region_bytes: u64,
 }
 
-/// Lists the connected clients.
-pub type Clients = Box<dyn Fn() -> Vec<Client> + Send + Sync>;
+/// Who has come to the endpoint.
+#[derive(Clone, Debug, Default)]
+pub struct Visitors {
+    /// The connected clients.
+    pub clients: Vec<Client>,
+    /// Clients that were accepted since the start.
+    pub accepted: u64,
+    /// Clients that were refused.
+    pub refused: u64,
+    /// Clients that were cut off because they broke the protocol.
+    pub violations: u64,
+}
+
+/// Tells who has come.
+pub type Clients = Box<dyn Fn() -> Visitors + Send + Sync>;
 
 /// A worker as others see it.
 #[derive(Clone, Debug)]
@@ -187,8 +200,10 @@ impl Overview {
         }
     }
 
-    fn clients(&self) -> Vec<Client> {
-        self.clients.get().map_or(Vec::new(), |clients| clients())
+    fn visitors(&self) -> Visitors {
+        self.clients
+            .get()
+            .map_or_else(Visitors::default, |clients| clients())
     }
 
     fn rows_bytes(&self) -> u64 {
@@ -233,7 +248,7 @@ impl Overview {
             "choices": *self.choices.lock().expect("a panic ends the process"),
             "endpoints": [self.endpoint],
             "workers": self.seats.iter().enumerate().map(worker).collect::<Vec<_>>(),
-            "connections": self.clients(),
+            "connections": self.visitors().clients,
             "tables": self.described.iter().map(table).collect::<Vec<_>>(),
             "memory": {
                 "arena_bytes": resident.map_or(0, |tables| tables.arena_bytes()),
@@ -271,7 +286,28 @@ impl Overview {
         );
         out.family("rowmill_rows_bytes", "gauge", "Bytes of the rows served.");
         out.sample("rowmill_rows_bytes", "", self.rows_bytes());
-        let clients = self.clients();
+        let visitors = self.visitors();
+        let clients = visitors.clients;
+        for (name, help, count) in [
+            (
+                "rowmill_clients_accepted_total",
+                "Clients accepted.",
+                visitors.accepted,
+            ),
+            (
+                "rowmill_clients_refused_total",
+                "Clients refused at connect.",
+                visitors.refused,
+            ),
+            (
+                "rowmill_clients_cut_off_total",
+                "Clients cut off for breaking the protocol.",
+                visitors.violations,
+            ),
+        ] {
+            out.family(name, "counter", help);
+            out.sample(name, "", count);
+        }
         out.family("rowmill_connections", "gauge", "Connected clients.");
         out.sample("rowmill_connections", "", clients.len() as u64);
         out.family(

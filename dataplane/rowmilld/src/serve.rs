@@ -22,7 +22,7 @@ use signal_hook::iterator::Signals;
 use crate::admin;
 use crate::config::{AdminAddress, Config};
 use crate::mailbox::{Mailbox, Orders};
-use crate::overview::{Client, Clients, Overview, State};
+use crate::overview::{Client, Clients, Overview, State, Visitors};
 use crate::plan::{Choice, Plan, bytes_text};
 use crate::service::Sessions;
 use crate::worker::Worker;
@@ -345,14 +345,14 @@ impl Workers {
     }
 }
 
-/// Lists a server's clients for as long as it is there.
+/// Tells of a server's clients for as long as it is there.
 fn list_clients(server: Arc<Mutex<Option<ShmServer>>>) -> Clients {
     Box::new(move || {
         let server = server.lock().expect("a panic ends the process");
-        let connections = server
-            .as_ref()
-            .map(ShmServer::connections)
-            .unwrap_or_default();
+        let Some(server) = server.as_ref() else {
+            return Visitors::default();
+        };
+        let counters = server.counters();
         let client = |info: ConnectionInfo| Client {
             id: info.conn.0,
             client: info.client,
@@ -360,11 +360,13 @@ fn list_clients(server: Arc<Mutex<Option<ShmServer>>>) -> Clients {
             regions: info.regions,
             region_bytes: info.region_bytes,
         };
-        connections
-            .into_iter()
-            .filter(|info| !info.ending)
-            .map(client)
-            .collect()
+        let connected = server.connections().into_iter().filter(|info| !info.ending);
+        Visitors {
+            clients: connected.map(client).collect(),
+            accepted: counters.accepted,
+            refused: counters.refused,
+            violations: counters.violations,
+        }
     })
 }
 

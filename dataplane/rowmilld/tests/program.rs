@@ -233,6 +233,8 @@ fn serves_shows_itself_and_drains() {
         "rowmill_service_seconds_count{worker=\"0\"} 0",
         "rowmill_service_seconds_bucket{worker=\"0\",le=\"+Inf\"} 0",
         "rowmill_connections 1",
+        "rowmill_clients_accepted_total 1",
+        "rowmill_clients_cut_off_total 0",
     ] {
         let until = Instant::now() + PATIENCE;
         loop {

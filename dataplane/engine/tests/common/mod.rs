@@ -15,9 +15,9 @@ use rowmill_wire::{Completion, Element, FeatureSpan, Op, Place, Pooling, Schema,
 
 /// Stands in for a port's registered memory: a heap buffer for each (connection, region).
 #[derive(Default)]
-pub struct HeapMemory {
-    pub regions: HashMap<(u32, u32), Vec<u8>>,
-    pub lost: Vec<(u32, u32)>,
+pub(crate) struct HeapMemory {
+    pub(crate) regions: HashMap<(u32, u32), Vec<u8>>,
+    pub(crate) lost: Vec<(u32, u32)>,
 }
 
 impl HeapMemory {
@@ -79,18 +79,18 @@ impl Memory for HeapMemory {
 
 /// Jagged ids of one request: for each feature its bags.
 #[derive(Clone, Debug)]
-pub struct Batch {
-    pub features: Vec<Vec<Vec<u64>>>,
-    pub weights: Option<Vec<Vec<Vec<f32>>>>,
+pub(crate) struct Batch {
+    pub(crate) features: Vec<Vec<Vec<u64>>>,
+    pub(crate) weights: Option<Vec<Vec<Vec<f32>>>>,
 }
 
 impl Batch {
-    pub fn bags(&self) -> u32 {
+    pub(crate) fn bags(&self) -> u32 {
         self.features[0].len() as u32
     }
 
     /// The bags `first..first + bags` of every feature.
-    pub fn part(&self, first: u32, bags: u32) -> Batch {
+    pub(crate) fn part(&self, first: u32, bags: u32) -> Batch {
         let range = first as usize..(first + bags) as usize;
         Batch {
             features: self
@@ -108,29 +108,29 @@ impl Batch {
 
 /// How a frame carries its segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Carry {
-    pub inline: bool,
-    pub lengths: Element,
-    pub ids: Element,
+pub(crate) struct Carry {
+    pub(crate) inline: bool,
+    pub(crate) lengths: Element,
+    pub(crate) ids: Element,
 }
 
-pub const INLINE: Carry = Carry {
+pub(crate) const INLINE: Carry = Carry {
     inline: true,
     lengths: Element::Bits32,
     ids: Element::Bits32,
 };
-pub const REGION: Carry = Carry {
+pub(crate) const REGION: Carry = Carry {
     inline: false,
     lengths: Element::Bits32,
     ids: Element::Bits32,
 };
 
 /// The region of sources and the region of targets in tests.
-pub const SOURCE: u32 = 0;
-pub const TARGET: u32 = 1;
+pub(crate) const SOURCE: u32 = 0;
+pub(crate) const TARGET: u32 = 1;
 
 /// A header with everything but the segments set.
-pub fn lookup(request: u64, bags: u32) -> Header {
+pub(crate) fn lookup(request: u64, bags: u32) -> Header {
     Header {
         op: Op::Lookup,
         bags,
@@ -140,7 +140,12 @@ pub fn lookup(request: u64, bags: u32) -> Header {
 }
 
 /// Builds the frame of a batch; segments that are not inline are put into `source`.
-pub fn frame(mut header: Header, batch: &Batch, carry: Carry, source: &mut Vec<u8>) -> Vec<u8> {
+pub(crate) fn frame(
+    mut header: Header,
+    batch: &Batch,
+    carry: Carry,
+    source: &mut Vec<u8>,
+) -> Vec<u8> {
     let (mut lengths, mut ids, mut weights, mut spans) = (vec![], vec![], vec![], vec![]);
     let put = |out: &mut Vec<u8>, value: u64, element: Element| {
         out.extend_from_slice(&value.to_le_bytes()[..element.bytes() as usize]);
@@ -204,15 +209,15 @@ pub fn frame(mut header: Header, batch: &Batch, carry: Carry, source: &mut Vec<u
 }
 
 /// Tables, a schema over them, and its row length in bytes.
-pub struct Model {
-    pub tables: Arc<Resident>,
-    pub schema: Schema,
-    pub row_bytes: u64,
-    pub bound: Arc<BoundSchema>,
+pub(crate) struct Model {
+    pub(crate) tables: Arc<Resident>,
+    pub(crate) schema: Schema,
+    pub(crate) row_bytes: u64,
+    pub(crate) bound: Arc<BoundSchema>,
 }
 
 impl Model {
-    pub fn new(specs: &[TableSpec], poolings: &[Pooling], max_batch: u32) -> Model {
+    pub(crate) fn new(specs: &[TableSpec], poolings: &[Pooling], max_batch: u32) -> Model {
         let tables =
             Resident::in_memory(specs, 7, HugePages::Off, &|_, _, _| {}).expect("small tables fit");
         let tables = Arc::new(tables);
@@ -231,7 +236,7 @@ impl Model {
     }
 
     /// Three features of different dims, formats and poolings.
-    pub fn mixed() -> Model {
+    pub(crate) fn mixed() -> Model {
         let spec = |name: &str, rows, dim, format| TableSpec {
             name: name.into(),
             rows,
@@ -247,7 +252,7 @@ impl Model {
     }
 
     /// A seeded batch with empty bags and repeated ids.
-    pub fn batch(&self, seed: u64, bags: u32, longest: u64) -> Batch {
+    pub(crate) fn batch(&self, seed: u64, bags: u32, longest: u64) -> Batch {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut next = move || {
             state ^= state << 13;
@@ -267,7 +272,7 @@ impl Model {
     }
 
     /// What the scalar reference gives for a batch, in the schema's layout.
-    pub fn oracle(&self, batch: &Batch) -> Vec<u8> {
+    pub(crate) fn oracle(&self, batch: &Batch) -> Vec<u8> {
         let row_bytes = self.row_bytes as usize;
         let mut out = vec![0f32; batch.bags() as usize * row_bytes / 4];
         for (f, bags) in batch.features.iter().enumerate() {
@@ -305,7 +310,7 @@ impl Model {
     }
 }
 
-pub const LIMITS: Limits = Limits {
+pub(crate) const LIMITS: Limits = Limits {
     connections: 8,
     slots: 4,
     credits: 8,
@@ -316,19 +321,19 @@ pub const LIMITS: Limits = Limits {
 
 /// An engine with connection 0 attached and the model bound as schema 0, as widely as this machine's
 /// kernels allow.
-pub fn engine(model: &Model, limits: Limits) -> Engine {
+pub(crate) fn engine(model: &Model, limits: Limits) -> Engine {
     let mut engine = Engine::new(limits, Kernels::new(Isa::detect().isa));
     attach(&mut engine, model, Conn(0));
     engine
 }
 
-pub fn attach(engine: &mut Engine, model: &Model, conn: Conn) {
+pub(crate) fn attach(engine: &mut Engine, model: &Model, conn: Conn) {
     engine.attach(conn);
     engine.bind(conn, 0, Arc::clone(&model.bound));
 }
 
 /// Turns until nothing is left to do; the fake clock advances 10 us a turn.
-pub fn run(
+pub(crate) fn run(
     engine: &mut Engine,
     memory: &mut HeapMemory,
     now_ns: &mut u64,
@@ -345,6 +350,6 @@ pub fn run(
 }
 
 /// The records' statuses.
-pub fn statuses(records: &[(Conn, Completion)]) -> Vec<Status> {
+pub(crate) fn statuses(records: &[(Conn, Completion)]) -> Vec<Status> {
     records.iter().map(|(_, c)| c.status).collect()
 }
