@@ -45,5 +45,5 @@ bench: build ## All suites, readable
 targets: build ## Every bound that has to be reached: PASS, SHORT or NOT MEASURED
 	$(BENCH) targets
 
-faults: build ## Every fault that has to be survived, as a named test
-	$(CARGO) run --release -p rowmill-tests --bin faults
+faults: build ## Every fault that has to be survived, as a named test (FILTER=regex picks some)
+	target/release/faults $(if $(FILTER),--filter '$(FILTER)')

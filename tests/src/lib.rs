@@ -1,5 +1,6 @@
 //! What the tests of the whole system share.
 #![forbid(unsafe_code)]
 
+pub mod faults;
 pub mod fuzz;
 pub mod sim;

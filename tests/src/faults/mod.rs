@@ -1,0 +1,334 @@
+//! Faults that have to be survived, each a named test against the real programs over real shared memory.
+//!
+//! `faults` runs each one in a process of its own (see [`run`]), so that one that hangs or crashes is one
+//! that fails. Most happen beside an innocent client, which must notice nothing: see `watch`.
+
+mod clients;
+mod endings;
+mod files;
+mod hostile;
+mod ids;
+mod load;
+mod patron;
+mod places;
+pub mod programs;
+mod refusals;
+mod regions;
+mod run;
+mod schemas;
+mod site;
+mod starts;
+mod stream;
+mod watch;
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+pub use clients::{VANISH, vanish};
+pub use run::{ONE, Outcome, Report, one, run};
+use site::Site;
+
+/// What became of a fault that did not fail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// It was survived; what was seen.
+    Pass(String),
+    /// It could not be tried here; why.
+    Skipped(String),
+}
+
+/// What a fault beside an innocent client gives: a note for the table.
+type Happened = Result<String>;
+
+/// A fault.
+pub struct Fault {
+    /// Its name.
+    pub name: &'static str,
+    /// The status or error that has to come.
+    pub expected: &'static str,
+    /// What it is measured by.
+    pub bound: &'static str,
+    /// The longest time for all of it; past that it hangs.
+    pub limit: Duration,
+    /// Huge pages of 2 MiB that it needs free.
+    pub huge_pages: u64,
+    happen: fn(&Site) -> Result<Verdict>,
+}
+
+/// What all faults beside an innocent client are bound by, beside what the table says.
+const UNHARMED: &str =
+    "answered within 1 s; the innocent's answers bit-equal, each within 1 s; nothing leaked";
+/// What all programs that refuse to start are bound by.
+const AT_START: &str = "exit code 1 within 1 s";
+
+impl Fault {
+    const fn new(
+        name: &'static str,
+        expected: &'static str,
+        bound: &'static str,
+        happen: fn(&Site) -> Result<Verdict>,
+    ) -> Fault {
+        // The longest takes 5 s on two cores; the rest is for machines that are slow or do other things.
+        let limit = Duration::from_secs(60);
+        Fault {
+            name,
+            expected,
+            bound,
+            limit,
+            huge_pages: 0,
+            happen,
+        }
+    }
+}
+
+/// All faults, in the order of the data's way.
+pub const ALL: &[Fault] = &[
+    Fault::new(
+        "request-truncated",
+        "Malformed",
+        UNHARMED,
+        refusals::truncated,
+    ),
+    Fault::new(
+        "request-inconsistent",
+        "the status of each case",
+        UNHARMED,
+        refusals::inconsistent,
+    ),
+    Fault::new(
+        "request-overflow",
+        "the status of each case",
+        UNHARMED,
+        refusals::overflow,
+    ),
+    Fault::new(
+        "id-out-of-range",
+        "IdOutOfRange, feature, index",
+        UNHARMED,
+        ids::out_of_range,
+    ),
+    Fault::new(
+        "id-negative",
+        "IdNegative, feature, index",
+        UNHARMED,
+        ids::negative,
+    ),
+    Fault::new(
+        "feature-unknown",
+        "UnknownTable, -Schema, -Feature",
+        UNHARMED,
+        schemas::unknown,
+    ),
+    Fault::new(
+        "schema-overlapping",
+        "OverlappingOutputs",
+        UNHARMED,
+        schemas::overlapping,
+    ),
+    Fault::new(
+        "target-outside",
+        "TargetOutOfRegion, UnknownRegion",
+        UNHARMED,
+        schemas::outside,
+    ),
+    Fault::new(
+        "target-misaligned",
+        "TargetMisaligned",
+        UNHARMED,
+        schemas::misaligned,
+    ),
+    Fault::new(
+        "limits-reached",
+        "LimitReached, TooLarge",
+        UNHARMED,
+        schemas::limits,
+    ),
+    Fault::new(
+        "data-changed-under-way",
+        "OK or a refusal, 5000 times",
+        UNHARMED,
+        regions::changing_data,
+    ),
+    Fault::new(
+        "frame-changed-under-way",
+        "OK or a refusal, 5000 times",
+        UNHARMED,
+        regions::changing_frames,
+    ),
+    Fault::new(
+        "region-unsealed",
+        "RegionUnsealed, RegionRefused",
+        UNHARMED,
+        regions::unsealed,
+    ),
+    Fault::new(
+        "region-truncated",
+        "RegionUnsealed; EPERM once sealed",
+        UNHARMED,
+        regions::truncated,
+    ),
+    Fault::new("region-hole", "OK, of zeros", UNHARMED, regions::hole),
+    Fault {
+        huge_pages: 8,
+        ..Fault::new(
+            "region-hole-no-page",
+            "RegionLost",
+            UNHARMED,
+            regions::hole_without_a_page,
+        )
+    },
+    Fault::new(
+        "region-given-up",
+        "UnknownRegion",
+        UNHARMED,
+        regions::given_up,
+    ),
+    Fault::new(
+        "client-vanishes",
+        "gone from /status",
+        UNHARMED,
+        clients::vanishes,
+    ),
+    Fault::new(
+        "client-never-reads",
+        "not waited for",
+        UNHARMED,
+        clients::never_reads,
+    ),
+    Fault::new(
+        "slot-used-again",
+        "cut off",
+        UNHARMED,
+        clients::slot_used_again,
+    ),
+    Fault::new("protocol-breach", "cut off", UNHARMED, clients::breaches),
+    Fault::new(
+        "silent-connections",
+        "dropped after 2 s",
+        UNHARMED,
+        stream::silent,
+    ),
+    Fault::new(
+        "socket-garbage",
+        "refused with a status, closed",
+        UNHARMED,
+        stream::garbage,
+    ),
+    Fault::new(
+        "admin-garbage",
+        "400, 404, 405",
+        UNHARMED,
+        stream::admin_garbage,
+    ),
+    Fault::new("deadline-passed", "Expired", UNHARMED, load::deadline),
+    Fault::new(
+        "overload",
+        "Busy",
+        "BUSY within 1 s; answers bit-equal, each within 1 s",
+        load::overload,
+    ),
+    Fault::new(
+        "table-bit-flipped",
+        "table, block and bytes named",
+        AT_START,
+        files::flipped,
+    ),
+    Fault::new(
+        "table-truncated",
+        "sizes promised and found",
+        AT_START,
+        files::truncated,
+    ),
+    Fault::new("table-missing", "file named", AT_START, files::missing),
+    Fault::new(
+        "table-header-damaged",
+        "file named",
+        AT_START,
+        files::header,
+    ),
+    Fault::new(
+        "checksums-damaged",
+        "file named",
+        AT_START,
+        files::checksums,
+    ),
+    Fault::new(
+        "manifest-promises-more",
+        "sizes promised and found",
+        AT_START,
+        files::promises,
+    ),
+    Fault::new(
+        "manifest-damaged",
+        "a checksum that does not match",
+        AT_START,
+        files::damaged_manifest,
+    ),
+    Fault::new(
+        "manifest-nonsense",
+        "what is wrong in it",
+        AT_START,
+        files::nonsense,
+    ),
+    Fault::new(
+        "manifest-path-traversal",
+        "file name refused",
+        AT_START,
+        files::traversal,
+    ),
+    Fault::new(
+        "memory-too-little",
+        "bytes needed and available",
+        AT_START,
+        starts::memory,
+    ),
+    Fault::new(
+        "huge-pages-required",
+        "what the pools have",
+        AT_START,
+        starts::required_pages,
+    ),
+    Fault::new(
+        "huge-pages-preferred",
+        "starts, says what it got",
+        "ready, answers bit-equal",
+        starts::preferred_pages,
+    ),
+    Fault::new(
+        "endpoint-in-use",
+        "endpoint already in use",
+        UNHARMED,
+        starts::endpoint_in_use,
+    ),
+    Fault::new(
+        "endpoint-stale",
+        "socket replaced, file kept",
+        "ready, answers bit-equal",
+        starts::stale_endpoint,
+    ),
+    Fault::new(
+        "configuration-bad",
+        "key or line named",
+        AT_START,
+        starts::bad_configuration,
+    ),
+    Fault::new(
+        "sigterm-in-flight",
+        "OK or Draining, exit code 0",
+        "in flight: OK, bit-equal; new: Draining",
+        endings::terminated,
+    ),
+    Fault::new(
+        "sigkill",
+        "Disconnected",
+        "told within 1 s, targets given back",
+        endings::killed,
+    ),
+    Fault::new(
+        "sigstop",
+        "None, then OK",
+        "target owned while stopped, answered within 1 s of SIGCONT",
+        endings::stopped,
+    ),
+];

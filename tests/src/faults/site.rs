@@ -1,0 +1,393 @@
+//! Where a fault happens: a folder of its own with a small model, configurations, and services.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rowmill_arena::HugePages;
+use rowmill_table::{Generation, LoadOptions, Resident, RowFormat, TableSpec, generate, silent};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::programs::Programs;
+
+/// How long a service may take to start or end, and a command to run.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Rows of the table `small`.
+pub(crate) const SMALL_ROWS: u32 = 5000;
+/// Rows of the table `quant`.
+pub(crate) const QUANT_ROWS: u32 = 3000;
+/// Dimensions of the table `wide`, for requests that take long.
+pub(crate) const WIDE_DIM: usize = 2048;
+
+/// A fault's folder.
+pub(crate) struct Site {
+    /// The programs under test.
+    pub(crate) programs: Programs,
+    folder: PathBuf,
+}
+
+/// What a configuration says beside its endpoint.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// The generation's directory.
+    pub(crate) model: PathBuf,
+    /// `model.huge_pages`.
+    pub(crate) huge_pages: &'static str,
+    /// `limits.slots`: more than the credits of one client, so that a hostile one leaves some.
+    pub(crate) slots: u32,
+}
+
+/// Clients that a service takes at a time.
+pub(crate) const CONNECTIONS: usize = 12;
+/// Credits that a client gets at most.
+pub(crate) const CREDITS: u16 = 6;
+
+impl Site {
+    /// A site in an empty folder, which whoever runs the fault removes.
+    ///
+    /// # Errors
+    /// Where the programs are missing.
+    pub(crate) fn new(folder: PathBuf) -> Result<Site> {
+        let programs = Programs::find()?;
+        Ok(Site { programs, folder })
+    }
+
+    /// A path in the folder.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// The endpoint of services here.
+    pub(crate) fn endpoint(&self) -> String {
+        format!("shm:{}", self.path("r.sock").display())
+    }
+
+    /// Makes the model: `small` (f32, 16 dimensions), `quant` (int8, 32), `wide` (f32, 2048).
+    ///
+    /// # Errors
+    /// Where it can't be written.
+    pub(crate) fn model(&self) -> Result<PathBuf> {
+        let spec = |name: &str, rows: u32, dim, format| TableSpec {
+            name: name.into(),
+            rows: rows.into(),
+            dim,
+            format,
+        };
+        let specs = [
+            spec("small", SMALL_ROWS, 16, RowFormat::F32),
+            spec("quant", QUANT_ROWS, 32, RowFormat::Int8),
+            spec("wide", 64, WIDE_DIM, RowFormat::F32),
+        ];
+        let model = self.path("model");
+        if !model.exists() {
+            generate(&model, 1, &specs, 7, &silent)?;
+        }
+        Ok(model)
+    }
+
+    /// A copy of the model's tables for the oracle, read from the files by another program than the service.
+    ///
+    /// # Errors
+    /// Where it can't be loaded.
+    pub(crate) fn tables(&self) -> Result<Arc<Resident>> {
+        let generation = Generation::open(self.model()?)?;
+        let options = LoadOptions { verify: true };
+        Ok(Arc::new(generation.load(
+            HugePages::Off,
+            &silent,
+            options,
+        )?))
+    }
+
+    /// Ordinary settings.
+    ///
+    /// # Errors
+    /// As [`Site::model`].
+    pub(crate) fn settings(&self) -> Result<Settings> {
+        Ok(Settings {
+            model: self.model()?,
+            huge_pages: "off",
+            slots: u32::from(CREDITS) + 2,
+        })
+    }
+
+    /// Writes a configuration.
+    ///
+    /// # Errors
+    /// Where it can't be written.
+    pub(crate) fn configure(&self, settings: &Settings) -> Result<PathBuf> {
+        let Settings {
+            model,
+            huge_pages,
+            slots,
+        } = settings;
+        let (endpoint, model) = (self.endpoint(), model.display());
+        let text = format!(
+            "endpoints = [\"{endpoint}\"]\n\
+             [model]\ndirectory = \"{model}\"\nname = \"faults\"\nhuge_pages = \"{huge_pages}\"\n\
+             [workers]\ncpus = 2\npin = false\n\
+             [limits]\nconnections = {CONNECTIONS}\nslots = {slots}\ncredits = {CREDITS}\nmax_ids = 1048576\n\
+             [admin]\naddress = \"127.0.0.1:0\"\n"
+        );
+        self.write_configuration(&text)
+    }
+
+    /// Writes this text as a configuration.
+    ///
+    /// # Errors
+    /// Where it can't be written.
+    pub(crate) fn write_configuration(&self, text: &str) -> Result<PathBuf> {
+        let path = self.path("rowmilld.toml");
+        fs::write(&path, text).context("the configuration")?;
+        Ok(path)
+    }
+
+    /// Starts a service and waits until it serves.
+    ///
+    /// # Errors
+    /// With its log where it does not.
+    pub(crate) fn start(&self, settings: &Settings) -> Result<Service> {
+        Service::start(self, &self.configure(settings)?)
+    }
+
+    /// Runs `rowmilld` on a configuration that it has to refuse; gives what it said.
+    ///
+    /// # Errors
+    /// If it does not end by itself, or ends well.
+    pub(crate) fn refused(&self, configuration: &Path) -> Result<String> {
+        let config = configuration.to_str().context("a path in UTF-8")?;
+        let (status, text) = self.command("rowmilld", &["--config", config])?;
+        ensure!(
+            status.code() == Some(1),
+            "rowmilld ended with {status}: {text}"
+        );
+        Ok(text)
+    }
+
+    /// Runs a program to its end; gives what it said.
+    ///
+    /// # Errors
+    /// If it does not end in time.
+    pub(crate) fn command(&self, name: &str, arguments: &[&str]) -> Result<(ExitStatus, String)> {
+        let path = self.path("output");
+        let output = fs::File::create(&path).context("a file for output")?;
+        let mut child = self.programs.leashed(name);
+        child
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stderr(output.try_clone()?)
+            .stdout(output);
+        let mut child = Running(child.spawn().context("starting a program")?);
+        let status = child.end(PATIENCE);
+        let text = fs::read_to_string(&path).context("a program's output")?;
+        match status {
+            Some(status) => Ok((status, text)),
+            None => bail!("{name} {arguments:?} does not end:\n{text}"),
+        }
+    }
+}
+
+/// A child, killed when dropped.
+pub(crate) struct Running(pub(crate) Child);
+
+impl Running {
+    /// Waits for its end.
+    pub(crate) fn end(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let began = Instant::now();
+        loop {
+            match self.0.try_wait() {
+                Ok(Some(status)) => return Some(status),
+                _ if began.elapsed() > limit => return None,
+                _ => std::thread::sleep(Duration::from_millis(2)),
+            }
+        }
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// Where it is gone.
+    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+        kill_process(Pid::from_child(&self.0), signal).context("sending a signal")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It has ended already where all went well.
+        let _ended = self.0.kill();
+        let _status = self.0.wait();
+    }
+}
+
+/// A running `rowmilld`.
+pub(crate) struct Service {
+    process: Running,
+    log: PathBuf,
+    /// Where clients connect.
+    pub(crate) endpoint: String,
+    admin: SocketAddr,
+}
+
+impl Service {
+    fn start(site: &Site, configuration: &Path) -> Result<Service> {
+        static STARTED: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = STARTED.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let log = site.path(&format!("rowmilld-{number}.log"));
+        let output = fs::File::create(&log).context("a log")?;
+        let mut command = site.programs.leashed("rowmilld");
+        command.arg("--config").arg(configuration);
+        command
+            .stdin(Stdio::null())
+            .stderr(output.try_clone()?)
+            .stdout(output);
+        let mut process = Running(command.spawn().context("starting rowmilld")?);
+        let began = Instant::now();
+        loop {
+            let text = fs::read_to_string(&log).context("the log")?;
+            if text.contains("ready: serving") {
+                let address = text
+                    .lines()
+                    .find_map(|line| line.split_once("admin pages on http://"));
+                let (_, admin) = address.context("the log has no address of the admin pages")?;
+                let (endpoint, admin) =
+                    (site.endpoint(), admin.trim().parse().context("an address")?);
+                return Ok(Service {
+                    process,
+                    log,
+                    endpoint,
+                    admin,
+                });
+            }
+            if let Some(status) = process.end(Duration::ZERO) {
+                bail!("rowmilld ended with {status} at start:\n{text}");
+            }
+            ensure!(
+                began.elapsed() < PATIENCE,
+                "rowmilld does not start:\n{text}"
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Its log so far.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Waits until its log contains `part`.
+    ///
+    /// # Errors
+    /// If that takes longer than `limit`.
+    pub(crate) fn wait_for_log(&self, part: &str, limit: Duration) -> Result<()> {
+        until(limit, || self.log().contains(part))
+            .with_context(|| format!("its log has no `{part}`:\n{}", self.log()))
+    }
+
+    /// Its process.
+    pub(crate) fn process(&mut self) -> &mut Running {
+        &mut self.process
+    }
+
+    /// That it has not ended.
+    ///
+    /// # Errors
+    /// If it has.
+    pub(crate) fn is_alive(&mut self) -> Result<()> {
+        match self.process.end(Duration::ZERO) {
+            None => Ok(()),
+            Some(status) => bail!("rowmilld ended with {status}:\n{}", self.log()),
+        }
+    }
+
+    /// Sends `request` to the admin pages; gives the whole reply.
+    ///
+    /// # Errors
+    /// Where there is none within a second.
+    pub(crate) fn ask(&self, request: &[u8]) -> Result<String> {
+        let second = Some(Duration::from_secs(1));
+        let mut stream = TcpStream::connect(self.admin).context("the admin pages")?;
+        stream.set_read_timeout(second)?;
+        stream.set_write_timeout(second)?;
+        stream.write_all(request).context("the admin pages")?;
+        let mut reply = Vec::new();
+        stream.read_to_end(&mut reply).context("the admin pages")?;
+        Ok(String::from_utf8_lossy(&reply).into_owned())
+    }
+
+    /// The address of its admin pages.
+    pub(crate) fn admin(&self) -> SocketAddr {
+        self.admin
+    }
+
+    /// What `/status` says.
+    ///
+    /// # Errors
+    /// Where it does not answer.
+    pub(crate) fn status(&self) -> Result<Value> {
+        let reply = self.ask(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")?;
+        let (_, body) = reply.split_once("\r\n\r\n").context("a body")?;
+        serde_json::from_str(body).context("the status page")
+    }
+
+    /// Whether `/healthz` says that all is well.
+    ///
+    /// # Errors
+    /// What it says otherwise.
+    pub(crate) fn is_healthy(&self) -> Result<()> {
+        let reply = self.ask(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")?;
+        ensure!(reply.starts_with("HTTP/1.1 200 "), "not healthy: {reply}");
+        Ok(())
+    }
+
+    /// What it holds for clients: connections that it shows, open descriptors, mapped memfds.
+    ///
+    /// # Errors
+    /// Where that can't be read.
+    pub(crate) fn holdings(&self) -> Result<Holdings> {
+        let process = PathBuf::from(format!("/proc/{}", self.process.0.id()));
+        let connections = self.status()?["connections"]
+            .as_array()
+            .context("a list")?
+            .len();
+        let maps = fs::read_to_string(process.join("maps")).context("its mappings")?;
+        Ok(Holdings {
+            connections,
+            descriptors: fs::read_dir(process.join("fd"))
+                .context("its descriptors")?
+                .count(),
+            memfds: maps.lines().filter(|line| line.contains("/memfd:")).count(),
+        })
+    }
+}
+
+/// See [`Service::holdings`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Holdings {
+    /// Clients on the status page.
+    pub(crate) connections: usize,
+    /// Open descriptors.
+    pub(crate) descriptors: usize,
+    /// Mapped memfds: control memory and regions of clients.
+    pub(crate) memfds: usize,
+}
+
+/// Waits until `done`.
+///
+/// # Errors
+/// If that takes longer than `limit`.
+pub(crate) fn until(limit: Duration, mut done: impl FnMut() -> bool) -> Result<()> {
+    let began = Instant::now();
+    while !done() {
+        ensure!(began.elapsed() < limit, "not within {limit:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}

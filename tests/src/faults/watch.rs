@@ -1,0 +1,114 @@
+//! What surrounds every fault over a connection: an innocent client that must notice nothing, and a
+//! service that must be as it was before.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use rowmill_table::Resident;
+
+use super::patron::{BOUND, Innocent, Outcome, Patron};
+use super::site::{Service, Settings, Site, until};
+use super::{Happened, Verdict};
+
+/// How long a service may take to let go of everything that clients left behind.
+const LET_GO: Duration = Duration::from_secs(5);
+
+/// What a fault has to do with.
+pub(crate) struct Scene<'a> {
+    /// The service.
+    pub(crate) service: &'a mut Service,
+    /// The oracle's tables.
+    pub(crate) tables: &'a Arc<Resident>,
+}
+
+/// Starts a service and an innocent client, lets `fault` happen, and checks that neither was harmed:
+/// every answer OK, bit-equal and within [`BOUND`]; the process alive and healthy; new connections
+/// served; nothing kept of those that are gone. Gives `fault`'s note with what the innocent saw.
+///
+/// # Errors
+/// What is not so.
+pub(crate) fn beside_an_innocent(
+    site: &Site,
+    settings: &Settings,
+    fault: impl FnOnce(&mut Scene<'_>) -> Happened,
+) -> Result<Verdict> {
+    beside(site, settings, false, fault)
+}
+
+/// As [`beside_an_innocent`], where the innocent has to put up with BUSY.
+///
+/// # Errors
+/// As [`beside_an_innocent`].
+pub(crate) fn beside_a_patient_innocent(
+    site: &Site,
+    settings: &Settings,
+    fault: impl FnOnce(&mut Scene<'_>) -> Happened,
+) -> Result<Verdict> {
+    beside(site, settings, true, fault)
+}
+
+fn beside(
+    site: &Site,
+    settings: &Settings,
+    busy: bool,
+    fault: impl FnOnce(&mut Scene<'_>) -> Happened,
+) -> Result<Verdict> {
+    let tables = site.tables()?;
+    let mut service = site.start(settings)?;
+    service.is_healthy()?;
+    let before = service.holdings()?;
+    let innocent = Innocent::start(&service.endpoint, &tables, busy)?;
+    until(BOUND, || innocent.answers() >= 5).context("the innocent client's first answers")?;
+    let note = {
+        let service = &mut service;
+        fault(&mut Scene {
+            service,
+            tables: &tables,
+        })
+    };
+    // What the innocent saw explains more than what the culprit did.
+    let seen = innocent.finish();
+    service.is_alive()?;
+    let (seen, note) = (seen?, note?);
+    ensure!(
+        seen.longest <= BOUND,
+        "the innocent client waited {:?}",
+        seen.longest
+    );
+    after(&mut service, &tables)?;
+    let mut now = before;
+    let as_before = until(LET_GO, || {
+        service.holdings().is_ok_and(|h| {
+            now = h;
+            h == before
+        })
+    });
+    as_before.with_context(|| format!("{now:?} are held instead of {before:?}"))?;
+    let busy = if seen.busy > 0 {
+        format!(", {} BUSY", seen.busy)
+    } else {
+        String::new()
+    };
+    let ms = seen.longest.as_secs_f64() * 1e3;
+    Ok(Verdict::Pass(format!(
+        "{note}; the innocent: {} answers, longest {ms:.1} ms{busy}",
+        seen.answers
+    )))
+}
+
+/// That a service is as good as new.
+///
+/// # Errors
+/// If it is not.
+pub(crate) fn after(service: &mut Service, tables: &Arc<Resident>) -> Result<()> {
+    service.is_alive()?;
+    service.is_healthy()?;
+    let mut late =
+        Patron::connect(&service.endpoint, "late", tables).context("a new connection")?;
+    for _ in 0..3 {
+        let outcome = late.ask(BOUND).context("a new connection")?;
+        ensure!(outcome == Outcome::Ok, "a new connection got {outcome:?}");
+    }
+    Ok(())
+}
