@@ -3,10 +3,12 @@
 
 mod demo;
 mod driver;
+mod gather;
 mod machine;
 mod model;
 mod null;
 mod open_loop;
+mod pooling;
 mod report;
 mod serve;
 mod service;
@@ -50,6 +52,8 @@ struct Cli {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Suite {
+    /// The kernels against the gather limit
+    Pooling,
     /// A null request there and back
     Null,
     /// The whole service against the kernels alone, and under overload
@@ -74,6 +78,7 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<ExitCode> {
     let mut reporter = Reporter::new(cli.json, cli.case);
     match cli.suite {
+        Suite::Pooling => pooling::run(cli.full, &mut reporter)?,
         Suite::Null => null::run(cli.full, &mut reporter)?,
         Suite::Serve => serve::run(cli.full, &mut reporter)?,
         Suite::Targets => return targets::run(cli.json),

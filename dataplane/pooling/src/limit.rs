@@ -30,7 +30,7 @@ pub struct Way {
     pub whole_lines: bool,
     /// The cache to prefetch to.
     pub level: Level,
-    /// How far ahead: rows for [`gather`], lines for [`sequential`], 0 to prefetch nothing.
+    /// How far ahead: rows for [`gather`], lines for [`sequential`], where 0 prefetches nothing or in vain.
     pub distance: usize,
 }
 
@@ -75,12 +75,26 @@ pub fn gather(rows: &Rows<'_>, ids: &[u32], way: Way) -> u64 {
     );
     macro_rules! by_lines {
         ($($lines:literal)*) => {
-            match (lines, way.whole_lines) {
-                // SAFETY: ids name rows, all rows' lines lie inside the rows' bytes, $lines is how
-                // many a row touches, and the machine has AVX-512 where it is asked for.
-                $(($lines, true) => unsafe { whole::gather::<$lines>(rows, ids, way) },
-                // SAFETY: likewise.
-                ($lines, false) => unsafe { part::gather::<$lines>(rows, ids, way) },)*
+            match (lines, way.whole_lines, way.level) {
+                $(
+                    // SAFETY: ids name rows, all rows' lines lie inside the rows' bytes, $lines is how
+                    // many a row touches, and the machine has AVX-512 where it is asked for.
+                    ($lines, true, Level::L1) => unsafe {
+                        whole::gather::<$lines, true>(rows, ids, way.distance)
+                    },
+                    // SAFETY: likewise.
+                    ($lines, true, Level::L2) => unsafe {
+                        whole::gather::<$lines, false>(rows, ids, way.distance)
+                    },
+                    // SAFETY: likewise.
+                    ($lines, false, Level::L1) => unsafe {
+                        part::gather::<$lines, true>(rows, ids, way.distance)
+                    },
+                    // SAFETY: likewise.
+                    ($lines, false, Level::L2) => unsafe {
+                        part::gather::<$lines, false>(rows, ids, way.distance)
+                    },
+                )*
                 _ => panic!("rows of {lines} lines, {ROW_LINES_MAX} at most"),
             }
         };
@@ -129,10 +143,11 @@ macro_rules! loops {
             /// Every id names a row, the rows' bytes are whole lines, and a row touches `LINES` lines
             /// or one less.
             #[target_feature(enable = $features)]
-            pub(super) unsafe fn gather<const LINES: usize>(
+            #[inline(never)]
+            pub(super) unsafe fn gather<const LINES: usize, const TO_L1: bool>(
                 rows: &Rows<'_>,
                 ids: &[u32],
-                way: Way,
+                distance: usize,
             ) -> u64 {
                 let base = rows.bytes().as_ptr();
                 let (stride, last_byte) = (rows.stride(), rows.row_bytes() - 1);
@@ -141,10 +156,10 @@ macro_rules! loops {
                 let mut sums = [$zero(); 4];
                 let mut k = 0;
                 while k < ids.len() {
-                    let row = row_of(ids[k.wrapping_add(way.distance).min(ids.len() - 1)]);
+                    let row = row_of(ids[k.wrapping_add(distance).min(ids.len() - 1)]);
                     in_order!(LINES, i => {
                         let offset = if i + 1 == LINES { last_byte } else { i * LINE_BYTES };
-                        prefetch(row.wrapping_add(offset), way);
+                        prefetch::<TO_L1>(row.wrapping_add(offset));
                     });
                     let row = row_of(ids[k]);
                     in_shuffled_order!(LINES, i => {
@@ -167,7 +182,11 @@ macro_rules! loops {
                     in_order!(8, i => {
                         if i * LINE_BYTES < lines.len() {
                             let line = lines.as_ptr().wrapping_add(i * LINE_BYTES);
-                            prefetch(line.wrapping_add(way.distance * LINE_BYTES), way);
+                            if way.distance > 0 && way.level == Level::L1 {
+                                prefetch::<true>(line.wrapping_add(way.distance * LINE_BYTES));
+                            } else if way.distance > 0 {
+                                prefetch::<false>(line.wrapping_add(way.distance * LINE_BYTES));
+                            }
                             // SAFETY: the line lies inside the bytes, which start on a line.
                             sums[i] = $add(sums[i], unsafe { $load(line.cast()) });
                         }
@@ -178,11 +197,11 @@ macro_rules! loops {
 
             #[inline]
             #[target_feature(enable = $features)]
-            fn prefetch(at: *const u8, way: Way) {
-                match (way.distance, way.level) {
-                    (0, _) => (),
-                    (_, Level::L1) => _mm_prefetch::<_MM_HINT_T0>(at.cast()),
-                    (_, Level::L2) => _mm_prefetch::<_MM_HINT_T1>(at.cast()),
+            fn prefetch<const TO_L1: bool>(at: *const u8) {
+                if TO_L1 {
+                    _mm_prefetch::<_MM_HINT_T0>(at.cast());
+                } else {
+                    _mm_prefetch::<_MM_HINT_T1>(at.cast());
                 }
             }
 

@@ -1,19 +1,22 @@
 //! The order in which the parts of a row are read: shuffled, on purpose.
 //!
-//! The rows of a batch lie anywhere, but inside a row lines follow one another. Read in rising (or
-//! falling, or evenly spaced) order they look like the start of a stream, and the hardware
-//! prefetchers fetch what lies behind the row, which nobody asked for. On Zen 4 that costs up to half
-//! of the memory's throughput: rows of 512 bytes were gathered at 13.8 GB/s in rising order, at 24
-//! to 27 GB/s in the best orders (4 GiB of rows, prefetched in time to the second level).
+//! The rows of a batch lie anywhere, but inside a row lines follow one another. Read in rising,
+//! falling or evenly spaced order they seem to pass for the start of a stream, so that the hardware
+//! fetches what lies behind the row, which nobody asked for. (That is inferred: these counters can't
+//! be read in a virtual machine. The effect is measured.) On Zen 4 it costs up to half of the
+//! memory's throughput: rows of 512 bytes were gathered at 14 to 15 GB/s in rising order and at 21 to
+//! 27 GB/s in good orders, as quiet as the machine was (2 GiB of rows, prefetched to the second level).
 
-/// Sixteen places, in an order of which all the prefixes of places do well too. Found by search: 250
-/// random orders of eight lines, the best extended to sixteen in 40 random ways each, and the best of
-/// these measured for rows of 3 to 16 lines. For 4, 6, 8, 14 and 16 lines: 20, 27, 24, 26 and 26 GB/s
-/// against 13, 13, 14, 14 and 15 in rising order.
+/// Sixteen places, in an order that also serves fewer: those below a number, in the order they have
+/// here. Found by search: 250 random orders of eight lines, the best extended to sixteen in 40 random
+/// ways each, and the best of these tried on rows of 3 to 16 lines. For 6, 8, 14 and 16 lines: 27, 24,
+/// 26 and 26 GB/s, against 13, 14, 14 and 15 in rising order in the same run. It does badly for 9 and
+/// 12 lines, 14 and 15 GB/s, which is still no worse than rising.
 const MANY: [usize; 16] = [4, 9, 13, 1, 6, 0, 7, 15, 14, 12, 3, 10, 8, 5, 2, 11];
 
-/// Up to four places, the best of all orders for aligned f32 rows and int8 rows together: four lines
-/// are gathered at 22 GB/s, against 20 in the order that the longer one leaves.
+/// Up to four places, among the best of all 24 orders for f32 rows of four lines and for int8 rows of
+/// four lines of codes together: 22 and 16 GB/s, against 20 and 13 in the order that the longer one
+/// leaves.
 const FEW: [usize; 4] = [0, 3, 2, 1];
 
 /// The most parts that a row can be read in.
