@@ -84,18 +84,19 @@ unsafe fn pool_rows<const N: usize, const HALF: bool, const INT8: bool, const WE
         (bag_weights, weights) = weights.split_at(if WEIGHTED { length as usize } else { 0 });
         let mut sums = [_mm256_setzero_ps(); N];
         let mut half = _mm_setzero_ps();
+        let mut biases = 0.0f32;
         let mut k = 0;
         while k < bag.len() {
             let prefetch = |line: *const u8| _mm_prefetch::<_MM_HINT_T1>(line.cast());
             steps.pass(&mut ahead.runs, &place, likely_lines, prefetch);
             let row = place.of_row(bag[k]);
-            let weight = WEIGHTED.then(|| _mm256_set1_ps(bag_weights[k]));
+            let weight = WEIGHTED.then(|| bag_weights[k]);
             // SAFETY: the id names a row, so codes or values of all columns lie inside the rows'
             // bytes at `row`, and scale and bias of an int8 row `trailer` bytes behind it.
             unsafe {
                 if INT8 {
                     let trailer = row.wrapping_add(place.trailer);
-                    add_int8::<N, HALF>(&mut sums, &mut half, row, trailer, weight);
+                    add_int8::<N, HALF>(&mut sums, &mut half, &mut biases, row, trailer, weight);
                 } else {
                     add_f32::<N, HALF>(&mut sums, &mut half, row, weight);
                 }
@@ -104,11 +105,21 @@ unsafe fn pool_rows<const N: usize, const HALF: bool, const INT8: bool, const WE
         }
         let divisor = (run.bags.mode == Mode::Mean && length > 0).then_some(length as f32);
         for (i, &sum) in sums.iter().enumerate() {
+            let sum = if INT8 {
+                _mm256_add_ps(sum, _mm256_set1_ps(biases))
+            } else {
+                sum
+            };
             let sum = finish(sum, divisor);
             // SAFETY: the bag's vector lies inside the target, which is mapped and writable.
             unsafe { _mm256_storeu_ps(out.wrapping_add(4 * i * LANES).cast(), sum) };
         }
         if HALF {
+            let half = if INT8 {
+                _mm_add_ps(half, _mm_set1_ps(biases))
+            } else {
+                half
+            };
             let sum = _mm256_castps256_ps128(finish(_mm256_castps128_ps256(half), divisor));
             // SAFETY: as above.
             unsafe { _mm_storeu_ps(out.wrapping_add(4 * N * LANES).cast(), sum) };
@@ -116,26 +127,6 @@ unsafe fn pool_rows<const N: usize, const HALF: bool, const INT8: bool, const WE
         out = out.wrapping_add(run.bags.stride);
     }
     ahead.steps = steps;
-}
-
-/// Adds eight values, or weighted ones.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn add(sum: __m256, x: __m256, weight: Option<__m256>) -> __m256 {
-    match weight {
-        Some(weight) => _mm256_fmadd_ps(weight, x, sum),
-        None => _mm256_add_ps(sum, x),
-    }
-}
-
-/// Adds four values, or weighted ones.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn add_half(sum: __m128, x: __m128, weight: Option<__m256>) -> __m128 {
-    match weight {
-        Some(weight) => _mm_fmadd_ps(_mm256_castps256_ps128(weight), x, sum),
-        None => _mm_add_ps(sum, x),
-    }
 }
 
 /// Adds the values at `row`.
@@ -148,21 +139,28 @@ unsafe fn add_f32<const N: usize, const HALF: bool>(
     sums: &mut [__m256; N],
     half: &mut __m128,
     row: *const u8,
-    weight: Option<__m256>,
+    weight: Option<f32>,
 ) {
     in_shuffled_order!(N, i => {
         // SAFETY: the caller's contract.
         let x = unsafe { _mm256_loadu_ps(row.wrapping_add(4 * i * LANES).cast()) };
-        sums[i] = add(sums[i], x, weight);
+        sums[i] = match weight {
+            Some(weight) => _mm256_fmadd_ps(_mm256_set1_ps(weight), x, sums[i]),
+            None => _mm256_add_ps(sums[i], x),
+        };
     });
     if HALF {
         // SAFETY: the caller's contract.
         let x = unsafe { _mm_loadu_ps(row.wrapping_add(4 * N * LANES).cast()) };
-        *half = add_half(*half, x, weight);
+        *half = match weight {
+            Some(weight) => _mm_fmadd_ps(_mm_set1_ps(weight), x, *half),
+            None => _mm_add_ps(*half, x),
+        };
     }
 }
 
-/// Adds the values of the codes at `row`, with scale and bias at `trailer`.
+/// Adds the scaled codes at `row` to the sums and the row's bias to theirs; scale and bias are at
+/// `trailer`.
 ///
 /// # Safety
 /// There are eight codes for each of the sums, and four more with `HALF`; scale and bias may have any
@@ -172,9 +170,10 @@ unsafe fn add_f32<const N: usize, const HALF: bool>(
 unsafe fn add_int8<const N: usize, const HALF: bool>(
     sums: &mut [__m256; N],
     half: &mut __m128,
+    biases: &mut f32,
     row: *const u8,
     trailer: *const u8,
-    weight: Option<__m256>,
+    weight: Option<f32>,
 ) {
     // SAFETY: the caller's contract.
     let (scale, bias) = unsafe {
@@ -184,19 +183,27 @@ unsafe fn add_int8<const N: usize, const HALF: bool>(
             scale.wrapping_add(1).read_unaligned(),
         )
     };
+    let scale = match weight {
+        Some(weight) => {
+            *biases = weight.mul_add(bias, *biases);
+            weight * scale
+        }
+        None => {
+            *biases += bias;
+            scale
+        }
+    };
     in_shuffled_order!(N, i => {
         // SAFETY: the caller's contract.
         let codes = unsafe { _mm_loadl_epi64(row.wrapping_add(i * LANES).cast()) };
         let x = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(codes));
-        let x = _mm256_fmadd_ps(_mm256_set1_ps(scale), x, _mm256_set1_ps(bias));
-        sums[i] = add(sums[i], x, weight);
+        sums[i] = _mm256_fmadd_ps(_mm256_set1_ps(scale), x, sums[i]);
     });
     if HALF {
         // SAFETY: the caller's contract.
         let codes = unsafe { row.wrapping_add(N * LANES).cast::<i32>().read_unaligned() };
         let x = _mm_cvtepi32_ps(_mm_cvtepu8_epi32(_mm_cvtsi32_si128(codes)));
-        let x = _mm_fmadd_ps(_mm_set1_ps(scale), x, _mm_set1_ps(bias));
-        *half = add_half(*half, x, weight);
+        *half = _mm_fmadd_ps(_mm_set1_ps(scale), x, *half);
     }
 }
 

@@ -94,23 +94,19 @@ unsafe fn pool_rows<const N: usize, const FULL: bool, const INT8: bool, const WE
         (bag, ids) = ids.split_at(length as usize);
         (bag_weights, weights) = weights.split_at(if WEIGHTED { length as usize } else { 0 });
         let mut sums = [_mm512_setzero_ps(); N];
+        let mut biases = 0.0f32;
         let mut k = 0;
         while k < bag.len() {
             let prefetch = |line: *const u8| _mm_prefetch::<_MM_HINT_T1>(line.cast());
             steps.pass(&mut ahead.runs, &place, likely_lines, prefetch);
             let row = place.of_row(bag[k]);
-            let weight = WEIGHTED.then(|| _mm512_set1_ps(bag_weights[k]));
+            let weight = WEIGHTED.then(|| bag_weights[k]);
             // SAFETY: the id names a row, so codes or values of all columns lie inside the rows'
             // bytes at `row`, and scale and bias of an int8 row `trailer` bytes behind it.
             unsafe {
                 if INT8 {
-                    add_int8(
-                        &mut sums,
-                        row,
-                        row.wrapping_add(place.trailer),
-                        last,
-                        weight,
-                    );
+                    let trailer = row.wrapping_add(place.trailer);
+                    add_int8(&mut sums, &mut biases, row, trailer, last, weight);
                 } else {
                     add_f32(&mut sums, row, last, weight);
                 }
@@ -119,6 +115,11 @@ unsafe fn pool_rows<const N: usize, const FULL: bool, const INT8: bool, const WE
         }
         let divisor = (run.bags.mode == Mode::Mean && length > 0).then_some(length as f32);
         for (i, &sum) in sums.iter().enumerate() {
+            let sum = if INT8 {
+                _mm512_add_ps(sum, _mm512_set1_ps(biases))
+            } else {
+                sum
+            };
             let (at, sum) = (out.wrapping_add(4 * i * LANES), finish(sum, divisor));
             // SAFETY: the bag's vector lies inside the target, which is mapped and writable; masked
             // lanes are not accessed.
@@ -127,16 +128,6 @@ unsafe fn pool_rows<const N: usize, const FULL: bool, const INT8: bool, const WE
         out = out.wrapping_add(run.bags.stride);
     }
     ahead.steps = steps;
-}
-
-/// Adds a value, or a weighted one.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-fn add(sum: __m512, x: __m512, weight: Option<__m512>) -> __m512 {
-    match weight {
-        Some(weight) => _mm512_fmadd_ps(weight, x, sum),
-        None => _mm512_add_ps(sum, x),
-    }
 }
 
 /// Adds the values at `row`.
@@ -149,17 +140,21 @@ unsafe fn add_f32<const N: usize>(
     sums: &mut [__m512; N],
     row: *const u8,
     last: __mmask16,
-    weight: Option<__m512>,
+    weight: Option<f32>,
 ) {
     in_shuffled_order!(N, i => {
         let (at, mask) = (row.wrapping_add(4 * i * LANES), if i + 1 == N { last } else { ALL });
         // SAFETY: the caller's contract; masked lanes are not accessed.
         let x = unsafe { _mm512_maskz_loadu_ps(mask, at.cast()) };
-        sums[i] = add(sums[i], x, weight);
+        sums[i] = match weight {
+            Some(weight) => _mm512_fmadd_ps(_mm512_set1_ps(weight), x, sums[i]),
+            None => _mm512_add_ps(sums[i], x),
+        };
     });
 }
 
-/// Adds the values of the codes at `row`, with scale and bias at `trailer`.
+/// Adds the scaled codes at `row` to the sums and the row's bias to theirs; scale and bias are at
+/// `trailer`.
 ///
 /// # Safety
 /// There are sixteen codes for each of the sums, but for the last only those of the mask `last`; scale
@@ -168,10 +163,11 @@ unsafe fn add_f32<const N: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn add_int8<const N: usize>(
     sums: &mut [__m512; N],
+    biases: &mut f32,
     row: *const u8,
     trailer: *const u8,
     last: __mmask16,
-    weight: Option<__m512>,
+    weight: Option<f32>,
 ) {
     // SAFETY: the caller's contract.
     let (scale, bias) = unsafe {
@@ -181,7 +177,17 @@ unsafe fn add_int8<const N: usize>(
             scale.wrapping_add(1).read_unaligned(),
         )
     };
-    let (scale, bias) = (_mm512_set1_ps(scale), _mm512_set1_ps(bias));
+    let scale = match weight {
+        Some(weight) => {
+            *biases = weight.mul_add(bias, *biases);
+            weight * scale
+        }
+        None => {
+            *biases += bias;
+            scale
+        }
+    };
+    let scale = _mm512_set1_ps(scale);
     // All loads first, a line's worth of codes at a time, since it is the order of lines that counts.
     let mut lines = [_mm512_setzero_si512(); 4];
     in_shuffled_order!(N.div_ceil(4), line => {
@@ -205,7 +211,7 @@ unsafe fn add_int8<const N: usize>(
             _ => _mm512_extracti32x4_epi32::<3>(line),
         };
         let x = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes));
-        sums[i] = add(sums[i], _mm512_fmadd_ps(scale, x, bias), weight);
+        sums[i] = _mm512_fmadd_ps(scale, x, sums[i]);
     });
 }
 

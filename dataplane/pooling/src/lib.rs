@@ -7,8 +7,11 @@
 //! Arithmetic, the same in every instruction set:
 //! - each dimension has one f32 accumulator, starting at +0.0, to which rows are added in the order
 //!   of the ids;
-//! - an int8 row's value is `fma(scale, code, bias)`;
-//! - a weighted sum adds `fma(weight, value, accumulator)`;
+//! - a weighted sum adds an f32 row by `fma(weight, value, accumulator)`;
+//! - an int8 row is added by `fma(scale, code, accumulator)`, weighted with `weight * scale`, and its
+//!   bias, the same for all dimensions, to a sum of biases (weighted by `fma(weight, bias, sum)`),
+//!   which is added to each accumulator at the end of the bag: one operation a value fewer than adding
+//!   `fma(scale, code, bias)`, and within a rounding of it;
 //! - a mean is the sum divided by the bag's length, one division a dimension;
 //! - an empty bag gives +0.0 everywhere;
 //! - a NaN that comes out is always the quiet NaN `0x7fc0_0000`. Which operand's payload an addition

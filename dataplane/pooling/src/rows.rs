@@ -15,7 +15,7 @@ pub enum RowFormat {
     /// Little-endian f32, one a dimension.
     F32,
     /// FBGEMM's fused row-wise int8: a `u8` code a dimension, then an f32 scale and an f32 bias, both
-    /// little-endian. A dimension's value is `fma(scale, code, bias)`.
+    /// little-endian. A dimension's value is `scale * code + bias`.
     Int8,
 }
 

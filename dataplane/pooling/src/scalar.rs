@@ -19,14 +19,20 @@ pub fn bag(rows: &Rows<'_>, ids: &[u32], weights: Option<&[f32]>, mode: Mode, ve
         "elements of the vector, dimensions of the rows"
     );
     vector.fill(0.0);
+    let mut biases = 0.0;
     for (i, &id) in ids.iter().enumerate() {
-        let weight = weights.map(|weights| weights[i]);
-        for_each_value(rows, id, vector, |sum, x| match weight {
-            Some(weight) => *sum = weight.mul_add(x, *sum),
-            None => *sum += x,
-        });
+        let row = rows.row(id);
+        match rows.format() {
+            RowFormat::F32 => add_f32(row, weights.map(|weights| weights[i]), vector),
+            RowFormat::Int8 => {
+                add_int8(row, weights.map(|weights| weights[i]), vector, &mut biases)
+            }
+        }
     }
     for sum in vector {
+        if rows.format() == RowFormat::Int8 {
+            *sum += biases;
+        }
         if mode == Mode::Mean && !ids.is_empty() {
             *sum /= ids.len() as f32;
         }
@@ -36,28 +42,33 @@ pub fn bag(rows: &Rows<'_>, ids: &[u32], weights: Option<&[f32]>, mode: Mode, ve
     }
 }
 
-/// Calls `add` for each dimension of row `id`, with the vector's element and the row's value.
-fn for_each_value(rows: &Rows<'_>, id: u32, vector: &mut [f32], add: impl Fn(&mut f32, f32)) {
-    let (values, trailer) = match rows.format() {
-        RowFormat::F32 => (rows.row(id), [].as_slice()),
-        RowFormat::Int8 => rows.row(id).split_at(rows.dim()),
+fn f32_at(bytes: &[u8]) -> f32 {
+    f32::from_le_bytes(bytes.try_into().expect("four bytes"))
+}
+
+fn add_f32(row: &[u8], weight: Option<f32>, vector: &mut [f32]) {
+    for (sum, x) in vector.iter_mut().zip(row.chunks_exact(4)) {
+        *sum = match weight {
+            Some(weight) => weight.mul_add(f32_at(x), *sum),
+            None => *sum + f32_at(x),
+        };
+    }
+}
+
+/// A row's bias is the same for all dimensions, so biases have a sum of their own.
+fn add_int8(row: &[u8], weight: Option<f32>, vector: &mut [f32], biases: &mut f32) {
+    let (codes, trailer) = row.split_at(vector.len());
+    let (scale, bias) = (f32_at(&trailer[..4]), f32_at(&trailer[4..8]));
+    let scale = match weight {
+        Some(weight) => weight * scale,
+        None => scale,
     };
-    let f32_at = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().expect("four bytes"));
-    match rows.format() {
-        RowFormat::F32 => {
-            vector
-                .iter_mut()
-                .zip(values.chunks_exact(4))
-                .for_each(|(sum, x)| add(sum, f32_at(x)));
-        }
-        RowFormat::Int8 => {
-            let (scale, bias) = (f32_at(&trailer[..4]), f32_at(&trailer[4..]));
-            let value = |code: u8| scale.mul_add(f32::from(code), bias);
-            vector
-                .iter_mut()
-                .zip(values)
-                .for_each(|(sum, &code)| add(sum, value(code)));
-        }
+    *biases = match weight {
+        Some(weight) => weight.mul_add(bias, *biases),
+        None => *biases + bias,
+    };
+    for (sum, &code) in vector.iter_mut().zip(codes) {
+        *sum = scale.mul_add(f32::from(code), *sum);
     }
 }
 
