@@ -78,7 +78,9 @@ pub(crate) fn run(trace: Option<&Path>, seconds: u64, bytes: Option<u64>) -> Res
         checked_vectors: 0,
     };
     let began = Instant::now();
-    while let Some(queries) = source.next_round(began.elapsed() < Duration::from_secs(seconds)) {
+    let time_left =
+        |tally: &Tally| tally.queries == 0 || began.elapsed() < Duration::from_secs(seconds);
+    while let Some(queries) = source.next_round(time_left(&tally)) {
         let answers = serve_round(&mut driver, &queries, &mut tally)?;
         check_round(&mut driver, &schema, &tables, &queries, answers, &mut tally);
         eprintln!("demo: {} queries served and checked", tally.queries);

@@ -81,13 +81,7 @@ pub(crate) fn fill(
         .target(slot.conn, header.target_region, low, high - low)
         .map_err(Refusal::whole)?;
     let mut ids_from = 0;
-    slot.total_bytes = 0;
-    for ((span, from), feature) in slot
-        .spans
-        .iter_mut()
-        .zip(request.spans())
-        .zip(&schema.features)
-    {
+    for (span, from) in slot.spans.iter_mut().zip(request.spans()) {
         *span = Span {
             segment_at: from.ids_at,
             ids_from,
@@ -95,8 +89,6 @@ pub(crate) fn fill(
             next_id: ids_from,
         };
         ids_from += from.ids;
-        slot.total_bytes +=
-            u64::from(from.ids) * feature.row_bytes + u64::from(header.bags) * feature.vector_bytes;
     }
     copy_lengths(slot, request, memory)?;
     slot.stage = Stage::Checking;
@@ -194,7 +186,7 @@ pub(crate) fn check_step(
         let (span, feature) = (slot.spans[f as usize], &schema.features[f as usize]);
         let count = left.min((span.ids - slot.check.done) as usize);
         let at = (span.ids_from + slot.check.done) as usize;
-        let first = u64::from(span.segment_at + slot.check.done);
+        let first = u64::from(span.segment_at) + u64::from(slot.check.done);
         let refused = |status| Refusal::feature(status, f);
         if count > 0 {
             let ids = ids.ok_or(refused(Status::LengthsMismatch))?;

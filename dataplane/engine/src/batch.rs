@@ -1,5 +1,8 @@
 //! One micro-batch of one request: pieces (one feature, a run of bags) up to a budget of bytes,
 //! pooled by one call of the kernels straight into the target.
+//!
+//! A slice is pooled feature after feature, so that the rows of a small table stay in the nearest
+//! cache while all of its bags are pooled; a micro-batch ends wherever its budget does.
 
 use arrayvec::ArrayVec;
 use rowmill_pooling::{Bags, Kernels, Mode, Rows};
@@ -33,8 +36,8 @@ pub(crate) fn run(
     memory: &mut impl Memory,
 ) -> Result<Made, Refusal> {
     let mut made = Made::default();
-    if slot.walk.block == 0 {
-        slot.walk.block = next_block(slot, budget);
+    if slot.walk.slice == 0 {
+        slot.walk.slice = next_slice(slot);
     }
     let mut walk = slot.walk;
     let mut nexts: ArrayVec<(u32, u32), PIECES> = ArrayVec::new();
@@ -47,7 +50,7 @@ pub(crate) fn run(
         let (piece, next_id) = next_piece(slot, schema, &mut walk, budget - made.bytes, &mut made);
         nexts.push((feature, next_id));
         pieces.push(piece);
-        if walk.done == walk.block {
+        if walk.done == walk.slice {
             walk.done = 0;
             walk.feature += 1;
         }
@@ -70,7 +73,7 @@ pub(crate) fn run(
         slot.spans[feature as usize].next_id = next_id;
     }
     slot.walk = walk;
-    finish_block(slot, schema.features.len() as u32, &mut made);
+    finish_slice(slot, schema.features.len() as u32, &mut made);
     Ok(made)
 }
 
@@ -80,15 +83,13 @@ fn end_of(piece: &Bags<'_>) -> usize {
         .expect("target extents were checked when the request was accepted")
 }
 
-/// How many bags the next block has: about a budget's worth, at least one, never past a slice.
-fn next_block(slot: &Slot, budget: u64) -> u32 {
-    let (header, walk) = (&slot.header, &slot.walk);
-    let slice_end = match header.slice_bags {
-        0 => header.bags,
-        slice => header.bags.min((walk.slices + 1).saturating_mul(slice)),
-    };
-    let average = (slot.total_bytes / u64::from(header.bags)).max(1);
-    (budget / average).clamp(1, u64::from(slice_end - walk.bag)) as u32
+/// How many bags the next slice has; all of them where none are asked for.
+fn next_slice(slot: &Slot) -> u32 {
+    let left = slot.header.bags - slot.walk.bag;
+    match slot.header.slice_bags {
+        0 => left,
+        slice => slice.min(left),
+    }
 }
 
 /// The next run of bags of the current feature, at least one bag, cut where `budget` is used up.
@@ -103,7 +104,7 @@ fn next_piece<'s>(
     let f = walk.feature as usize;
     let (feature, span) = (&schema.features[f], &slot.spans[f]);
     let from = f * header.bags as usize + (walk.bag + walk.done) as usize;
-    let waiting = &slot.data.lengths[from..from + (walk.block - walk.done) as usize];
+    let waiting = &slot.data.lengths[from..from + (walk.slice - walk.done) as usize];
     let (mut bags, mut ids, mut bytes) = (0, 0, 0);
     for &length in waiting {
         bags += 1;
@@ -140,18 +141,18 @@ fn next_piece<'s>(
     (piece, (id + ids) as u32)
 }
 
-/// Moves on to the next block, slice, or the end, where all features of the block are done.
-fn finish_block(slot: &mut Slot, features: u32, made: &mut Made) {
-    let (header, walk) = (&slot.header, &mut slot.walk);
+/// Moves on to the next slice, or the end, where all features of the slice are done.
+fn finish_slice(slot: &mut Slot, features: u32, made: &mut Made) {
+    let walk = &mut slot.walk;
     if walk.feature < features {
         return;
     }
-    walk.bag += walk.block;
-    walk.block = 0;
+    walk.bag += walk.slice;
+    walk.slice = 0;
     walk.feature = 0;
-    if walk.bag == header.bags {
+    if walk.bag == slot.header.bags {
         made.finished = true;
-    } else if header.slice_bags > 0 && walk.bag.is_multiple_of(header.slice_bags) {
+    } else {
         made.slice = Some(walk.slices);
         walk.slices += 1;
     }

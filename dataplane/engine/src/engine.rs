@@ -111,8 +111,7 @@ impl Engine {
             counters: Counters::default(),
             earliest_ns: u64::MAX,
             draining: false,
-            budget: limits
-                .micro_batch_ns
+            budget: (limits.micro_batch_ns / 2)
                 .saturating_mul(BYTES_PER_NS_FIRST)
                 .clamp(*BATCH_BYTES.start(), *BATCH_BYTES.end()),
             last: None,
@@ -298,6 +297,9 @@ impl Engine {
         self.counters.micro_batches += 1;
         let bytes = match outcome {
             Err(refusal) => {
+                // A refusal costs the whole turn: otherwise a client whose requests are all refused at
+                // their last id would keep everybody else waiting.
+                self.schedule.charge(conn, allowed, self.budget);
                 self.finish(now_ns, index, refusal);
                 0
             }
@@ -318,13 +320,15 @@ impl Engine {
         self.done.pop_front()
     }
 
-    /// Follows the measured rate, so that a micro-batch takes about the time it should.
+    /// Follows the measured rate, so that nearly every micro-batch takes less than it may: it aims at
+    /// half of that, since one over memory that others use too takes up to about twice its mean.
     fn adapt(&mut self, now_ns: u64) {
         if let Some((began_ns, bytes)) = self.last {
             let took_ns = now_ns.saturating_sub(began_ns);
             // Small batches say more about overheads than about the memory's rate.
             if bytes >= self.budget / 2 && took_ns > 0 {
-                let fitting = bytes.saturating_mul(self.limits.micro_batch_ns) / took_ns;
+                let aim_ns = self.limits.micro_batch_ns / 2;
+                let fitting = bytes.saturating_mul(aim_ns) / took_ns;
                 // One batch that was interrupted must not shrink the next ones by much.
                 let fitting = fitting.clamp(self.budget / 2, self.budget * 2);
                 self.budget = ((self.budget * 15 + fitting) / 16)

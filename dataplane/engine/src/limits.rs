@@ -14,7 +14,7 @@ pub struct Limits {
     pub max_ids: u32,
     /// Most bags times features of one request part.
     pub max_lengths: u32,
-    /// How long a micro-batch should take, in nanoseconds (DESIGN.md section 4: about 50 us).
+    /// How long a micro-batch may take, in nanoseconds (DESIGN.md section 4: about 50 us).
     pub micro_batch_ns: u64,
 }
 
@@ -44,7 +44,7 @@ pub(crate) const PIECES: usize = 64;
 /// goes on under any measured rate; at most 4 MiB, 80 us at 50 GB/s.
 pub(crate) const BATCH_BYTES: core::ops::RangeInclusive<u64> = (64 << 10)..=(4 << 20);
 
-/// The first guess, before a rate is measured: 20 GB/s, so that 50 us are 1 MB.
+/// The first guess, before a rate is measured: 20 GB/s, so that half of 50 us are 0.5 MB.
 pub(crate) const BYTES_PER_NS_FIRST: u64 = 20;
 
 /// Ids copied and bounded in one step: 32,768 ids of 8 bytes are 256 KiB, about 20 us.

@@ -39,16 +39,16 @@ pub(crate) struct Check {
     pub(crate) done: u32,
 }
 
-/// How far pooling has come: a block of bags is pooled feature after feature.
+/// How far pooling has come: a slice is pooled feature after feature.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Walk {
-    /// The block's first bag; bags before it are finished.
+    /// The slice's first bag; bags before it are finished.
     pub(crate) bag: u32,
-    /// The block's length; 0 between blocks.
-    pub(crate) block: u32,
+    /// The slice's number of bags; 0 between slices.
+    pub(crate) slice: u32,
     /// The feature whose bags come next.
     pub(crate) feature: u32,
-    /// How many of its bags in the block are done.
+    /// How many of its bags in the slice are done.
     pub(crate) done: u32,
     /// Slices announced.
     pub(crate) slices: u32,
@@ -78,8 +78,6 @@ pub(crate) struct Slot {
     pub(crate) received_ns: u64,
     /// `u64::MAX` for none.
     pub(crate) deadline_ns: u64,
-    /// Estimated bytes of rows and results over the whole part.
-    pub(crate) total_bytes: u64,
     pub(crate) spans: Box<[Span; MAX_FEATURES]>,
     pub(crate) data: Data,
     pub(crate) check: Check,
@@ -101,7 +99,6 @@ impl Slot {
             header: Header::null(0),
             received_ns: 0,
             deadline_ns: u64::MAX,
-            total_bytes: 0,
             spans: Box::new([Span::default(); MAX_FEATURES]),
             // Not zeros, which the allocator would give untouched: requests shall not pay for page faults.
             data: Data {

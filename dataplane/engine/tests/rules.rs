@@ -9,7 +9,9 @@ use common::{
 use rowmill_engine::{Conn, Engine, Limits, ProtocolError, Turn};
 use rowmill_wire::request::Header;
 use rowmill_wire::status::NOWHERE;
-use rowmill_wire::{Feature, Op, Output, Pooling, Schema, Status};
+use rowmill_wire::{
+    Element, Feature, FeatureSpan, Op, Output, Place, Pooling, Schema, Segment, Status,
+};
 
 /// A memory with a source of these bytes and a large target for connections 0 to 3.
 fn memory(source: &[u8]) -> HeapMemory {
@@ -371,6 +373,115 @@ fn a_single_sample_waits_at_most_two_micro_batches_of_a_large_query() {
         );
     }
     assert!(engine.in_progress() > 0, "the large query was still there");
+}
+
+#[test]
+fn a_client_whose_requests_are_refused_late_does_not_starve_others() {
+    let model = Model::mixed();
+    let mut engine = engine(&model, LIMITS);
+    attach(&mut engine, &model, Conn(1));
+    let mut memory = memory(&[]);
+    // Only the last id is bad, so that all others are copied and checked before.
+    let mut bad = model.batch(3, 900, 20);
+    bad.features[2][899] = vec![1, 2, u64::from(u32::MAX >> 1) - 1];
+    let mut source = vec![];
+    let hostile = frame(lookup(1, 900), &bad, REGION, &mut source);
+    let start = source.len();
+    let innocent = frame(lookup(2, 1), &model.batch(4, 1, 5), REGION, &mut source);
+    assert!(start < source.len());
+    for conn in 0..2 {
+        memory.regions.insert((conn, SOURCE), source.clone());
+        memory.regions.insert((conn, TARGET), vec![0; 1 << 20]);
+    }
+    let mut answers = [0; 2];
+    let mut waiting = [0u32; 2];
+    for _ in 0..200 {
+        while waiting[0] < 3 {
+            let slot = (0..8).find(|&slot| {
+                engine
+                    .request(0, Conn(0), slot, &hostile, &mut memory)
+                    .is_ok()
+            });
+            assert!(slot.is_some(), "a free slot");
+            waiting[0] += 1;
+        }
+        if waiting[1] == 0 {
+            engine
+                .request(0, Conn(1), 0, &innocent, &mut memory)
+                .expect("the slot is free");
+            waiting[1] = 1;
+        }
+        engine.turn(0, &mut memory);
+        while let Some((conn, record)) = engine.poll_completion() {
+            let wanted = [Status::IdOutOfRange, Status::Ok][conn.0 as usize];
+            assert_eq!(record.status, wanted);
+            answers[conn.0 as usize] += 1;
+            waiting[conn.0 as usize] -= 1;
+        }
+    }
+    assert!(answers[1] >= 50, "{answers:?} answers in 200 turns");
+}
+
+/// Stands for sparse regions of more than 16 GiB: lengths of 8,000 in region 0, zeros in others.
+struct Sparse(HeapMemory);
+
+impl rowmill_engine::Memory for Sparse {
+    fn read(&mut self, _: Conn, region: u32, _: u64, out: &mut [u8]) -> Result<(), Status> {
+        let value = if region == 0 { 8000u32 } else { 0 };
+        for word in out.chunks_exact_mut(4) {
+            word.copy_from_slice(&value.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    fn target(
+        &mut self,
+        conn: Conn,
+        region: u32,
+        offset: u64,
+        len: u64,
+    ) -> Result<rowmill_arena::Window<'_>, Status> {
+        self.0.target(conn, region, offset, len)
+    }
+
+    fn is_lost(&self, _: Conn, _: u32) -> bool {
+        false
+    }
+}
+
+#[test]
+fn ids_at_the_end_of_a_segment_of_four_billion_overflow_nothing() {
+    let model = Model::mixed();
+    let limits = Limits {
+        max_ids: 1 << 17,
+        ..LIMITS
+    };
+    let mut engine = engine(&model, limits);
+    let segment = |region, len| Segment {
+        place: Place::Region { region, offset: 0 },
+        element: Element::Bits32,
+        len,
+    };
+    let mut header = lookup(1, 5);
+    header.lengths = segment(0, 1 << 10);
+    header.ids = segment(7, 1 << 36);
+    // More than one step of checking, across the 2^32nd id.
+    let span = FeatureSpan {
+        lengths_at: 0,
+        ids_at: u32::MAX - 2,
+        ids: 40_000,
+    };
+    let mut out = Box::new([0; rowmill_wire::limits::SLOT_BYTES]);
+    let len = rowmill_wire::request::encode(&header, &[span; 3], &[], &mut out).expect("fits");
+    let mut memory = Sparse(memory(&[]));
+    engine
+        .request(0, Conn(0), 0, &out[..len], &mut memory)
+        .expect("the slot is free");
+    let record = (0..1000).find_map(|_| {
+        engine.turn(0, &mut memory);
+        engine.poll_completion()
+    });
+    assert_eq!(record.map(|(_, r)| r.status), Some(Status::Ok));
 }
 
 #[test]
