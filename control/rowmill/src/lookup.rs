@@ -12,6 +12,8 @@ use rowmill_client::{
 };
 use serde_json::{Value, json};
 
+use crate::output::{print, shown};
+
 /// Elements of a vector that are shown unless all are asked for.
 const SHOWN: usize = 8;
 
@@ -176,12 +178,11 @@ impl Lookup {
             answer,
             found,
         };
-        if self.json {
-            println!("{}", report.json());
+        print(&if self.json {
+            format!("{}\n", report.json())
         } else {
-            print!("{}", report.text(self.full));
-        }
-        Ok(())
+            report.text(self.full)
+        })
     }
 
     fn wanted(&self) -> Result<Vec<Wanted>> {
@@ -250,11 +251,7 @@ fn batch(wanted: &[Wanted]) -> Result<Batch> {
 const LISTED: usize = 8;
 
 fn no_table(name: &str, tables: &[TableEntry]) -> String {
-    let names: Vec<&str> = tables
-        .iter()
-        .take(LISTED)
-        .map(|t| t.name.as_str())
-        .collect();
+    let names: Vec<_> = tables.iter().take(LISTED).map(|t| shown(&t.name)).collect();
     let more = match tables.len().saturating_sub(LISTED) {
         0 => String::new(),
         more => format!(" and {more} more (see `rowmill status`)"),
@@ -301,46 +298,53 @@ fn pooling_name(wanted: &Wanted, pool: Pool) -> &'static str {
     }
 }
 
+/// A feature's vector, its head or all of it, for a person.
+fn found_text(found: &Found<'_>, pool: Pool, full: bool) -> String {
+    let Found { wanted, vector } = found;
+    let (ids, rows) = (
+        wanted.ids.len(),
+        if wanted.ids.len() == 1 { "row" } else { "rows" },
+    );
+    let table = if wanted.name == wanted.table {
+        String::new()
+    } else {
+        format!(" of table {}", shown(&wanted.table))
+    };
+    let mut out = format!(
+        "{}{table}: {} of {ids} {rows}, dim {}, norm {:.6}",
+        shown(&wanted.name),
+        pooling_name(wanted, pool),
+        vector.len(),
+        norm(vector)
+    );
+    let head = if full {
+        vector.len()
+    } else {
+        SHOWN.min(vector.len())
+    };
+    for row in vector[..head].chunks(SHOWN) {
+        let values: Vec<String> = row.iter().map(|x| format!("{x:>12.6}")).collect();
+        out += &format!("\n  {}", values.join(" "));
+    }
+    if head < vector.len() {
+        out += &format!("  ... {} more (--full)", vector.len() - head);
+    }
+    out.push('\n');
+    out
+}
+
 impl Report<'_> {
     fn text(&self, full: bool) -> String {
-        let mut out = String::new();
-        for Found { wanted, vector } in &self.found {
-            let (ids, rows) = (
-                wanted.ids.len(),
-                if wanted.ids.len() == 1 { "row" } else { "rows" },
-            );
-            let table = if wanted.name == wanted.table {
-                String::new()
-            } else {
-                format!(" of table {}", wanted.table)
-            };
-            let how = pooling_name(wanted, self.pool);
-            let head = format!(
-                "{}{table}: {how} of {ids} {rows}, dim {}, norm {:.6}",
-                wanted.name,
-                vector.len(),
-                norm(vector)
-            );
-            let shown = if full {
-                vector.len()
-            } else {
-                SHOWN.min(vector.len())
-            };
-            out += &head;
-            for row in vector[..shown].chunks(SHOWN) {
-                let values: Vec<String> = row.iter().map(|x| format!("{x:>12.6}")).collect();
-                out += &format!("\n  {}", values.join(" "));
-            }
-            if shown < vector.len() {
-                out += &format!("  ... {} more (--full)", vector.len() - shown);
-            }
-            out.push('\n');
-        }
+        let features = self.found.iter();
+        let out: String = features
+            .map(|found| found_text(found, self.pool, full))
+            .collect();
         let us = self.answer.service_ns as f64 / 1000.0;
         let round_trip_us = self.round_trip.as_secs_f64() * 1e6;
         out + &format!(
             "model {}, generation {}, served in {us:.1} us, {round_trip_us:.1} us there and back\n",
-            self.model, self.answer.generation
+            shown(&self.model),
+            self.answer.generation
         )
     }
 
@@ -418,6 +422,24 @@ mod tests {
             &tables,
         );
         assert!(text.starts_with("Busy (1)"), "{text}");
+    }
+
+    #[test]
+    fn names_command_no_terminal() {
+        let wanted = Wanted::from_str("f\u{1b}[2J=t:1").expect("good");
+        let found = Found {
+            wanted: &wanted,
+            vector: vec![0.5; 4],
+        };
+        let text = found_text(&found, Pool::Sum, false);
+        assert!(text.starts_with("f\\u{1b}[2J of table t: sum"), "{text}");
+        let table = TableEntry {
+            name: "u\u{1b}c".into(),
+            rows: 10,
+            dim: 4,
+            format: 0,
+        };
+        assert!(no_table("t", &[table]).ends_with("it has u\\u{1b}c"));
     }
 
     #[test]

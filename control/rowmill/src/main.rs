@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod lookup;
+mod output;
 mod progress;
 mod status;
 mod table;
@@ -39,7 +40,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            output::note(&format!("error: {}", output::explained(&error)));
             ExitCode::FAILURE
         }
     }

@@ -14,7 +14,8 @@ use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{CellAlignment, Table};
 use serde_json::{Map, Value};
 
-use crate::units::{bytes, thousands};
+use crate::output::{print, shown};
+use crate::units::{bytes, duration, thousands};
 
 /// Longest page that is read: a thousand tables and connections take a few hundred KiB.
 const PAGE_BYTES: u64 = 16 << 20;
@@ -42,14 +43,13 @@ impl Status {
             )
         })?;
         if self.json {
-            println!("{page:#}");
+            print(&format!("{page:#}\n"))
         } else {
             let page = page.as_object();
             let page =
                 page.with_context(|| format!("what {} sent is no status page", self.admin))?;
-            print!("{}", describe(page));
+            print(&describe(page))
         }
-        Ok(())
     }
 }
 
@@ -194,7 +194,7 @@ fn head(page: &Map<String, Value>) -> String {
 }
 
 fn line(out: &mut String, name: &str, text: &str) {
-    let _ = writeln!(out, "{name:<12} {text}");
+    let _ = writeln!(out, "{:<12} {text}", shown(name));
 }
 
 /// `what: chosen`, and under it why, broken at words.
@@ -215,7 +215,7 @@ fn describe_choice(choice: &Value, out: &mut String) {
         .iter()
         .filter(|(key, _)| !["what", "chosen", "why"].contains(&key.as_str()));
     for (key, value) in others {
-        let _ = writeln!(out, "{:20} {key}: {}", "", plain(key, value));
+        let _ = writeln!(out, "{:20} {}: {}", "", shown(key), plain(key, value));
     }
 }
 
@@ -288,7 +288,8 @@ fn list_table(list: &[Value], first: &[&str]) -> Table {
 
 /// A key as a heading: sizes are shown with their unit, so it is not repeated.
 fn label(key: &str) -> String {
-    key.strip_suffix("_bytes").unwrap_or(key).replace('_', " ")
+    let name = key.strip_suffix("_bytes").unwrap_or(key);
+    shown(name).replace('_', " ")
 }
 
 /// A value for a person, going by what its key says of its unit.
@@ -297,7 +298,7 @@ fn plain(key: &str, value: &Value) -> String {
     match value {
         Value::Null => "-".into(),
         Value::Bool(yes) => if *yes { "yes" } else { "no" }.into(),
-        Value::String(text) => text.clone(),
+        Value::String(text) => shown(text).into_owned(),
         Value::Number(number) => match number.as_u64() {
             Some(count) if key == "bytes" || key.ends_with("_bytes") => bytes(count),
             Some(seconds) if key.ends_with("_s") => duration(seconds),
@@ -310,24 +311,6 @@ fn plain(key: &str, value: &Value) -> String {
             .collect::<Vec<_>>()
             .join(", "),
         Value::Object(object) => format!("{{{}}}", fields(object)),
-    }
-}
-
-/// A time in its two largest units.
-fn duration(seconds: u64) -> String {
-    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3600, "h"), (60, "min"), (1, "s")];
-    let mut left = seconds;
-    let mut parts = Vec::new();
-    for (size, unit) in UNITS {
-        if left >= size && parts.len() < 2 {
-            parts.push(format!("{} {unit}", left / size));
-        }
-        left %= size;
-    }
-    if parts.is_empty() {
-        "0 s".into()
-    } else {
-        parts.join(" ")
     }
 }
 
@@ -392,6 +375,22 @@ mod tests {
     }
 
     #[test]
+    fn what_clients_say_commands_no_terminal() {
+        let text = described(json!({
+            "model": "m\u{1b}[2J", "x\u{1b}c": "y\u{9b}", "z": [{"k\u{7}": 1}],
+            "choices": [{"what": "a\u{1b}", "chosen": "b\u{1b}", "why": "c\u{1b}", "d\u{1b}": 1}],
+            "memory": {"e\u{1b}": 1, "f\u{1b}": "g\u{1b}"},
+            "connections": [{"id": 0, "client": "\u{1b}]0;evil\u{7}\nline", "h\u{1b}": 1}],
+        }));
+        assert!(
+            !text.contains(|c: char| c.is_control() && c != '\n'),
+            "{text:?}"
+        );
+        assert!(text.contains("\\u{1b}]0;evil\\u{7}\\nline"), "{text}");
+        assert!(text.contains("model m\\u{1b}[2J\n"), "{text}");
+    }
+
+    #[test]
     fn long_reasons_are_broken_at_words() {
         let why = "word ".repeat(60);
         let text = described(
@@ -400,21 +399,6 @@ mod tests {
         assert!(text.lines().all(|line| line.len() <= 110), "{text}");
         assert_eq!(text.matches("word").count(), 60);
         assert!(text.contains("cost: none"), "{text}");
-    }
-
-    #[test]
-    fn durations_have_two_units() {
-        let cases = [
-            (0, "0 s"),
-            (59, "59 s"),
-            (3600, "1 h"),
-            (3661, "1 h 1 min"),
-            (90_061, "1 d 1 h"),
-            (86_401, "1 d 1 s"),
-        ];
-        for (seconds, text) in cases {
-            assert_eq!(duration(seconds), text);
-        }
     }
 
     /// Answers one request with these bytes.

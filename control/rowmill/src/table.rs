@@ -11,6 +11,7 @@ use rowmill_table::{
 };
 use serde_json::json;
 
+use crate::output::{print, shown};
 use crate::progress::Reporter;
 use crate::units::{bytes, parse_bytes, thousands};
 
@@ -103,7 +104,7 @@ impl Generate {
             })?,
             None => (self.scale, shape.scaled(self.scale)),
         };
-        println!("{name} with its rows scaled by {factor:.6}");
+        print(&format!("{name} with its rows scaled by {factor:.6}\n"))?;
         Ok(specs)
     }
 }
@@ -166,25 +167,25 @@ impl Inspect {
         if let Some((table, row)) = &self.row {
             return self.print_row(&generation, table, *row);
         }
-        if self.json {
-            println!("{}", as_json(&generation));
+        print(&if self.json {
+            format!("{}\n", as_json(&generation))
         } else {
-            println!("{}", as_table(&generation));
-            println!("{}", totals(&generation));
-        }
-        Ok(())
+            format!("{}\n{}\n", as_table(&generation), totals(&generation))
+        })
     }
 
     fn print_row(&self, generation: &Generation, name: &str, row: u64) -> Result<()> {
         let table = generation.open_mapped(name)?;
         let mut values = vec![0.0; table.info().dim];
         table.row_f32(row, &mut values)?;
-        if self.json {
-            println!("{}", json!({ "table": name, "row": row, "values": values }));
+        print(&if self.json {
+            format!(
+                "{}\n",
+                json!({ "table": name, "row": row, "values": values })
+            )
         } else {
-            values.iter().for_each(|value| println!("{value}"));
-        }
-        Ok(())
+            values.iter().map(|value| format!("{value}\n")).collect()
+        })
     }
 }
 
@@ -200,25 +201,23 @@ impl Verify {
         let reporter = Reporter::new();
         let generation = Generation::open(&self.dir)?;
         generation.verify(&|stage, done, total| reporter.report(stage, done, total))?;
-        println!(
-            "undamaged: {}, read in {}",
+        print(&format!(
+            "undamaged: {}, read in {}\n",
             totals(&generation),
             rate(&generation, &reporter)
-        );
-        Ok(())
+        ))
     }
 }
 
 /// Says what was made. Opening it again shows that it can be opened.
 fn summarise(dir: &std::path::Path, reporter: &Reporter) -> Result<()> {
     let generation = Generation::open(dir)?;
-    println!(
-        "{}: {}, written in {}",
-        dir.display(),
+    print(&format!(
+        "{}: {}, written in {}\n",
+        shown(&dir.display().to_string()),
         totals(&generation),
         rate(&generation, reporter)
-    );
-    Ok(())
+    ))
 }
 
 fn totals(generation: &Generation) -> String {
@@ -275,12 +274,12 @@ fn as_table(generation: &Generation) -> Table {
     ]);
     for info in generation.tables() {
         table.add_row([
-            info.name.clone(),
+            shown(&info.name).into_owned(),
             thousands(info.rows),
             info.dim.to_string(),
             info.format.to_string(),
             info.stride.to_string(),
-            info.file.clone(),
+            shown(&info.file).into_owned(),
             bytes(info.file_bytes),
         ]);
     }

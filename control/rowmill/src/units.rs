@@ -1,4 +1,4 @@
-//! Sizes and counts as people read and write them.
+//! Sizes, counts and times as people read and write them.
 
 /// Reads a size: a number with an optional unit, `KiB` to `TiB` (or `K` to `T`), or `KB` to `TB` for
 /// powers of 1000.
@@ -61,6 +61,24 @@ pub(crate) fn thousands(count: u64) -> String {
     out
 }
 
+/// A time in its two largest units.
+pub(crate) fn duration(seconds: u64) -> String {
+    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3600, "h"), (60, "min"), (1, "s")];
+    let mut left = seconds;
+    let mut parts = Vec::new();
+    for (size, unit) in UNITS {
+        if left >= size && parts.len() < 2 {
+            parts.push(format!("{} {unit}", left / size));
+        }
+        left %= size;
+    }
+    if parts.is_empty() {
+        "0 s".into()
+    } else {
+        parts.join(" ")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,5 +122,20 @@ mod tests {
             [thousands(7), thousands(1234), thousands(204_184_588)],
             ["7", "1 234", "204 184 588"]
         );
+    }
+
+    #[test]
+    fn durations_have_two_units() {
+        let cases = [
+            (0, "0 s"),
+            (59, "59 s"),
+            (3600, "1 h"),
+            (3661, "1 h 1 min"),
+            (90_061, "1 d 1 h"),
+            (86_401, "1 d 1 s"),
+        ];
+        for (seconds, text) in cases {
+            assert_eq!(duration(seconds), text);
+        }
     }
 }

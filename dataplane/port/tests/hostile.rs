@@ -1,25 +1,26 @@
 //! Peers of the shared-memory port that break its rules on the socket, and servers that die.
 
-use std::io::IoSlice;
+use std::io::{IoSlice, Write};
 use std::mem::MaybeUninit;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rowmill_arena::{HugePages, sealed_memfd};
 use rowmill_port::conformance::{Answers, Journal, Task, Worker};
 use rowmill_port::shm::{ShmClient, ShmConfig, ShmLane, ShmServer, socket_path};
-use rowmill_port::{ClientPort, Idle, PortError, ServerPort};
-use rowmill_wire::Status;
-use rowmill_wire::control::Control;
+use rowmill_port::{ClientPort, ConnId, Idle, PortError, ServerPort, Service};
+use rowmill_wire::control::{Control, TableEntry, Welcome};
 use rowmill_wire::limits::MAX_CONTROL_BYTES;
+use rowmill_wire::{Refusal, Schema, Status};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, connect, recv, sendmsg, socket_with, sockopt,
+    SocketFlags, SocketType, connect, recv, sendmsg, socket_with, socketpair, sockopt,
 };
 use tempfile::TempDir;
 
@@ -33,10 +34,14 @@ struct Server {
 
 impl Server {
     fn start(config: ShmConfig) -> Server {
+        let answers = Arc::new(Answers::new(config.lanes));
+        Server::start_with(config, answers)
+    }
+
+    fn start_with(config: ShmConfig, service: Arc<dyn Service>) -> Server {
         let folder = tempfile::tempdir().unwrap();
         let endpoint = format!("shm:{}/h.sock", folder.path().display());
-        let answers = Arc::new(Answers::new(config.lanes));
-        let (server, lanes) = ShmServer::listen(&endpoint, config, answers).unwrap();
+        let (server, lanes) = ShmServer::listen(&endpoint, config, service).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let workers = lanes
             .into_iter()
@@ -285,6 +290,157 @@ fn descriptors_are_not_kept() {
         assert_eq!(stream.answer(), Some(Control::Unregistered { region }));
     }
     assert_eq!(open(), 1);
+}
+
+#[test]
+fn regions_are_bounded_together() {
+    let server = Server::start(ShmConfig {
+        max_region_bytes: 3 * 4096,
+        ..ShmConfig::default()
+    });
+    let stream = server.member();
+    let memory = sealed_memfd("good", 8192, HugePages::Off).unwrap();
+    let register = Control::Register { bytes: 8192 };
+    stream.tell(&register, &[memory.as_fd()]);
+    assert_eq!(stream.answer(), Some(Control::Registered { region: 0 }));
+    stream.tell(&register, &[memory.as_fd()]);
+    match stream.answer() {
+        Some(Control::Refused { refusal, detail }) => {
+            assert_eq!(refusal.status, Status::LimitReached);
+            assert!(
+                detail.contains("8192") && detail.contains("12288"),
+                "{detail}"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    stream.tell(&Control::Unregister { region: 0 }, &[]);
+    assert_eq!(stream.answer(), Some(Control::Unregistered { region: 0 }));
+    stream.tell(&register, &[memory.as_fd()]);
+    assert_eq!(stream.answer(), Some(Control::Registered { region: 0 }));
+}
+
+/// A TCP socket whose last close waits for an hour: its peer, which comes with it, reads nothing.
+fn lingering() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (silent, _) = listener.accept().unwrap();
+    sender.set_nonblocking(true).unwrap();
+    while sender.write(&[0; 1 << 16]).is_ok() {}
+    sender.set_nonblocking(false).unwrap();
+    let hour = Some(Duration::from_secs(3600));
+    sockopt::set_socket_linger(&sender, hour).unwrap();
+    (sender.into(), silent)
+}
+
+/// Holds the control thread up in `tables`, so that a test can close its copies of what it sent first.
+struct Gate {
+    answers: Answers,
+    shut: Mutex<()>,
+    waiting: AtomicBool,
+}
+
+impl Gate {
+    fn hold<T>(&self, asker: &Stream, meanwhile: impl FnOnce() -> T) -> T {
+        let shut = self.shut.lock().unwrap();
+        asker.tell(&Control::ListTables { first: 0 }, &[]);
+        until("a question", || self.waiting.swap(false, Ordering::SeqCst));
+        let outcome = meanwhile();
+        drop(shut);
+        assert!(matches!(asker.answer(), Some(Control::Tables { .. })));
+        outcome
+    }
+}
+
+impl Service for Gate {
+    fn welcome(&self, client: &str) -> Result<Welcome, (Refusal, String)> {
+        self.answers.welcome(client)
+    }
+
+    fn tables(&self) -> Vec<TableEntry> {
+        self.waiting.store(true, Ordering::SeqCst);
+        let _open = self.shut.lock().unwrap();
+        self.answers.tables()
+    }
+
+    fn bind(&self, conn: ConnId, schema: Schema) -> Result<u32, (Refusal, String)> {
+        self.answers.bind(conn, schema)
+    }
+
+    fn gone(&self, conn: ConnId) {
+        Service::gone(&self.answers, conn);
+    }
+}
+
+#[test]
+fn descriptors_whose_close_takes_long_hold_up_nobody() {
+    let gate = Arc::new(Gate {
+        answers: Answers::new(1),
+        shut: Mutex::new(()),
+        waiting: AtomicBool::new(false),
+    });
+    let server = Server::start_with(ShmConfig::default(), gate.clone());
+    let prompt = || {
+        let since = Instant::now();
+        server.check_others();
+        assert!(since.elapsed() < Duration::from_secs(5));
+    };
+    let mut silent = Vec::new();
+    let mut sockets = |count: usize| -> Vec<OwnedFd> {
+        let (sockets, peers): (Vec<_>, Vec<_>) = (0..count).map(|_| lingering()).unzip();
+        silent.extend(peers);
+        sockets
+    };
+    let (asker, stream, greeting) = (server.member(), server.member(), server.stream());
+    // With a question that takes none, with one that takes one, with more than that, and before hello.
+    let list = Control::ListTables { first: 0 };
+    let register = Control::Register { bytes: 4096 };
+    for (to, question, count, status) in [
+        (&stream, &list, 1, Status::Malformed),
+        (&stream, &register, 1, Status::RegionRefused),
+        (&stream, &register, 3, Status::Malformed),
+        (&greeting, &list, 3, Status::Malformed),
+    ] {
+        let sent = sockets(count);
+        gate.hold(&asker, move || {
+            to.tell(
+                question,
+                &sent.iter().map(OwnedFd::as_fd).collect::<Vec<_>>(),
+            );
+            drop(sent); // The server's are the last ones.
+        });
+        assert_eq!(to.refusal(), status);
+        prompt();
+    }
+    assert_eq!(greeting.answer(), None);
+    // As many as the kernel passes, and unread in a stream that is closed.
+    let (unread, sent) = (server.stream(), sockets(2));
+    gate.hold(&asker, || {
+        unread.tell_bytes(&[], &[sent[0].as_fd(); 253]).unwrap();
+        unread.tell_bytes(&[0], &[sent[1].as_fd()]).unwrap();
+        drop(sent);
+    });
+    assert_eq!(unread.answer(), None);
+    prompt();
+    // And unread in the queue of a socket that is passed: nothing makes this close quicker.
+    let (outer, inner) = (socket_pair(), sockets(1));
+    gate.hold(&asker, || {
+        outer.0.tell_bytes(&[0], &[inner[0].as_fd()]).unwrap();
+        drop(inner);
+        stream.tell(&list, &[outer.1.as_fd()]);
+        drop(outer);
+    });
+    assert_eq!(stream.refusal(), Status::Malformed);
+    prompt();
+    let since = Instant::now();
+    drop(server);
+    assert!(since.elapsed() < Duration::from_secs(5));
+}
+
+fn socket_pair() -> (Stream, OwnedFd) {
+    let flags = SocketFlags::CLOEXEC;
+    let (a, b) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    (Stream(a), b)
 }
 
 #[test]

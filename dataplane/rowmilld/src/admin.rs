@@ -32,7 +32,7 @@ pub const THREAD: &str = "rowmilld-admin";
 pub enum AdminError {
     /// The address is taken or not ours.
     #[error(
-        "admin.address: cannot listen on {address}: {source}; is another rowmilld running? choose another port, or \"off\""
+        "admin.address: cannot listen on {address} (is another rowmilld running? choose another port, or \"off\")"
     )]
     Listen {
         /// The address.
@@ -41,8 +41,8 @@ pub enum AdminError {
         source: std::io::Error,
     },
     /// No thread could be started.
-    #[error("cannot start the admin thread: {0}")]
-    Thread(std::io::Error),
+    #[error("cannot start the admin thread")]
+    Thread(#[source] std::io::Error),
 }
 
 /// Starts to serve the pages of `overview` at `address`, for as long as the process lives. Returns
@@ -52,7 +52,7 @@ pub enum AdminError {
 /// [`AdminError`].
 pub fn serve(address: SocketAddr, overview: Arc<Overview>) -> Result<SocketAddr, AdminError> {
     let failed = |source| AdminError::Listen { address, source };
-    let listener = TcpListener::bind(address).map_err(failed)?;
+    let listener = bind(address)?;
     listener.set_nonblocking(true).map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
     let thread = std::thread::Builder::new().name(THREAD.into());
@@ -69,6 +69,14 @@ pub fn serve(address: SocketAddr, overview: Arc<Overview>) -> Result<SocketAddr,
     };
     thread.spawn(work).map_err(AdminError::Thread)?;
     Ok(bound)
+}
+
+/// Takes the address. Dropping the listener gives it back.
+///
+/// # Errors
+/// [`AdminError::Listen`].
+pub fn bind(address: SocketAddr) -> Result<TcpListener, AdminError> {
+    TcpListener::bind(address).map_err(|source| AdminError::Listen { address, source })
 }
 
 /// Waits for something to do, and does it.

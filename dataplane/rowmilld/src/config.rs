@@ -315,7 +315,7 @@ fn yes() -> bool {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file can't be read.
-    #[error("cannot read the configuration {path}: {source}; give its path with --config")]
+    #[error("cannot read the configuration {path} (give its path with --config)")]
     Read {
         /// The file.
         path: PathBuf,

@@ -1,9 +1,11 @@
 //! `rowmilld --config FILE.toml [--check]`
 #![forbid(unsafe_code)]
 
+use std::io::{ErrorKind, Write, stderr, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::Parser;
 use rowmill_rowmilld::config::Config;
 use rowmill_rowmilld::plan::Plan;
@@ -28,7 +30,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("rowmilld: {error:#}");
+            let _unheard = writeln!(stderr(), "rowmilld: {error:#}");
             ExitCode::FAILURE
         }
     }
@@ -42,13 +44,30 @@ fn run(args: &Args) -> anyhow::Result<()> {
 
 fn check(args: &Args) -> anyhow::Result<()> {
     let config = Config::load(&args.config)?;
-    for choice in Plan::make(&config)?.choices {
+    let plan = Plan::make(&config)?;
+    let mut text = String::new();
+    for choice in &plan.choices {
         let mark = if choice.warning { " (warning)" } else { "" };
-        println!(
-            "{}: {}{mark}\n    {}",
+        text += &format!(
+            "{}: {}{mark}\n    {}\n",
             choice.what, choice.chosen, choice.why
         );
     }
-    println!("{} can be served on this machine", args.config.display());
-    Ok(())
+    print(&text)?;
+    serve::probe(&config, &plan)?;
+    print(&format!(
+        "{} can be served on this machine, if its rows are undamaged (`rowmill table verify` reads them)\n",
+        args.config.display()
+    ))
+}
+
+/// Writes to standard output; whoever closed it has read enough.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(error).context("cannot write to standard output")
+        }
+        _ => Ok(()),
+    }
 }

@@ -55,7 +55,7 @@ pub struct Visitors {
     pub clients: Vec<Client>,
     /// Clients that were accepted since the start.
     pub accepted: u64,
-    /// Clients that were refused.
+    /// Control calls that were refused.
     pub refused: u64,
     /// Clients that were cut off because they broke the protocol.
     pub violations: u64,
@@ -295,8 +295,8 @@ impl Overview {
                 visitors.accepted,
             ),
             (
-                "rowmill_clients_refused_total",
-                "Clients refused at connect.",
+                "rowmill_control_refused_total",
+                "Control calls refused.",
                 visitors.refused,
             ),
             (

@@ -67,7 +67,7 @@ impl Choice {
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// The generation can't be opened.
-    #[error("model.directory: {0}")]
+    #[error("model.directory")]
     Model(#[from] TableError),
     /// The CPUs are not there.
     #[error("workers.cpus: {0}")]

@@ -1,6 +1,7 @@
 //! Putting a service together, running it, and taking it down.
 
 use std::io::IsTerminal;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -18,6 +19,7 @@ use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use tracing_subscriber::EnvFilter;
 
 use crate::admin;
 use crate::config::{AdminAddress, Config};
@@ -38,14 +40,31 @@ const DRAIN_LOOK: Duration = Duration::from_millis(2);
 /// # Errors
 /// Where the filter can't be read or logging is set up already.
 pub fn start_logging(config: &Config) -> anyhow::Result<()> {
-    let filter = std::env::var("ROWMILL_LOG").unwrap_or_else(|_| config.log.filter.clone());
-    let filter = tracing_subscriber::EnvFilter::try_new(&filter)
-        .with_context(|| format!("`{filter}` is no log filter; write a level such as `info`"))?;
     let logs = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_env_filter(log_filter(config)?)
         .with_writer(std::io::stderr);
     let started = logs.with_ansi(std::io::stderr().is_terminal()).try_init();
     started.map_err(|error| anyhow::anyhow!("logging: {error}"))
+}
+
+fn log_filter(config: &Config) -> anyhow::Result<EnvFilter> {
+    let filter = std::env::var("ROWMILL_LOG").unwrap_or_else(|_| config.log.filter.clone());
+    EnvFilter::try_new(&filter)
+        .with_context(|| format!("`{filter}` is no log filter; write a level such as `info`"))
+}
+
+/// Looks for what would keep the plan from being served and can be found out without leaving a trace:
+/// a live server or a file at the endpoint, an admin address that can't be taken, a bad log filter.
+///
+/// # Errors
+/// Those that [`start_logging`] and [`serve`] would end with.
+pub fn probe(config: &Config, plan: &Plan) -> anyhow::Result<()> {
+    log_filter(config)?;
+    refuse_taken(&plan.endpoint)?;
+    if let AdminAddress::At(address) = config.admin.address {
+        admin::bind(address)?;
+    }
+    Ok(())
 }
 
 /// Serves until a signal ends it: loads the tables, starts the workers, lets clients connect, and at
@@ -155,10 +174,18 @@ fn watch_signals(overview: Arc<Overview>) -> anyhow::Result<Receiver<&'static st
     Ok(receiver)
 }
 
-/// Refuses an endpoint that another dataplane listens on before minutes are spent on loading. (Who
+/// Refuses an endpoint that another dataplane listens on, or whose place is taken, before minutes are spent on loading. (Who
 /// comes second between here and listening is refused then.)
 fn refuse_taken(endpoint: &str) -> anyhow::Result<()> {
-    match UnixStream::connect(socket_path(endpoint)?) {
+    let path = socket_path(endpoint)?;
+    match std::fs::symlink_metadata(&path) {
+        Ok(found) if !found.file_type().is_socket() => bail!(
+            "cannot listen on {endpoint}: {} exists and is no socket; remove it or use another path",
+            path.display()
+        ),
+        _ => {}
+    }
+    match UnixStream::connect(path) {
         // A listening socket of another type than a byte stream answers EPROTOTYPE.
         Err(error) if error.raw_os_error() != Some(Errno::PROTOTYPE.raw_os_error()) => Ok(()),
         _ => bail!(

@@ -235,6 +235,8 @@ fn serves_shows_itself_and_drains() {
         "rowmill_connections 1",
         "rowmill_clients_accepted_total 1",
         "rowmill_clients_cut_off_total 0",
+        "# HELP rowmill_control_refused_total Control calls refused.",
+        "rowmill_control_refused_total 0",
     ] {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -312,22 +314,35 @@ fn hostile_visitors_hold_nobody_up() {
 fn what_is_taken_is_refused() {
     let place = Place::new();
     let (_running, address) = ready(&place.configure("", MODEST));
-    let (output, stderr) = run(&place.configure("", MODEST), false);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        stderr.contains("already in use by a running dataplane"),
-        "{stderr}"
-    );
-
     let other = Place::new();
     let admin = format!("[admin]\naddress = \"{address}\"");
-    let (output, stderr) = run(&other.configure("", &admin), false);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        stderr.contains("admin.address: cannot listen on")
-            && stderr.contains("choose another port"),
-        "{stderr}"
-    );
+    let third = Place::new();
+    std::fs::write(third.path("r.sock"), "").unwrap();
+    let cases = [
+        (
+            place.configure("", MODEST),
+            "already in use by a running dataplane",
+        ),
+        (
+            other.configure("", &admin),
+            "admin.address: cannot listen on",
+        ),
+        (
+            third.configure("", MODEST),
+            "r.sock exists and is no socket",
+        ),
+    ];
+    for (config, part) in cases {
+        for check in [true, false] {
+            let (output, stderr) = run(&config, check);
+            assert_eq!(output.status.code(), Some(1), "check {check}: {stderr}");
+            assert!(stderr.contains(part), "check {check}: {stderr}");
+            assert!(stderr.matches("os error").count() <= 1, "{stderr}");
+            let stdout = String::from_utf8_lossy(&output.stdout);
+            assert!(!stdout.contains("can be served"), "{stdout}");
+        }
+    }
+    assert_eq!(page(address, "/healthz"), (200, "ok\n".into()));
 }
 
 #[test]
@@ -381,6 +396,7 @@ fn what_cannot_be_served_is_refused() {
         stderr.contains("none.toml") && stderr.contains("--config"),
         "{stderr}"
     );
+    assert_eq!(stderr.matches("No such file").count(), 1, "{stderr}");
 }
 
 #[test]
@@ -398,6 +414,20 @@ fn damaged_tables_are_not_served() {
     let (output, stderr) = run(&place.configure("", MODEST), false);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr.contains("cannot load"), "{stderr}");
+}
+
+#[test]
+fn a_table_that_was_cut_is_said_once() {
+    let place = Place::new();
+    let table = place.path("model").join("00000.rows");
+    let table = std::fs::File::options().write(true).open(table).unwrap();
+    table.set_len(5000).unwrap();
+    for check in [true, false] {
+        let (output, stderr) = run(&place.configure("", MODEST), check);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr.contains("model.directory: "), "{stderr}");
+        assert_eq!(stderr.matches("5000").count(), 1, "{stderr}");
+    }
 }
 
 /// A model whose lookups take long, and a client with some of them in progress: each reads 4 M rows of

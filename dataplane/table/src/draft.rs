@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::{Mutex, PoisonError};
 
+use rustix::fs::{Access, access};
+
 use crate::blocks::{BLOCK_BYTES, Meter, block_count, block_range, in_parallel, row_range};
 use crate::format::{TableSpec, check_specs};
 use crate::header::{HEADER_BYTES, Header};
@@ -102,7 +104,13 @@ impl Draft {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
             _ => PathBuf::from("."),
         };
-        fs::create_dir_all(&parent).map_err(TableError::io(&parent))?;
+        let not_writable = |source| TableError::NotWritable {
+            path: parent.clone(),
+            source,
+        };
+        fs::create_dir_all(&parent).map_err(not_writable)?;
+        access(&parent, Access::WRITE_OK | Access::EXEC_OK)
+            .map_err(|errno| not_writable(errno.into()))?;
         let mut prefix = OsString::from(".");
         prefix.push(name);
         prefix.push(".partial-");
@@ -111,7 +119,7 @@ impl Draft {
         let mut partial = prefix;
         partial.push(process::id().to_string());
         let temporary = parent.join(partial);
-        fs::create_dir(&temporary).map_err(TableError::io(&temporary))?;
+        fs::create_dir(&temporary).map_err(not_writable)?;
         Ok(Draft {
             temporary,
             target: target.to_owned(),
@@ -273,6 +281,11 @@ fn check_room(parent: &Path, bytes: u64) -> Result<(), TableError> {
         path: parent.to_owned(),
         source: errno.into(),
     })?;
+    if stat.f_blocks == 0 {
+        // No information: a file system without files of one's own, such as /proc, or one without a
+        // bound. What comes next tells them apart.
+        return Ok(());
+    }
     let available = stat.f_bavail.saturating_mul(stat.f_frsize);
     let needed = bytes.saturating_add(DISK_RESERVE_BYTES);
     if needed > available {

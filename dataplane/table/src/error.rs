@@ -218,6 +218,14 @@ pub enum TableError {
         /// The directory.
         path: PathBuf,
     },
+    /// The place for a new generation takes no directories.
+    #[error("no directory can be made in {path}; choose a place on a disk that you may write to")]
+    NotWritable {
+        /// The directory.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
     /// The file system has not enough room.
     #[error(
         "too little disk: {needed} bytes are needed at {path} and {available} are free; free some or make fewer rows"

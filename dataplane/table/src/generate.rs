@@ -21,7 +21,7 @@ const STEP: f32 = 1.0 / (1 << 23) as f32;
 ///
 /// # Errors
 /// As [`check_specs`](crate::check_specs), and [`TableError::AlreadyExists`],
-/// [`TableError::TooLittleDisk`], [`TableError::Io`].
+/// [`TableError::NotWritable`], [`TableError::TooLittleDisk`], [`TableError::Io`].
 pub fn generate(
     dir: impl AsRef<Path>,
     number: u64,

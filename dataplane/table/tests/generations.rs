@@ -336,6 +336,17 @@ fn nothing_is_replaced_and_nothing_left_behind() {
 }
 
 #[test]
+fn places_that_take_no_directories() {
+    for place in ["/proc/model", "/proc/none/model"] {
+        let error = generate(place, 1, &small_specs(), SEED, &silent).unwrap_err();
+        assert!(
+            matches!(error, TableError::NotWritable { .. }),
+            "{place}: {error}"
+        );
+    }
+}
+
+#[test]
 fn an_interrupted_attempt_does_not_open_and_is_cleared_away() {
     let (temp, dir) = made(&small_specs());
     // What a killed process leaves: its directory, without a manifest. No process has this number.

@@ -13,6 +13,7 @@ use rustix::net::SendFlags;
 
 use super::bell::{Bell, WakeSocket};
 use super::control::Control;
+use super::dispose::ClientStream;
 use super::inbox::{LaneSet, Link, Message};
 use super::layout::Layout;
 use super::session::{Member, Phase, Session};
@@ -37,7 +38,7 @@ struct Equipment {
 
 impl Control {
     /// Answers a message.
-    pub(super) fn message(&mut self, place: usize, bytes: &[u8], fds: Vec<OwnedFd>, cut: bool) {
+    pub(super) fn message(&mut self, place: usize, bytes: &[u8], fds: &[OwnedFd], cut: bool) {
         let sequence = Question::sequence(bytes);
         let greeting = self.member(place).is_none();
         if self.member(place).is_some_and(|m| m.leaving.is_some()) {
@@ -97,7 +98,7 @@ impl Control {
             return;
         };
         let bytes = answer.encode(sequence);
-        match stream::send(&session.stream, &bytes, fds, SendFlags::DONTWAIT) {
+        match stream::send(&*session.stream, &bytes, fds, SendFlags::DONTWAIT) {
             Ok(()) => (),
             Err(Errno::AGAIN) => {
                 let breach = "it does not read the answers to its control messages";
@@ -183,7 +184,7 @@ impl Control {
         let mut fds = vec![control_memory.as_fd(), wake.as_fd()];
         fds.extend(member.doorbells.iter().map(Bell::as_fd));
         let bytes = Question::Welcome(welcome).encode(sequence);
-        let sent = stream::send(&stream, &bytes, &fds, SendFlags::DONTWAIT);
+        let sent = stream::send(&*stream, &bytes, &fds, SendFlags::DONTWAIT);
         let client = &member.name;
         self.log(|| tracing::info!(client, conn = conn.0, pid, "an shm client connected"));
         self.shown.accepted.fetch_add(1, Ordering::Relaxed);
@@ -202,7 +203,7 @@ impl Control {
 
     fn equip(
         &self,
-        stream: Arc<OwnedFd>,
+        stream: Arc<ClientStream>,
         conn: ConnId,
         name: String,
         welcome: &Welcome,
@@ -271,6 +272,21 @@ impl Control {
             return Err(refused(
                 Status::RegionRefused,
                 format!("the region has {bytes} bytes, and the server takes at most {most}"),
+            ));
+        }
+        let held: u64 = member
+            .regions
+            .iter()
+            .flatten()
+            .map(|r| r.len() as u64)
+            .sum();
+        if held.saturating_add(bytes) > most {
+            return Err(refused(
+                Status::LimitReached,
+                format!(
+                    "the region has {bytes} bytes and the client's others have {held}, and the server \
+                     takes at most {most} of a client in all"
+                ),
             ));
         }
         let mapped = usize::try_from(bytes)

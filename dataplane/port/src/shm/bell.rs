@@ -5,7 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown,
+    socketpair,
 };
 
 /// An eventfd that is watched edge-triggered and so never needs to be read.
@@ -51,6 +52,8 @@ impl WakeSocket {
     pub(super) fn pair() -> Result<(WakeSocket, OwnedFd), Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        // The client can send nothing, so nothing of its lies unread here when the worker's end is closed.
+        shutdown(&ours, Shutdown::Read)?;
         Ok((WakeSocket(ours), theirs))
     }
 

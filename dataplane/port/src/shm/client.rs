@@ -304,13 +304,15 @@ impl ClientPort for ShmClient {
         if self.closed {
             return Err(PortError::Closed);
         }
+        let own = self.regions.iter().flatten();
+        let held: u64 = own.map(|region| region.memory.len() as u64).sum();
         let huge = self.config.huge_pages != HugePages::Off && bytes > HUGE_2M / 2;
         let whole = match self.config.huge_pages {
             HugePages::Require => bytes.max(1).checked_next_multiple_of(HUGE_2M),
             // Whole huge pages where they would not double the size and the server takes as much.
             _ if huge => bytes
                 .checked_next_multiple_of(HUGE_2M)
-                .filter(|&rounded| rounded as u64 <= self.welcome.max_region)
+                .filter(|&rounded| held + rounded as u64 <= self.welcome.max_region)
                 .or(bytes.checked_next_multiple_of(PAGE)),
             _ => bytes.max(1).checked_next_multiple_of(PAGE),
         };

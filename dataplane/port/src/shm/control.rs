@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 use rowmill_wire::Status;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SocketFlags, accept_with, sockopt};
+use rustix::net::{RecvFlags, Shutdown, SocketFlags, accept_with, shutdown, sockopt};
 
 use super::bell::Bell;
+use super::dispose::{ClientStream, Closer, closes_at_once};
 use super::endpoint::Binding;
 use super::inbox::{LaneSet, LaneShared, Message, Notice};
 use super::server::{ShmConfig, Shown, watch};
@@ -51,6 +52,7 @@ pub(super) struct Control {
     pub(super) unused: Vec<ConnId>,
     pub(super) changed: bool,
     pub(super) now: Instant,
+    closer: Arc<Closer>,
     binding: Option<Binding>,
     epoll: OwnedFd,
     // Distinguishes an event of a closed connection from one of its successor in the same place.
@@ -67,6 +69,7 @@ impl Control {
         lanes: Vec<Arc<LaneShared>>,
         shown: Arc<Shown>,
         bell: &Bell,
+        closer: Arc<Closer>,
     ) -> Result<Control, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         watch(&epoll, &binding.listener, LISTENER)?;
@@ -87,6 +90,7 @@ impl Control {
             shown,
             changed: false,
             now,
+            closer,
             binding: Some(binding),
             epoll,
             accept_again: None,
@@ -116,11 +120,11 @@ impl Control {
             self.take_notices();
             self.expire_greetings();
             if self.shown.stop_accepting.load(Ordering::SeqCst) {
-                self.binding = None;
+                self.give_up_endpoint();
             }
             if self.shown.stop.load(Ordering::SeqCst) && farewell.is_none() {
                 farewell = Some(self.now + FAREWELL);
-                self.binding = None;
+                self.give_up_endpoint();
                 (0..self.sessions.len()).for_each(|place| self.end(place));
             }
             self.show();
@@ -166,25 +170,48 @@ impl Control {
             let Some(binding) = &self.binding else {
                 return;
             };
+            if self.closer.is_full() {
+                return self
+                    .pause_accepting("too many descriptors that clients sent wait to be closed");
+            }
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             match accept_with(&binding.listener, flags) {
-                Ok(stream) => self.admit(stream),
+                Ok(stream) => self.admit(ClientStream::new(stream, self.closer.clone())),
                 Err(Errno::INTR | Errno::CONNABORTED) => (),
                 Err(Errno::AGAIN) => return,
                 Err(errno) => {
-                    // Out of descriptors or memory. The listener stays ready, so it is not watched for
-                    // a while; else this thread would spin.
-                    let _ = epoll::delete(&self.epoll, &binding.listener);
-                    self.accept_again = Some(self.now + ACCEPT_PAUSE);
-                    let reason = std::io::Error::from(errno);
-                    self.log(|| tracing::warn!(%reason, "cannot let shm clients in for a while"));
-                    return;
+                    // Out of descriptors or memory.
+                    let reason = std::io::Error::from(errno).to_string();
+                    return self.pause_accepting(&reason);
                 }
             }
         }
     }
 
-    fn admit(&mut self, stream: OwnedFd) {
+    /// Lets nobody in for a while. The listener stays ready, so it is not watched meanwhile; else this
+    /// thread would spin.
+    fn pause_accepting(&mut self, reason: &str) {
+        if let Some(binding) = &self.binding {
+            let _ = epoll::delete(&self.epoll, &binding.listener);
+        }
+        self.accept_again = Some(self.now + ACCEPT_PAUSE);
+        self.log(|| tracing::warn!(reason, "cannot let shm clients in for a while"));
+    }
+
+    /// Closes the listener. Clients in its backlog may have sent descriptors already, which would be
+    /// closed with it, so they are let in and out again first.
+    fn give_up_endpoint(&mut self) {
+        let Some(binding) = self.binding.take() else {
+            return;
+        };
+        // From here on nobody comes to the backlog, so the loop ends.
+        let _ = shutdown(&binding.listener, Shutdown::Both);
+        while let Ok(stream) = accept_with(&binding.listener, SocketFlags::CLOEXEC) {
+            drop(ClientStream::new(stream, self.closer.clone()));
+        }
+    }
+
+    fn admit(&mut self, stream: ClientStream) {
         let greeting = |session: &Option<Session>| match session {
             Some(Session {
                 phase: Phase::Greeting { since },
@@ -231,15 +258,36 @@ impl Control {
         if matches!(&session.phase, Phase::Member(member) if member.ending.is_some()) {
             return; // It ended in this same turn: what it still says does not count.
         }
-        // One message a turn, so that no client holds up the others. One descriptor is right, a second
-        // one has to be seen to be refused.
-        match stream::receive(&session.stream, buffer, 2, RecvFlags::DONTWAIT) {
+        // One message a turn, so that no client holds up the others. There is room for all descriptors
+        // that can come with it, since the kernel would close those beyond in this thread.
+        let most = stream::MAX_FDS;
+        match stream::receive(&*session.stream, buffer, most, RecvFlags::DONTWAIT) {
             Err(Errno::AGAIN | Errno::INTR) => (),
             Err(_) => self.end(place),
-            Ok(received) if received.len == 0 => self.end(place),
             Ok(received) => {
-                let len = received.len.min(buffer.len());
-                self.message(place, &buffer[..len], received.fds, received.cut);
+                if received.len == 0 {
+                    self.end(place);
+                } else {
+                    let len = received.len.min(buffer.len());
+                    self.message(place, &buffer[..len], &received.fds, received.cut);
+                }
+                self.dispose(place, received.fds);
+            }
+        }
+    }
+
+    /// Closes the descriptors that came with a message, or has them closed.
+    fn dispose(&mut self, place: usize, fds: Vec<OwnedFd>) {
+        let full = self.closer.is_full();
+        for fd in fds {
+            if closes_at_once(&fd, self.config.max_region_bytes) {
+                drop(fd);
+                continue;
+            }
+            self.closer.close(fd);
+            if full {
+                let breach = "it sends descriptors faster than they can be closed";
+                self.cut(place, Status::LimitReached, Some(breach));
             }
         }
     }
@@ -250,6 +298,8 @@ impl Control {
             return;
         };
         let Phase::Member(member) = &mut session.phase else {
+            // A closing thread closes it some time later.
+            let _ = epoll::delete(&self.epoll, &*session.stream);
             self.sessions[place] = None;
             return;
         };

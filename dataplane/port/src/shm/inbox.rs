@@ -13,6 +13,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 
 use super::bell::{Bell, WakeSocket};
+use super::dispose::ClientStream;
 use super::layout::Layout;
 use crate::{ConnId, RegionId, Waker};
 
@@ -32,7 +33,7 @@ const NOTICES_PER_CONNECTION: usize = MAX_REGIONS as usize + 2;
 pub(super) struct Link {
     pub(super) memory: Arc<Region>,
     pub(super) wake: WakeSocket,
-    pub(super) _stream: Arc<OwnedFd>,
+    pub(super) _stream: Arc<ClientStream>,
 }
 
 /// From the control thread to a lane.

@@ -5,6 +5,8 @@
 //! (see [`layout`]), and registers memfds of its own as regions. From then on client and workers meet in
 //! memory only: no locks, no allocation, and no system call but to wake a side that sleeps.
 //!
+//! `SPEC.md` in this folder has all of it for a second implementation.
+//!
 //! Who may touch what, and until when:
 //! * A worker reaches a client's memory only through what it holds of the connection. It lets go in the
 //!   poll after [`Event::RegionGone`](crate::Event::RegionGone) or
@@ -21,6 +23,7 @@ mod answer;
 mod bell;
 mod client;
 mod control;
+mod dispose;
 mod endpoint;
 mod handoff;
 mod inbox;

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use super::bell::Bell;
 use super::control::Control;
+use super::dispose::Closer;
 use super::endpoint::Binding;
 use super::inbox::LaneShared;
 use super::lane::ShmLane;
@@ -27,7 +28,8 @@ pub struct ShmConfig {
     /// Most clients at a time, at least 1. A client costs 8 KiB of slot, 4 KiB of status records (8 KiB
     /// where credits are no power of two) and 16 bytes of queue for each credit of each lane.
     pub max_connections: u16,
-    /// Largest region that a client may register, in bytes.
+    /// Largest region that a client may register, in bytes; also the most that all regions of one client
+    /// may have together at a time.
     pub max_region_bytes: u64,
     /// Permissions of the socket's file; whoever may write to it can connect.
     pub socket_mode: u32,
@@ -75,7 +77,7 @@ pub struct ConnectionInfo {
 pub struct ShmCounters {
     /// Clients welcomed.
     pub accepted: u64,
-    /// Connections and control calls that were refused.
+    /// Control calls refused, each one that a client makes; a `Hello` that is refused is one of them.
     pub refused: u64,
     /// Connections cut off because the client broke the protocol.
     pub violations: u64,
@@ -93,7 +95,8 @@ pub(super) struct Shown {
 }
 
 /// The server half: its control thread. Dropping it ends all connections, waits up to a second for
-/// the workers to let go, and joins the thread; so drop it while the workers still poll.
+/// the workers to let go, and joins the thread; so drop it while the workers still poll. It does not wait
+/// for descriptors that clients sent and whose closing takes long.
 #[derive(Debug)]
 pub struct ShmServer {
     shown: Arc<Shown>,
@@ -134,9 +137,21 @@ impl ShmServer {
             .iter()
             .map(|lane| ShmLane::new(lane.clone(), config.max_connections))
             .collect();
+        let closer = Closer::start().map_err(|source| PortError::System {
+            call: "starting the closing threads",
+            source,
+        })?;
         let shown = Arc::new(Shown::default());
-        let control = Control::new(binding, config, service, lanes, shown.clone(), &bell)
-            .map_err(|e| system("epoll", e))?;
+        let control = Control::new(
+            binding,
+            config,
+            service,
+            lanes,
+            shown.clone(),
+            &bell,
+            closer,
+        )
+        .map_err(|e| system("epoll", e))?;
         let thread = thread::Builder::new()
             .name("shm-control".to_owned())
             .spawn(move || control.run())

@@ -1,6 +1,5 @@
 //! One connection as the control thread sees it.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,6 +7,7 @@ use rowmill_arena::Region;
 use rowmill_wire::limits::MAX_REGIONS;
 
 use super::bell::Bell;
+use super::dispose::ClientStream;
 use super::inbox::{LaneSet, Link};
 use super::server::ConnectionInfo;
 use crate::{ConnId, RegionId};
@@ -15,7 +15,7 @@ use crate::{ConnId, RegionId};
 /// A client's connection. Fields are dropped in this order: regions go before the stream is closed.
 pub(super) struct Session {
     pub(super) phase: Phase,
-    pub(super) stream: Arc<OwnedFd>,
+    pub(super) stream: Arc<ClientStream>,
     pub(super) pid: i32,
     pub(super) uid: u32,
 }

@@ -11,11 +11,14 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+/// Most descriptors that the kernel passes with one message.
+pub(super) const MAX_FDS: usize = 253;
+
 /// A message as it came.
 pub(super) struct Received {
     /// Its bytes in the buffer; none at the end of the stream.
     pub(super) len: usize,
-    /// The descriptors that came with it, closed when dropped.
+    /// The descriptors that came with it. Closing those of a client can take long.
     pub(super) fds: Vec<OwnedFd>,
     /// Whether bytes or descriptors were cut off, since they were more than fit.
     pub(super) cut: bool,

@@ -243,6 +243,10 @@ impl ClientPort for SimClient {
         if bytes == 0 || bytes as u64 > self.welcome.max_region {
             return Err(refused(Status::RegionRefused, "the size of the region"));
         }
+        let others: u64 = self.memory.values().map(|m| m.window().len() as u64).sum();
+        if others + bytes as u64 > self.welcome.max_region {
+            return Err(refused(Status::LimitReached, "the regions in all"));
+        }
         let region = self.net.net.borrow_mut().register(self.conn, bytes);
         let region = region.ok_or_else(|| refused(Status::LimitReached, "too many regions"))?;
         let memory = self.net.memory(self.conn, region).expect("just registered");
