@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
-use rowmill_client::{AnyPort, Batch, BoundSchema, RequestOptions, Session, Target, Wait};
+use rowmill_client::{AnyPort, Batch, BoundSchema, RequestOptions, Session, Target, Ticket, Wait};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::workload::Query;
@@ -82,21 +82,31 @@ impl Driver {
         })
     }
 
-    /// Submits a query if a target and credits are there; whether it did.
+    /// Submits a query if a target and credits are there.
     ///
     /// # Errors
     /// What is wrong with the query or the connection.
-    pub(crate) fn try_submit(&mut self, query: &Query) -> Result<Option<rowmill_client::Ticket>> {
+    pub(crate) fn try_submit(&mut self, query: &Query) -> Result<Option<Ticket>> {
+        if self.idle.is_empty() {
+            return Ok(None);
+        }
+        let mut batch = std::mem::replace(&mut self.batch, Batch::new(1)?);
+        query.fill(&mut batch)?;
+        let outcome = self.try_submit_batch(&batch);
+        self.batch = batch;
+        outcome
+    }
+
+    /// Submits a batch if a target and credits are there.
+    ///
+    /// # Errors
+    /// What is wrong with the batch or the connection.
+    pub(crate) fn try_submit_batch(&mut self, batch: &Batch) -> Result<Option<Ticket>> {
         let Some(target) = self.idle.pop() else {
             return Ok(None);
         };
-        query.fill(&mut self.batch)?;
-        match self.session.submit(
-            &self.schema,
-            &self.batch,
-            target,
-            &RequestOptions::default(),
-        ) {
+        let options = RequestOptions::default();
+        match self.session.submit(&self.schema, batch, target, &options) {
             Ok(ticket) => Ok(Some(ticket)),
             Err(unsent) if unsent.error.would_block() => {
                 self.idle.extend(unsent.target);

@@ -8,18 +8,21 @@ use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use rowmill_client::{Failure, Status, Ticket};
+use rowmill_client::{Batch, Failure, Status, Ticket};
 
 use crate::driver::{Driver, histogram, median, quantile_us, record};
 use crate::report::{Measurement, Reporter};
 use crate::serve::{Bench, MICRO_BATCH_US};
-use crate::workload::Query;
 
 /// Samples of a request under overload: 3.5 MB of rows, two micro-batches.
 const SAMPLES: u32 = 32;
 /// Sessions: 8 of 8 credits offer 64 requests to the worker's 32 slots.
 const SESSIONS: usize = 8;
 const CREDITS: usize = 8;
+/// Distinct requests: 5.5 MB of ids.
+const QUERIES: usize = 200;
+/// Requests in flight at saturation: one for each of the worker's slots, so that none is refused.
+const SLOTS: usize = 32;
 /// How long each load is offered.
 const SPAN: Duration = Duration::from_millis(1500);
 /// Requests that wait for a credit at the client before later ones are given up: what a client
@@ -44,15 +47,15 @@ impl Outcome {
 
 struct Load<'a> {
     drivers: &'a mut [Driver],
-    queries: &'a [Query],
+    batches: &'a [Batch],
     in_flight: Vec<HashMap<Ticket, (Instant, Instant)>>,
-    next_query: usize,
+    next_batch: usize,
     turn: usize,
     outcome: Outcome,
 }
 
 impl<'a> Load<'a> {
-    fn new(drivers: &'a mut [Driver], queries: &'a [Query]) -> Load<'a> {
+    fn new(drivers: &'a mut [Driver], batches: &'a [Batch]) -> Load<'a> {
         let in_flight = drivers
             .iter()
             .map(|_| HashMap::with_capacity(CREDITS))
@@ -67,9 +70,9 @@ impl<'a> Load<'a> {
         };
         Load {
             drivers,
-            queries,
+            batches,
             in_flight,
-            next_query: 0,
+            next_batch: 0,
             turn: 0,
             outcome,
         }
@@ -79,11 +82,11 @@ impl<'a> Load<'a> {
     fn submit(&mut self, due: Instant) -> Result<bool> {
         for _ in 0..self.drivers.len() {
             self.turn = (self.turn + 1) % self.drivers.len();
-            let query = &self.queries[self.next_query % self.queries.len()];
+            let batch = &self.batches[self.next_batch % self.batches.len()];
             let sent = Instant::now();
-            if let Some(ticket) = self.drivers[self.turn].try_submit(query)? {
+            if let Some(ticket) = self.drivers[self.turn].try_submit_batch(batch)? {
                 self.in_flight[self.turn].insert(ticket, (due, sent));
-                self.next_query += 1;
+                self.next_batch += 1;
                 return Ok(true);
             }
         }
@@ -126,8 +129,8 @@ impl<'a> Load<'a> {
 }
 
 /// Keeps `depth` requests in flight for the span.
-fn saturate(drivers: &mut [Driver], queries: &[Query], depth: usize) -> Result<Outcome> {
-    let mut load = Load::new(drivers, queries);
+fn saturate(drivers: &mut [Driver], batches: &[Batch], depth: usize) -> Result<Outcome> {
+    let mut load = Load::new(drivers, batches);
     let began = Instant::now();
     while began.elapsed() < SPAN {
         let flying: usize = load.in_flight.iter().map(HashMap::len).sum();
@@ -140,10 +143,10 @@ fn saturate(drivers: &mut [Driver], queries: &[Query], depth: usize) -> Result<O
 }
 
 /// Offers `rate` requests a second with exponential gaps (Poisson arrivals) for the span.
-fn offer(drivers: &mut [Driver], queries: &[Query], rate: f64, seed: u64) -> Result<Outcome> {
+fn offer(drivers: &mut [Driver], batches: &[Batch], rate: f64, seed: u64) -> Result<Outcome> {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut gap = || Duration::from_secs_f64(-(1.0 - rng.random::<f64>()).ln() / rate);
-    let mut load = Load::new(drivers, queries);
+    let mut load = Load::new(drivers, batches);
     let mut backlog = VecDeque::with_capacity(BACKLOG);
     let began = Instant::now();
     let mut due = began + gap();
@@ -181,7 +184,11 @@ pub(crate) fn overload(
     if !reporter.wants(&doubled) {
         return Ok(());
     }
-    let queries: Vec<Query> = (0..200).map(|_| bench.workload.query(SAMPLES)).collect();
+    // Made beforehand: a load generator that shares the memory with what it measures does little else.
+    let mut batches = vec![Batch::new(1)?; QUERIES];
+    for batch in &mut batches {
+        bench.workload.query(SAMPLES).fill(batch)?;
+    }
     let mut drivers = (0..SESSIONS)
         .map(|i| bench.driver(&format!("bench load {i}"), SAMPLES, CREDITS))
         .collect::<Result<Vec<_>>>()?;
@@ -192,9 +199,9 @@ pub(crate) fn overload(
     let (mut busy, mut given_up) = (0, 0);
     for round in 0..rounds {
         eprintln!("serve: {doubled}, round {} of {rounds}", round + 1);
-        let full = saturate(&mut drivers, &queries, 16)?;
-        let calm = offer(&mut drivers, &queries, full.rate() * 0.5, round as u64)?;
-        let over = offer(&mut drivers, &queries, full.rate() * 2.0, round as u64)?;
+        let full = saturate(&mut drivers, &batches, SLOTS)?;
+        let calm = offer(&mut drivers, &batches, full.rate() * 0.5, round as u64)?;
+        let over = offer(&mut drivers, &batches, full.rate() * 2.0, round as u64)?;
         saturated.push(full.rate());
         half.push(quantile_us(&calm.latencies, 0.99));
         kept.push(over.rate() / full.rate());

@@ -230,6 +230,10 @@ impl Engine {
         frame: &[u8],
         memory: &mut impl Memory,
     ) -> Result<(), Refusal> {
+        // Said first, so that it costs least when there is most to do.
+        if self.free.is_empty() && frame.get(2) == Some(&(Op::Lookup as u8)) {
+            return Err(Refusal::whole(Status::Busy));
+        }
         let request = Request::parse(frame)?;
         let header = request.header();
         if self.draining {
