@@ -54,13 +54,14 @@ impl Bench {
         let service = Service::start(&model.directory, "[workers]\ncpus = 1\n")?;
         let (schema, row_bytes) = model.schema(1024);
         let workload = Workload::dlrm_v2(&model.rows(), 1);
+        let tables = model.load()?;
         pin_to_first_cpu()?;
         let kernels = Kernels::new(Isa::detect().isa);
         Ok(Bench {
             service,
             schema,
             workload,
-            tables: model.load()?,
+            tables,
             kernels,
             row_bytes,
         })
