@@ -196,6 +196,7 @@ pub(crate) fn overload(
     let (mut kept, mut busy_ratios, mut rates, mut p99s) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let (mut busy_p99s, mut saturated, mut half) = (Vec::new(), Vec::new(), Vec::new());
+    let mut busy_p95s = Vec::new();
     let (mut busy, mut given_up) = (0, 0);
     for round in 0..rounds {
         eprintln!("serve: {doubled}, round {} of {rounds}", round + 1);
@@ -210,6 +211,7 @@ pub(crate) fn overload(
         busy += over.busy;
         given_up += over.given_up;
         if over.busy > 0 {
+            busy_p95s.push(quantile_us(&over.busy_times, 0.95));
             busy_p99s.push(quantile_us(&over.busy_times, 0.99));
             busy_ratios.push(bound / quantile_us(&over.busy_times, 0.99));
         }
@@ -259,6 +261,13 @@ pub(crate) fn overload(
         "given_up_by_client",
         given_up as f64,
         "requests",
+    ));
+    reporter.add(Measurement::plain(
+        "serve",
+        &doubled,
+        "busy_p95",
+        median(busy_p95s),
+        "us",
     ));
     let (p99, ratio, against) = (
         median(busy_p99s),
