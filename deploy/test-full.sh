@@ -29,6 +29,7 @@ stage test 900 make test
 stage faults 300 make faults
 stage simulation 3600 make sim SEEDS="$SEEDS"
 if rustup toolchain list 2>/dev/null | grep -q nightly; then
+    cargo fuzz --version >/dev/null 2>&1 || stage cargo-fuzz 600 cargo install cargo-fuzz --locked --quiet
     stage fuzz 3600 tests/fuzz/run.sh "$FUZZ_SECONDS"
     # AddressSanitizer over the crates with unsafe code; the standard library is not instrumented.
     stage sanitizer 1800 env RUSTFLAGS="-Zsanitizer=address" CARGO_TARGET_DIR=target/sanitizer \

@@ -49,10 +49,10 @@ impl<const DELAYED: bool> Harness for Sim<DELAYED> {
         let lanes: Lanes = Rc::new(RefCell::new(
             lanes.map(|(i, w)| (w, net.lane(i as u16))).collect(),
         ));
-        let (weak, world) = (Rc::downgrade(&lanes), net.clone());
-        net.set_world(move || {
+        let weak = Rc::downgrade(&lanes);
+        net.set_world(move |net| {
             if let Some(lanes) = weak.upgrade() {
-                turn(&world, &lanes);
+                turn(net, &lanes);
             }
         });
         Sim { net, lanes }

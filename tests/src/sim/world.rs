@@ -229,7 +229,7 @@ impl World {
         );
         let dataplane = Rc::new(RefCell::new(dataplane));
         let weak = Rc::downgrade(&dataplane);
-        net.set_world(move || {
+        net.set_world(move |_| {
             if let Some(dataplane) = weak.upgrade() {
                 dataplane.borrow_mut().go_on();
             }

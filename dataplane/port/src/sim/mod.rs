@@ -83,7 +83,7 @@ pub enum Loss {
 /// the whole region and the offset and length of the read.
 pub type Scribble = Box<dyn FnMut(rowmill_arena::Window<'_>, u64, usize)>;
 
-type World = Rc<RefCell<Option<Box<dyn FnMut()>>>>;
+type World = Rc<RefCell<Option<Box<dyn FnMut(&SimNet)>>>>;
 
 /// A simulated dataplane's endpoint with its connections. Clones are the same net.
 #[derive(Clone)]
@@ -104,8 +104,9 @@ impl SimNet {
     }
 
     /// What goes on while a client's call waits: each call does a little work of the servers and may
-    /// move the clock. Without it only the clock moves.
-    pub fn set_world(&self, world: impl FnMut() + 'static) {
+    /// move the clock. Without it only the clock moves. It is handed this net; one that held a clone
+    /// of it would keep itself alive for ever.
+    pub fn set_world(&self, world: impl FnMut(&SimNet) + 'static) {
         *self.world.borrow_mut() = Some(Box::new(world));
     }
 
@@ -188,7 +189,7 @@ impl SimNet {
         let world = self.world.borrow_mut().take();
         match world {
             Some(mut world) => {
-                world();
+                world(self);
                 self.world.borrow_mut().get_or_insert(world);
             }
             None => {
