@@ -59,6 +59,10 @@ impl Capture {
     }
 
     fn elements(&self, segment: &Segment, first: u64, count: u64) -> Option<Vec<u64>> {
+        if count == 0 {
+            // Wherever they would be: an empty bag's place may lie past what is kept of the segment.
+            return Some(Vec::new());
+        }
         let width = segment.element.bytes();
         let range = (first * width) as usize..((first + count) * width) as usize;
         let read = self
