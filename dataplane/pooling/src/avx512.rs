@@ -3,13 +3,15 @@
 #![allow(unsafe_code)]
 
 use crate::ahead::{Ahead, LINE_BYTES, Run, Runs};
-use crate::order::{PARTS_MAX, in_order, in_shuffled_order};
+use crate::order::{PARTS_MAX, in_order, in_shuffled_order, lines_of_codes};
 use crate::{Bags, Mode, RowFormat, scalar};
 use core::arch::x86_64::*;
 use rowmill_arena::Window;
 
 /// Dimensions a register.
 const LANES: usize = 16;
+/// Registers that a line of int8 codes fills.
+const CODES_A_LINE: usize = LINE_BYTES / LANES;
 /// The mask of a whole register.
 const ALL: __mmask16 = 0xffff;
 /// Dimensions of the largest tile: sixteen registers of sums leave as many for everything else.
@@ -188,52 +190,24 @@ unsafe fn add_int8<const N: usize>(
         }
     };
     let scale = _mm512_set1_ps(scale);
-    // All loads first, a line's worth of codes at a time, since it is the order of lines that counts.
-    let mut lines = [_mm512_setzero_si512(); 4];
-    in_shuffled_order!(N.div_ceil(4), line => {
-        let at = row.wrapping_add(line * LINE_BYTES);
-        lines[line] = if 4 * line + 4 < N || (4 * line + 4 == N && last == ALL) {
-            // SAFETY: the caller's contract: sixteen codes for each of four sums.
-            unsafe { load_line(at) }
-        } else {
-            let registers = N - 4 * line;
-            let mask = u64::from(last) << (16 * (registers - 1)) | !(!0 << (16 * (registers - 1)));
-            // SAFETY: the caller's contract; masked lanes are not accessed.
-            unsafe { _mm512_maskz_loadu_epi8(mask, at.cast()) }
-        };
-    });
-    in_order!(N, i => {
-        let line = lines[i / 4];
-        let codes = match i % 4 {
-            0 => _mm512_castsi512_si128(line),
-            1 => _mm512_extracti32x4_epi32::<1>(line),
-            2 => _mm512_extracti32x4_epi32::<2>(line),
-            _ => _mm512_extracti32x4_epi32::<3>(line),
+    in_order!(N, k => {
+        let i = const { lines_of_codes(N, CODES_A_LINE) }[k];
+        if i % CODES_A_LINE == 0 {
+            // Lines are read in this order, whatever the compiler would like.
+            core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
+        }
+        let at = row.wrapping_add(i * LANES);
+        // SAFETY: the caller's contract: sixteen codes for each sum, and masked lanes are not accessed.
+        let codes = unsafe {
+            if i + 1 == N {
+                _mm_maskz_loadu_epi8(last, at.cast())
+            } else {
+                _mm_loadu_si128(at.cast())
+            }
         };
         let x = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes));
         sums[i] = _mm512_fmadd_ps(scale, x, sums[i]);
     });
-}
-
-/// Loads 64 bytes at once, from any address. The compiler would make four loads of it, since they are
-/// used in quarters.
-///
-/// # Safety
-/// They are readable.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn load_line(at: *const u8) -> __m512i {
-    let line;
-    // SAFETY: the instruction reads the 64 bytes and changes nothing but its register.
-    unsafe {
-        core::arch::asm!(
-            "vmovdqu64 {line}, [{at}]",
-            line = lateout(zmm_reg) line,
-            at = in(reg) at,
-            options(readonly, nostack, preserves_flags)
-        );
-    }
-    line
 }
 
 /// What is stored of a sum: divided for a mean, and with the one NaN for any.
