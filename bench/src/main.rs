@@ -4,6 +4,7 @@
 mod demo;
 mod driver;
 mod gather;
+mod host;
 mod machine;
 mod model;
 mod null;
@@ -58,6 +59,8 @@ enum Suite {
     Null,
     /// The whole service against the kernels alone, and under overload
     Serve,
+    /// The machine itself: gaps in the time a thread gets, latency of memory
+    Host,
     /// Every bound in bench/targets.toml: PASS, SHORT or NOT MEASURED
     Targets,
     /// A demo model, a service and queries whose every answer is checked
@@ -81,6 +84,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Suite::Pooling => pooling::run(cli.full, &mut reporter)?,
         Suite::Null => null::run(cli.full, &mut reporter)?,
         Suite::Serve => serve::run(cli.full, &mut reporter)?,
+        Suite::Host => host::run(&mut reporter)?,
         Suite::Targets => return targets::run(cli.json),
         Suite::Demo => return demo::run(cli.trace.as_deref(), cli.seconds, cli.bytes),
     }
