@@ -2,11 +2,13 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 CARGO := cargo
-BENCH := target/release/rowmill-bench
+# Where cargo puts programs.
+PROGRAMS := $(or $(CARGO_TARGET_DIR),target)/release
+BENCH := $(PROGRAMS)/rowmill-bench
 SEEDS ?= 1000
 FUZZ_SECONDS ?= 60
 
-.PHONY: help run test check test-full bench targets faults sim build setup
+.PHONY: help run test test-arm peers check test-full bench targets faults sim build setup
 
 help: ## List these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -17,8 +19,8 @@ setup: # What building needs beside Rust; installs what is missing
 build: setup # All programs, optimised, with assertions
 	$(CARGO) build --release --bins
 
-run: build ## Demo: a model, a service, queries, every answer checked (TRACE=file replays row ids; SECONDS_OF_LOAD=10, BYTES=)
-	$(BENCH) demo $(if $(TRACE),--trace "$(TRACE)") $(if $(SECONDS_OF_LOAD),--seconds $(SECONDS_OF_LOAD)) $(if $(BYTES),--bytes $(BYTES))
+run: build ## Demo: a model, a service, queries, every answer checked (TRACE=file replays row ids; SECONDS_OF_LOAD=10, BYTES=64MiB)
+	$(BENCH) demo $(if $(TRACE),--trace "$(TRACE)") $(if $(SECONDS_OF_LOAD),--seconds $(SECONDS_OF_LOAD)) $(if $(BYTES),--bytes "$(BYTES)")
 	@deploy/huge-pages-hint.sh
 
 test: setup ## All tests
@@ -31,6 +33,9 @@ check: setup ## Format, lints and documents with warnings denied, workspace rule
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps --quiet
 	$(CARGO) test --release -p rowmill-tests --test workspace
 
+test-arm: setup ## The pure crates and shm, cross-built for arm64 and run on an emulated Cortex-A72
+	@deploy/test-arm.sh
+
 sim: setup ## Whole-service simulation over SEEDS=1000 seeds
 	$(CARGO) run --release -p rowmill-tests --bin sim -- --seeds $(SEEDS)
 
@@ -38,12 +43,18 @@ test-full: setup ## Everything that CI has no time for: seeds, sanitizer, fuzzin
 	@deploy/test-full.sh
 
 bench: build ## All suites, readable
+	$(BENCH) host
 	$(BENCH) pooling
+	$(BENCH) tables
 	$(BENCH) null
 	$(BENCH) serve
 
 targets: build ## Every bound that has to be reached: PASS, SHORT or NOT MEASURED
 	$(BENCH) targets
 
+peers: build ## PyTorch's embedding_bag beside ours (installs PyTorch into the cache, about 6 GB)
+	@deploy/setup-peers.sh
+	$(BENCH) peers
+
 faults: build ## Every fault that has to be survived, as a named test (FILTER=regex picks some)
-	target/release/faults $(if $(FILTER),--filter '$(FILTER)')
+	$(PROGRAMS)/faults $(if $(FILTER),--filter '$(FILTER)')

@@ -39,6 +39,7 @@ else
     skip fuzz "needs a nightly toolchain"
     skip sanitizer "needs a nightly toolchain"
 fi
+stage arm 1800 env ROWMILL_TEST_EVERY=1 make test-arm
 stage run 900 make run
 
 printf '\n%-12s %8s  %s\n' stage seconds outcome

@@ -231,8 +231,12 @@ fn check_round(
             Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&i| i < results.len())
         {
             let query = &queries[answers[i].0];
-            let mut wanted = vec![0.0; results[i].len()];
-            scalar::pool(&model::batch(tables, schema, query), &mut wanted);
+            let mut bytes = vec![0; 4 * results[i].len()];
+            scalar::pool(&model::batch(tables, schema, query), &mut bytes);
+            let wanted: Vec<f32> = bytes
+                .chunks_exact(4)
+                .map(|x| f32::from_le_bytes(x.try_into().expect("four bytes")))
+                .collect();
             wrong.fetch_add(
                 wrong_vectors(schema, tables, query, &wanted, &results[i]),
                 Ordering::Relaxed,

@@ -14,7 +14,7 @@ use crate::report::{Measurement, Reporter};
 
 /// Rows of each table, as far as memory allows.
 const ROWS: u32 = 4_000_000;
-/// The largest row that is measured: f32 of 256 dimensions.
+/// The largest row of which there are as many: f32 of 256 dimensions.
 const ROW_BYTES_MAX: usize = 1024;
 /// What a random block of values repeats after: more than the caches hold of a row's neighbours, and
 /// quickly made.
@@ -24,7 +24,7 @@ const TRIAL_LOOKUPS: usize = 100_000;
 /// Bytes of the memory that are read in order at a time.
 const SEQUENTIAL_BYTES: usize = 512 << 20;
 
-/// Memory that serves as rows of any format and dimension, since all its words are small f32.
+/// Memory that serves as rows of any format and dimension.
 pub(crate) struct Memory {
     bytes: FrozenArena,
     rows: u32,
@@ -48,10 +48,7 @@ impl Memory {
             "pooling: {rows} rows of up to {ROW_BYTES_MAX} bytes, {:?}",
             arena.backing()
         );
-        let mut random = SmallRng::seed_from_u64(1);
-        let block: Vec<u8> = (0..BLOCK_BYTES / 4)
-            .flat_map(|_| random.random_range(-1.0f32..1.0).to_le_bytes())
-            .collect();
+        let block = block();
         for part in arena.as_mut_slice().chunks_mut(BLOCK_BYTES) {
             part.copy_from_slice(&block[..part.len()]);
         }
@@ -66,11 +63,21 @@ impl Memory {
         self.rows
     }
 
-    /// The memory as rows, one behind the other without gaps.
+    /// The memory as rows, one behind the other without gaps; fewer where they would not fit.
     pub(crate) fn rows(&self, dim: usize, format: RowFormat) -> Rows<'_> {
         let stride = format.row_bytes(dim);
-        Rows::new(&self.bytes, stride, self.rows, dim, format).expect("rows that fit the memory")
+        let count = self.rows.min((self.bytes.len() / stride) as u32);
+        Rows::new(&self.bytes, stride, count, dim, format).expect("rows that fit the memory")
     }
+}
+
+/// Bytes that rows of any format can be made of: every 16 bits are a sign, an exponent and random digits that
+/// make an f16 of 0.5 to 1, and every 16 and 32 bits a bf16 and an f32 of some 10^-5.
+pub(crate) fn block() -> Vec<u8> {
+    let mut random = SmallRng::seed_from_u64(1);
+    (0..BLOCK_BYTES / 2)
+        .flat_map(|_| (0x3800 | random.random::<u16>() & 0x83ff).to_le_bytes())
+        .collect()
 }
 
 /// The way in which `rows` are gathered fastest, found by trying all on parts of `ids`.

@@ -1,18 +1,22 @@
 //! `rowmill-bench`: measures the parts and the whole, and runs the demo.
 #![forbid(unsafe_code)]
 
+mod batches;
 mod demo;
 mod driver;
 mod gather;
 mod host;
+mod ids;
 mod machine;
 mod model;
 mod null;
 mod open_loop;
+mod peers;
 mod pooling;
 mod report;
 mod serve;
 mod service;
+mod tables;
 mod targets;
 mod workload;
 
@@ -46,8 +50,8 @@ struct Cli {
     /// demo: seconds of queries
     #[arg(long, default_value_t = 10)]
     seconds: u64,
-    /// demo: bytes of rows, instead of a share of this machine's memory
-    #[arg(long, value_name = "BYTES")]
+    /// demo: bytes of rows, such as 1073741824 or 64MiB, instead of a share of this machine's memory
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
     bytes: Option<u64>,
 }
 
@@ -59,12 +63,39 @@ enum Suite {
     Null,
     /// The whole service against the kernels alone, and under overload
     Serve,
+    /// A hashed table against a dense one, imports against a copy
+    Tables,
+    /// PyTorch's embedding_bag on the same rows and ids
+    Peers,
     /// The machine itself: gaps in the time a thread gets, latency of memory
     Host,
     /// Every bound in bench/targets.toml: PASS, SHORT or NOT MEASURED
     Targets,
     /// A demo model, a service and queries whose every answer is checked
     Demo,
+}
+
+/// A number of bytes, with or without a unit: `64MiB` and `64M` are the same.
+fn bytes(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        _ => return Err("write a number of bytes, KiB, MiB or GiB, such as 64MiB".into()),
+    };
+    let number: u64 = number
+        .parse()
+        .map_err(|_| "write a number of bytes such as 64MiB".to_owned())?;
+    number
+        .checked_mul(1 << shift)
+        .ok_or_else(|| format!("{text} are more bytes than there are"))
 }
 
 fn main() -> ExitCode {
@@ -84,10 +115,33 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Suite::Pooling => pooling::run(cli.full, &mut reporter)?,
         Suite::Null => null::run(cli.full, &mut reporter)?,
         Suite::Serve => serve::run(cli.full, &mut reporter)?,
+        Suite::Tables => tables::run(cli.full, &mut reporter)?,
+        Suite::Peers => peers::run(cli.full, &mut reporter)?,
         Suite::Host => host::run(&mut reporter)?,
         Suite::Targets => return targets::run(cli.json),
         Suite::Demo => return demo::run(cli.trace.as_deref(), cli.seconds, cli.bytes),
     }
     reporter.finish();
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bytes;
+
+    #[test]
+    fn bytes_have_units() {
+        for (text, number) in [
+            ("1000", 1000),
+            ("64MiB", 64 << 20),
+            ("64 mib", 64 << 20),
+            ("2G", 2 << 30),
+            ("1KiB", 1024),
+        ] {
+            assert_eq!(bytes(text), Ok(number), "{text}");
+        }
+        for text in ["", "MiB", "-1", "1.5GiB", "64MB", "99999999999999TiB"] {
+            assert!(bytes(text).is_err(), "{text}");
+        }
+    }
 }

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use rowmill_arena::HugePages;
 use rowmill_client::{Pooling, Schema};
-use rowmill_pooling::{Bags, Mode, Rows};
-use rowmill_table::{Generation, LoadOptions, Resident, ResidentTable, RowFormat, Shape, silent};
+use rowmill_engine::rows;
+use rowmill_pooling::{Bags, Mode, Output};
+use rowmill_table::{Generation, LoadOptions, Resident, Shape, silent};
 
 use crate::service::program;
 use crate::workload::Query;
@@ -97,12 +98,19 @@ impl Model {
     /// # Errors
     /// Where memory is short or a file is damaged.
     pub(crate) fn load(&self) -> Result<Arc<Resident>> {
-        Ok(Arc::new(self.generation.load(
-            HugePages::Prefer,
-            &silent,
-            LoadOptions::default(),
-        )?))
+        let options = LoadOptions::default();
+        let tables = self.generation.load(HugePages::Prefer, &silent, options);
+        let tables = tables.with_context(|| format!("loading {}", shown(&self.directory)))?;
+        Ok(Arc::new(tables))
     }
+}
+
+/// A model of the cache, for what went wrong with it.
+pub(crate) fn shown(directory: &Path) -> String {
+    format!(
+        "the kept model {} (if it is damaged, remove that directory: the next run makes it again)",
+        directory.display()
+    )
 }
 
 fn make(directory: &Path, arguments: &[&str]) -> Result<()> {
@@ -131,22 +139,6 @@ fn make(directory: &Path, arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The rows of a resident table as kernels take them.
-pub(crate) fn rows(table: &ResidentTable) -> Rows<'_> {
-    let format = match table.format() {
-        RowFormat::F32 => rowmill_pooling::RowFormat::F32,
-        RowFormat::Int8 => rowmill_pooling::RowFormat::Int8,
-    };
-    Rows::new(
-        table.bytes(),
-        table.stride(),
-        table.row_count(),
-        table.dim(),
-        format,
-    )
-    .expect("a resident table is sound")
-}
-
 /// A query as the kernels' batch, in the schema's layout.
 pub(crate) fn batch<'a>(tables: &'a Resident, schema: &Schema, query: &'a Query) -> Vec<Bags<'a>> {
     let features = tables
@@ -161,6 +153,7 @@ pub(crate) fn batch<'a>(tables: &'a Resident, schema: &Schema, query: &'a Query)
         lengths: query.lengths(f),
         weights: None,
         mode: Mode::Sum,
+        output: Output::F32,
         offset: feature.offset as usize,
         stride: feature.stride as usize,
     });

@@ -1,5 +1,6 @@
 //! Measurements and how they are printed: JSON lines or a table.
 
+use std::borrow::Cow;
 use std::io::Write;
 
 use comfy_table::presets::UTF8_BORDERS_ONLY;
@@ -22,7 +23,7 @@ pub(crate) struct Measurement {
     /// Its unit.
     pub unit: &'static str,
     /// What it is compared with.
-    pub against: Option<&'static str>,
+    pub against: Option<Cow<'static, str>>,
     /// The median of that.
     pub against_value: Option<f64>,
     /// The median of the rounds' ratios.
@@ -54,12 +55,12 @@ impl Measurement {
     #[must_use]
     pub(crate) fn beside(
         self,
-        against: &'static str,
+        against: impl Into<Cow<'static, str>>,
         against_value: f64,
         ratio: f64,
     ) -> Measurement {
         Measurement {
-            against: Some(against),
+            against: Some(against.into()),
             against_value: Some(against_value),
             ratio: Some(ratio),
             ..self
@@ -121,7 +122,7 @@ impl Reporter {
                 m.metric.into(),
                 figure(m.value),
                 m.unit.into(),
-                m.against.unwrap_or_default().into(),
+                m.against.as_deref().unwrap_or_default().into(),
                 or_empty(m.against_value),
                 m.ratio.map(|r| format!("{r:.3}")).unwrap_or_default(),
             ]);

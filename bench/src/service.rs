@@ -4,11 +4,14 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, Once};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rowmill_client::{AnyPort, Client, Options, Session};
 use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 /// How long a service may take to load its tables: 16 GiB at the 0.4 GB/s of a slow disk, and as much
 /// again.
@@ -22,6 +25,37 @@ pub(crate) struct Service {
     folder: tempfile::TempDir,
     endpoint: String,
     admin: String,
+}
+
+/// The folders of running services, which a signal has to remove.
+static RUNNING: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+const UNPOISONED: &str = "nobody panics while it is held";
+
+/// At a signal that ends this program nothing is dropped, so a thread removes the services' folders. The
+/// services end with this process.
+fn clean_up_on_signals() -> Result<()> {
+    static STARTED: Once = Once::new();
+    let mut outcome = Ok(());
+    STARTED.call_once(|| outcome = start_cleaner());
+    outcome
+}
+
+fn start_cleaner() -> Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot handle signals")?;
+    let work = move || {
+        if let Some(signal) = signals.forever().next() {
+            let running = RUNNING.lock().expect(UNPOISONED);
+            for folder in running.iter() {
+                // What can't be removed stays: there is nobody to tell.
+                let _ = fs::remove_dir_all(folder);
+            }
+            std::process::exit(128 + signal);
+        }
+    };
+    let thread = std::thread::Builder::new().name("bench-signals".into());
+    thread.spawn(work).context("the signal thread")?;
+    Ok(())
 }
 
 /// The path of another program of this build.
@@ -54,7 +88,11 @@ impl Service {
         fs::write(&file, config).context("the service's configuration")?;
         let log =
             fs::File::create(folder.path().join("rowmilld.log")).context("the service's log")?;
+        clean_up_on_signals()?;
+        RUNNING.lock().expect(UNPOISONED).push(folder.path().into());
         let child = Command::new(program("rowmilld")?)
+            // The kernel ends it when this thread ends, however that comes about.
+            .args(["--leash", &std::process::id().to_string()])
             .arg("--config")
             .arg(&file)
             .stdin(Stdio::null())
@@ -68,7 +106,9 @@ impl Service {
             endpoint,
             admin,
         };
-        service.wait_until_ready()?;
+        service
+            .wait_until_ready()
+            .with_context(|| format!("serving {}", crate::model::shown(model)))?;
         Ok(service)
     }
 
@@ -157,6 +197,9 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
+        let mut running = RUNNING.lock().expect(UNPOISONED);
+        running.retain(|folder| folder != self.folder.path());
+        drop(running);
         if matches!(self.child.try_wait(), Ok(None)) {
             let _ = self.child.kill();
             let _ = self.child.wait();

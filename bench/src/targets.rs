@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::process::{Command, ExitCode, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use comfy_table::Table;
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use serde::Deserialize;
@@ -119,11 +119,10 @@ fn measure(suite: &str) -> Result<Vec<Value>> {
         .stderr(Stdio::inherit())
         .output()
         .with_context(|| format!("running {suite}"))?;
-    ensure!(
-        out.status.success(),
-        "the suite {suite} ended with {}",
-        out.status
-    );
+    if !out.status.success() {
+        // Its message stands on standard error; what it has measured counts, the rest is NOT MEASURED.
+        eprintln!("targets: the suite {suite} ended with {}", out.status);
+    }
     let text = String::from_utf8(out.stdout).context("the suite's output")?;
     text.lines()
         .map(|l| serde_json::from_str(l).context("a line of the suite's output"))

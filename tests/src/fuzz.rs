@@ -4,7 +4,10 @@
 //! The same bodies run under libFuzzer (`tests/fuzz`) and, with seeded inputs, in every test run
 //! (`tests/tests/fuzz_smoke.rs`).
 
-use rowmill_table::{HEADER_BYTES as TABLE_HEADER_BYTES, parse_header, parse_manifest};
+use rowmill_table::{
+    HEADER_BYTES as TABLE_HEADER_BYTES, check_index, check_npy_header, index_bytes, index_of,
+    parse_header, parse_manifest, parse_safetensors_header,
+};
 use rowmill_wire::completion::COMPLETION_BYTES;
 use rowmill_wire::control::{CONTROL_HEADER_BYTES, Control};
 use rowmill_wire::limits::{MAX_BATCH, SLOT_BYTES};
@@ -135,6 +138,91 @@ fn one_manifest(bytes: &[u8]) {
             assert_eq!(again.expect("what was written is good"), manifest);
         }
         Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
+/// Most keys of an index that is tried: enough for some full buckets, few enough for many tries.
+const MAX_INDEX_KEYS: usize = 200;
+const LINE_BYTES: usize = 64;
+
+/// The index of a hashed table. The first byte is a number of keys; what follows is the index as it is,
+/// then the index of these keys (in groups of eight bytes) with the rest of the bytes as changes to it.
+pub fn table_index(data: &[u8]) {
+    let Some((&count, data)) = data.split_first() else {
+        return;
+    };
+    let count = usize::from(count) % MAX_INDEX_KEYS + 1;
+    one_index(data, count);
+    let mut keys: Vec<u64> = (0..count as u64).collect();
+    let (given, _) = data.as_chunks();
+    for (key, &bytes) in keys.iter_mut().zip(given) {
+        *key = u64::from_le_bytes(bytes);
+    }
+    let mut bytes = match index_of(&keys, 1) {
+        Ok(bytes) => bytes,
+        Err(error) => {
+            keys.sort_unstable();
+            keys.dedup();
+            assert!(keys.len() < count, "different keys have an index: {error}");
+            return;
+        }
+    };
+    assert!(one_index(&bytes, count), "what was built is good");
+    // Padded with zeros the bytes are buckets behind a good first line.
+    bytes.truncate(LINE_BYTES);
+    let behind = index_bytes(count as u64) as usize - LINE_BYTES;
+    bytes.extend(
+        data.iter()
+            .copied()
+            .chain(std::iter::repeat(0))
+            .take(behind),
+    );
+    one_index(&bytes, count);
+    let mut bytes = index_of(&keys, 1).expect("as before");
+    for change in data.get(count * 8..).unwrap_or_default().chunks_exact(3) {
+        let at = usize::from(u16::from_le_bytes([change[0], change[1]])) % bytes.len();
+        bytes[at] ^= change[2];
+    }
+    one_index(&bytes, count);
+}
+
+fn one_index(bytes: &[u8], count: usize) -> bool {
+    match check_index(bytes, count as u64) {
+        Ok(entries) => {
+            assert_eq!(entries.len(), count);
+            assert!(entries.iter().all(|&(_, row)| (row as usize) < count));
+            true
+        }
+        Err(reason) => {
+            assert!(!reason.is_empty());
+            false
+        }
+    }
+}
+
+/// The header of a safetensors file, behind four bytes with the number of bytes that it describes.
+pub fn safetensors_header(data: &[u8]) {
+    let Some((length, json)) = data.split_first_chunk() else {
+        return;
+    };
+    let bytes = u64::from(u32::from_le_bytes(*length));
+    match parse_safetensors_header(json, bytes) {
+        Ok(tensors) => {
+            let mut end = 0;
+            for tensor in &tensors {
+                assert_eq!(tensor.begin, end, "no gaps and no overlaps");
+                end = tensor.end;
+            }
+            assert_eq!(end, bytes, "all bytes belong to a tensor");
+        }
+        Err(reason) => assert!(!reason.is_empty()),
+    }
+}
+
+/// The header of a `.npy` file.
+pub fn npy_header(data: &[u8]) {
+    if let Err(reason) = check_npy_header(data) {
+        assert!(!reason.is_empty());
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use rowmill_table::{Header, RowFormat, TableSpec, generate, silent};
+use rowmill_table::{Header, Missing, RowFormat, TableKind, TableSpec, generate, index_of, silent};
 use rowmill_tests::fuzz;
 
 /// How long each body is driven.
@@ -33,6 +33,9 @@ fn seeds(target: &str) -> BTreeMap<String, Vec<u8>> {
     match target {
         "table_header" => table_headers(),
         "table_manifest" => manifests(),
+        "table_index" => indexes(),
+        "safetensors_header" => safetensors_headers(),
+        "npy_header" => npy_headers(),
         kind => {
             let folder = root().join("dataplane/wire/tests/golden");
             let good = reader::good(&folder, kind).into_iter();
@@ -43,15 +46,22 @@ fn seeds(target: &str) -> BTreeMap<String, Vec<u8>> {
 }
 
 fn specs() -> [TableSpec; 2] {
-    let spec = |name: &str, rows, dim, format| TableSpec {
+    let spec = |name: &str, rows, dim, format, kind| TableSpec {
         name: name.into(),
         rows,
         dim,
         format,
+        kind,
     };
     [
-        spec("cat_0", 40_000_000, 128, RowFormat::F32),
-        spec("cat_25", 3, 4, RowFormat::Int8),
+        spec("cat_0", 40_000_000, 128, RowFormat::F32, TableKind::Dense),
+        spec(
+            "cat_25",
+            3,
+            4,
+            RowFormat::Int8,
+            TableKind::Hashed(Missing::Zero),
+        ),
     ]
 }
 
@@ -64,7 +74,7 @@ fn table_headers() -> BTreeMap<String, Vec<u8>> {
         body[..end].to_vec()
     };
     let [f32_table, int8_table] = specs();
-    [("f32", f32_table), ("int8", int8_table)]
+    [("f32", f32_table), ("int8-hashed", int8_table)]
         .map(|(name, spec)| (name.to_owned(), start(spec)))
         .into()
 }
@@ -77,6 +87,60 @@ fn manifests() -> BTreeMap<String, Vec<u8>> {
     let mut bytes = fs::read(folder.path().join("1/manifest.json")).expect("its manifest");
     bytes.truncate(bytes.len() - "\"crc32\":\"00000000\"}\n".len());
     [("two-tables".to_owned(), bytes)].into()
+}
+
+/// The number of keys less one, and an index of them; or keys, and changes to their index.
+fn indexes() -> BTreeMap<String, Vec<u8>> {
+    let index = |count: u8| {
+        let keys: Vec<u64> = (0..=u64::from(count)).collect();
+        let index = index_of(&keys, 1).expect("an index");
+        [vec![count], index].concat()
+    };
+    let mut keys = vec![2];
+    for key in [0, 7, u64::MAX] {
+        keys.extend(key.to_le_bytes());
+    }
+    keys.extend([104, 0, 1, 200, 0, 255]);
+    [
+        ("one-key", index(0)),
+        ("many-keys", index(99)),
+        ("changed", keys),
+    ]
+    .map(|(name, bytes)| (name.to_owned(), bytes))
+    .into()
+}
+
+/// The bytes of the tensors, and the header that describes them.
+fn safetensors_headers() -> BTreeMap<String, Vec<u8>> {
+    let header = |bytes: u32, json: &str| [&bytes.to_le_bytes(), json.as_bytes()].concat();
+    let two = r#"{"__metadata__":{"format":"pt"},
+        "ids":{"dtype":"I64","shape":[3],"data_offsets":[0,24]},
+        "rows":{"dtype":"F16","shape":[3,4],"data_offsets":[24,48]}}   "#;
+    let one = r#"{"w":{"dtype":"F32","shape":[2,4],"data_offsets":[0,32]}}"#;
+    [
+        ("two-tensors", header(48, two)),
+        ("one-tensor", header(32, one)),
+        ("none", header(0, "{}")),
+    ]
+    .map(|(name, bytes)| (name.to_owned(), bytes))
+    .into()
+}
+
+fn npy_headers() -> BTreeMap<String, Vec<u8>> {
+    let header = |version: u8, text: &str| {
+        let length = text.len() as u32;
+        let length = &length.to_le_bytes()[..if version == 1 { 2 } else { 4 }];
+        [b"\x93NUMPY", &[version, 0][..], length, text.as_bytes()].concat()
+    };
+    let text = |kind: &str, shape: &str| {
+        format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': ({shape}), }}\n")
+    };
+    [
+        ("rows", header(1, &text("<f4", "30, 4"))),
+        ("keys", header(2, &text("<i8", "30,"))),
+    ]
+    .map(|(name, bytes)| (name.to_owned(), bytes))
+    .into()
 }
 
 fn seed() -> u64 {
@@ -165,6 +229,21 @@ fn table_header() {
 #[test]
 fn table_manifest() {
     drive("table_manifest", fuzz::table_manifest);
+}
+
+#[test]
+fn table_index() {
+    drive("table_index", fuzz::table_index);
+}
+
+#[test]
+fn safetensors_header() {
+    drive("safetensors_header", fuzz::safetensors_header);
+}
+
+#[test]
+fn npy_header() {
+    drive("npy_header", fuzz::npy_header);
 }
 
 #[test]

@@ -10,11 +10,11 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rowmill_arena::HugePages;
 use rowmill_client::{
-    Batch, Client, Division, Failure, Options, Pooling, RequestOptions, Schema, Status, Target,
-    Ticket, Wait,
+    Batch, Client, Division, Failure, Feature, Options, Output, Pooling, RequestOptions, Schema,
+    Status, Target, Ticket, Wait,
 };
 use rowmill_engine::Engine;
-use rowmill_pooling::{Bags, Isa, Kernels, Mode, Rows, scalar};
+use rowmill_pooling::{Isa, Kernels, Mode, scalar};
 use rowmill_port::ServerPort;
 use rowmill_port::shm::{ShmConfig, ShmServer};
 use rowmill_rowmilld::config::{Idle, Limits};
@@ -22,7 +22,7 @@ use rowmill_rowmilld::figures::Figures;
 use rowmill_rowmilld::mailbox::{Mailbox, Orders};
 use rowmill_rowmilld::service::Sessions;
 use rowmill_rowmilld::worker::Worker;
-use rowmill_table::{Resident, RowFormat, TableSpec, silent};
+use rowmill_table::{Missing, Resident, ResidentTable, RowFormat, TableKind, TableSpec, silent};
 
 const WORKERS: u16 = 4;
 const CLIENTS: u64 = 4;
@@ -40,16 +40,39 @@ struct InProcess {
 
 impl InProcess {
     fn start() -> InProcess {
-        let spec = |name: &str, rows, dim, format| TableSpec {
+        let spec = |name: &str, rows, dim, format, kind| TableSpec {
             name: name.into(),
             rows,
             dim,
             format,
+            kind,
         };
+        let dense = TableKind::Dense;
         let specs = [
-            spec("users", 20_000, 64, RowFormat::F32),
-            spec("items", 5_000, 36, RowFormat::Int8),
-            spec("tags", 7, 128, RowFormat::F32),
+            spec("users", 20_000, 64, RowFormat::F32, dense),
+            spec("items", 5_000, 36, RowFormat::Int8, dense),
+            spec("tags", 7, 128, RowFormat::F16, dense),
+            spec(
+                "urls",
+                9_000,
+                32,
+                RowFormat::Int4,
+                TableKind::Hashed(Missing::Default),
+            ),
+            spec(
+                "words",
+                3_000,
+                20,
+                RowFormat::Bf16,
+                TableKind::Hashed(Missing::Error),
+            ),
+            spec(
+                "places",
+                50,
+                12,
+                RowFormat::Int8F16,
+                TableKind::Hashed(Missing::Zero),
+            ),
         ];
         let tables =
             Resident::in_memory(&specs, 3, HugePages::Off, &silent).expect("small tables fit");
@@ -116,86 +139,156 @@ impl Drop for InProcess {
 
 /// What a request asked for, kept until its answer comes.
 struct Asked {
-    features: Vec<(Vec<u32>, Vec<u32>, Vec<f32>)>,
+    features: Vec<(Vec<u32>, Vec<u64>, Vec<f32>)>,
     bags: u32,
 }
 
+/// The ids of each feature's table to draw from, some of them missing where that is answered.
+fn names(tables: &Resident) -> Vec<Vec<u64>> {
+    let of = |f: &Feature| {
+        let table = tables.table(&f.table).expect("a table of the model");
+        let keys = || table.entries().map(|(key, _)| key);
+        match table.kind() {
+            TableKind::Dense => (0..table.lookup_count().into()).collect(),
+            TableKind::Hashed(Missing::Error) => keys().collect(),
+            TableKind::Hashed(_) => keys().flat_map(|key| [key, key ^ 5]).collect(),
+        }
+    };
+    schema().features.iter().map(of).collect()
+}
+
 impl Asked {
-    fn draw(rng: &mut StdRng, tables: &Resident) -> Asked {
+    fn draw(rng: &mut StdRng, names: &[Vec<u64>]) -> Asked {
         let bags = if rng.random_bool(0.3) {
             1
         } else {
             rng.random_range(1..=MAX_BATCH)
         };
-        let feature = |rows: u32, rng: &mut StdRng| {
+        let mut feature = |names: &Vec<u64>| {
             let lengths: Vec<u32> = (0..bags).map(|_| rng.random_range(0..12)).collect();
             let count = lengths.iter().sum::<u32>();
-            let ids = (0..count).map(|_| rng.random_range(0..rows)).collect();
+            let mut id = || names[rng.random_range(0..names.len())];
+            let ids = (0..count).map(|_| id()).collect();
             let weights = (0..count).map(|_| rng.random_range(-2.0..2.0)).collect();
             (lengths, ids, weights)
         };
-        let features = tables
-            .tables()
-            .iter()
-            .map(|t| feature(t.row_count(), rng))
-            .collect();
-        Asked { features, bags }
+        Asked {
+            features: names.iter().map(&mut feature).collect(),
+            bags,
+        }
     }
 
     fn fill(&self, batch: &mut Batch) {
         batch
             .clear(self.bags as usize)
             .expect("a batch within bounds");
-        for (f, (lengths, ids, weights)) in self.features.iter().enumerate() {
-            let outcome = match f {
-                2 => batch.push_weighted(Division::Lengths(lengths), &ids[..], weights),
-                _ => batch.push(Division::Lengths(lengths), &ids[..]),
+        for ((lengths, ids, weights), feature) in self.features.iter().zip(schema().features) {
+            let outcome = match feature.pooling.is_weighted() {
+                true => batch.push_weighted(Division::Lengths(lengths), &ids[..], weights),
+                false => batch.push(Division::Lengths(lengths), &ids[..]),
             };
             outcome.expect("a sound feature");
         }
     }
 
-    fn oracle(&self, tables: &Resident, schema: &Schema, bytes: u64) -> Vec<u32> {
-        let mut out = vec![0.0; bytes as usize / 4];
-        for (f, (lengths, ids, weights)) in self.features.iter().enumerate() {
-            let (table, feature) = (&tables.tables()[f], &schema.features[f]);
-            let format = match table.format() {
-                RowFormat::F32 => rowmill_pooling::RowFormat::F32,
-                RowFormat::Int8 => rowmill_pooling::RowFormat::Int8,
+    /// Where in the target each vector lies, and its bytes.
+    fn oracle(&self, tables: &Resident) -> Vec<(u64, Vec<u8>)> {
+        let mut vectors = Vec::new();
+        for ((lengths, ids, weights), feature) in self.features.iter().zip(schema().features) {
+            let table = tables.table(&feature.table).expect("a table of the model");
+            let ids: Vec<u32> = ids.iter().map(row_of(table)).collect();
+            let rows = rowmill_engine::rows(table);
+            let mut vector = vec![0.0; table.dim()];
+            let mut put = |i: usize, vector: &[f32]| {
+                let output = stored(feature.output);
+                let mut bytes = vec![0; vector.len() * output.bytes()];
+                for (&x, place) in vector.iter().zip(bytes.chunks_exact_mut(output.bytes())) {
+                    scalar::store(x, output, place);
+                }
+                vectors.push((feature.offset + i as u64 * feature.stride, bytes));
             };
-            let rows = Rows::new(
-                table.bytes(),
-                table.stride(),
-                table.row_count(),
-                table.dim(),
-                format,
-            );
-            let bags = Bags {
-                rows: rows.expect("a sound table"),
-                ids,
-                lengths,
-                weights: (f == 2).then_some(&weights[..]),
-                mode: if feature.pooling == Pooling::Mean {
-                    Mode::Mean
-                } else {
-                    Mode::Sum
-                },
-                offset: feature.offset as usize,
-                stride: feature.stride as usize,
+            let mode = match feature.pooling {
+                Pooling::Sum | Pooling::WeightedSum => Mode::Sum,
+                Pooling::Mean | Pooling::WeightedMean => Mode::Mean,
+                Pooling::Max => Mode::Max,
+                Pooling::None => {
+                    for (i, &id) in ids.iter().enumerate() {
+                        scalar::row(&rows, id, &mut vector);
+                        put(i, &vector);
+                    }
+                    continue;
+                }
             };
-            scalar::pool(&[bags], &mut out);
+            let mut from = 0;
+            for (bag, &length) in lengths.iter().enumerate() {
+                let range = from..from + length as usize;
+                from = range.end;
+                let weighted = feature.pooling.is_weighted();
+                let weights = weighted.then(|| &weights[range.clone()]);
+                scalar::bag(&rows, &ids[range], weights, mode, &mut vector);
+                put(bag, &vector);
+            }
         }
-        out.iter().map(|x| x.to_bits()).collect()
+        vectors
     }
 }
 
+/// The row of an id, by the table's own list of keys.
+fn row_of(table: &ResidentTable) -> impl Fn(&u64) -> u32 {
+    let rows: HashMap<u64, u32> = table.entries().collect();
+    let (kind, missing) = (table.kind(), table.lookup_count());
+    move |id| match kind {
+        TableKind::Dense => *id as u32,
+        TableKind::Hashed(_) => rows.get(id).copied().unwrap_or(missing),
+    }
+}
+
+fn stored(output: Output) -> rowmill_pooling::Output {
+    match output {
+        Output::F32 => rowmill_pooling::Output::F32,
+        Output::F16 => rowmill_pooling::Output::F16,
+        Output::Bf16 => rowmill_pooling::Output::Bf16,
+    }
+}
+
+/// Every pooling and every output; blocks of rows behind the matrix of what is pooled.
 fn schema() -> Schema {
-    let poolings = [
-        ("u", "users", Pooling::Sum, 64),
-        ("i", "items", Pooling::Mean, 36),
-        ("t", "tags", Pooling::WeightedSum, 128),
+    let pooled = [
+        ("u", "users", Pooling::Sum, Output::F32, 64),
+        ("i", "items", Pooling::Mean, Output::F16, 36),
+        ("t", "tags", Pooling::WeightedSum, Output::F32, 128),
+        ("r", "urls", Pooling::Max, Output::Bf16, 32),
+        ("w", "words", Pooling::Mean, Output::F32, 20),
+        ("p", "places", Pooling::WeightedMean, Output::F16, 12),
     ];
-    Schema::side_by_side(MAX_BATCH, poolings).0
+    let blocks = [
+        ("v", "urls", Pooling::None, Output::F16, 32),
+        ("x", "users", Pooling::None, Output::F32, 64),
+    ];
+    let all = pooled.into_iter().chain(blocks);
+    let mut features: Vec<Feature> = all
+        .map(|(name, table, pooling, output, dim)| Feature {
+            pooling,
+            ..Feature::block(name, table, output, dim, MAX_BATCH * 12, 0)
+        })
+        .collect();
+    let (matrix, blocks) = features.split_at_mut(pooled.len());
+    let row_bytes = matrix.iter().map(|f| f.stride).sum::<u64>();
+    let mut offset = 0;
+    for f in matrix {
+        (f.offset, f.max_ids) = (offset, 0);
+        offset += f.stride;
+        f.stride = row_bytes;
+    }
+    offset = u64::from(MAX_BATCH) * row_bytes;
+    for f in blocks {
+        f.offset = offset;
+        offset += u64::from(f.max_ids) * f.stride;
+    }
+    Schema {
+        max_batch: MAX_BATCH,
+        features,
+    }
 }
 
 /// One client: requests of all kinds, several in flight, until enough were answered OK.
@@ -219,6 +312,7 @@ fn client(service: &InProcess, seed: u64) -> HashMap<Status, u32> {
     let mut flying: HashMap<Ticket, Asked> = HashMap::new();
     let mut seen: HashMap<Status, u32> = HashMap::new();
     let mut batch = Batch::new(1).expect("one bag");
+    let names = names(&service.tables);
     let began = Instant::now();
     while seen.get(&Status::Ok).is_none_or(|&n| n < 150) || !flying.is_empty() {
         assert!(
@@ -228,7 +322,7 @@ fn client(service: &InProcess, seed: u64) -> HashMap<Status, u32> {
         );
         let enough = seen.get(&Status::Ok).is_some_and(|&n| n >= 150);
         if let (false, Some(target)) = (enough, idle.pop()) {
-            let asked = Asked::draw(&mut rng, &service.tables);
+            let asked = Asked::draw(&mut rng, &names);
             asked.fill(&mut batch);
             let request = RequestOptions {
                 remaining: rng.random_bool(0.1).then_some(Duration::from_micros(50)),
@@ -260,15 +354,15 @@ fn client(service: &InProcess, seed: u64) -> HashMap<Status, u32> {
                 .expect("an answer to a request of this client");
             let status = match answer.outcome {
                 Ok(()) => {
-                    let mut found = vec![0.0; bound.target_bytes(asked.bags) as usize / 4];
-                    session.read_f32s(&answer.target, 0, &mut found);
-                    let found: Vec<u32> = found.iter().map(|x| x.to_bits()).collect();
-                    let wanted =
-                        asked.oracle(&service.tables, bound.schema(), found.len() as u64 * 4);
-                    assert!(
-                        found == wanted,
-                        "seed {seed}: an answer differs from the oracle"
-                    );
+                    let mut found = Vec::new();
+                    for (at, wanted) in asked.oracle(&service.tables) {
+                        found.resize(wanted.len(), 0);
+                        session.read(&answer.target, at, &mut found);
+                        assert!(
+                            found == wanted,
+                            "seed {seed}: the vector at {at} differs from the oracle's"
+                        );
+                    }
                     Status::Ok
                 }
                 Err(Failure::Refused(refusal)) => refusal.status,

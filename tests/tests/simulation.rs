@@ -12,6 +12,7 @@ fn all_rules_are_kept() {
         .and_then(|s| s.parse().ok())
         .unwrap_or(1);
     let (mut frames, mut answered, mut busy, mut expired, mut cancelled) = (0, 0, 0, 0, 0);
+    let (mut unknown_ids, mut overflows) = (0, 0);
     for seed in first..first + SEEDS {
         println!("seed {seed}");
         let tally = run(seed, None, false)
@@ -22,12 +23,15 @@ fn all_rules_are_kept() {
         busy += tally.busy;
         expired += tally.expired;
         cancelled += tally.cancelled;
+        unknown_ids += tally.unknown_ids;
+        overflows += tally.overflows;
     }
     println!(
-        "{frames} frames, {answered} answered, {busy} busy, {expired} expired, {cancelled} cancelled"
+        "{frames} frames, {answered} answered, {busy} busy, {expired} expired, {cancelled} cancelled, {unknown_ids} unknown ids, {overflows} blocks overflowing"
     );
     // The worlds are lively: everything that can become of a request happens often.
     assert!(answered > frames / 4 && busy > SEEDS && expired > SEEDS / 4 && cancelled > SEEDS / 4);
+    assert!(unknown_ids > SEEDS / 10 && overflows > SEEDS / 10);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! `rowmill lookup`: a few ids, pooled by a running dataplane, for a person to look at.
 
+mod report;
+
 use core::str::FromStr;
 use core::time::Duration;
 use std::time::Instant;
@@ -7,23 +9,49 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use rowmill_client::{
-    Answer, AnyPort, Batch, BoundSchema, Client, Division, Failure, Options, Pooling,
-    RequestOptions, Schema, Session, TableEntry, Wait,
+    AnyPort, Batch, BoundSchema, Client, Division, Failure, Feature, Options, Output, Pooling,
+    RequestOptions, Schema, Session, Status, TableEntry, Wait,
 };
-use serde_json::{Value, json};
 
+use self::report::{Found, Report};
 use crate::output::{print, shown};
 
-/// Elements of a vector that are shown unless all are asked for.
-const SHOWN: usize = 8;
+/// How much longer than the deadline to wait for a dataplane that may be stopped.
+const GRACE: Duration = Duration::from_secs(1);
 
-/// How the ids become one vector.
+/// What becomes of the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Pool {
-    /// The sum of the rows
+    /// The sum of the rows, weighted where there are weights
     Sum,
-    /// Their sum divided by their number
+    /// Their sum divided by their number, or by the sum of the weights
     Mean,
+    /// The greatest value of each dimension
+    Max,
+    /// The rows one by one
+    None,
+}
+
+/// The type of the elements of results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Element {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl Element {
+    fn output(self) -> Output {
+        match self {
+            Element::F32 => Output::F32,
+            Element::F16 => Output::F16,
+            Element::Bf16 => Output::Bf16,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        ["f32", "f16", "bf16"][self as usize]
+    }
 }
 
 /// Options of `rowmill lookup`.
@@ -44,29 +72,32 @@ pub(crate) struct Lookup {
         conflicts_with = "feature"
     )]
     table: Option<String>,
-    /// Row ids, separated by commas
+    /// Ids, separated by commas: rows of a dense table, keys of a hashed one
     #[arg(
         long,
         value_delimiter = ',',
+        value_parser = id,
         requires = "table",
         allow_negative_numbers = true
     )]
-    ids: Vec<i64>,
-    /// One weight for each id: a weighted sum
+    ids: Vec<u64>,
+    /// One weight for each id: a weighted sum or mean
     #[arg(
         long,
         value_delimiter = ',',
         requires = "table",
-        conflicts_with = "pool",
         allow_negative_numbers = true
     )]
     weights: Option<Vec<f32>>,
     /// A feature of one bag; may be repeated
     #[arg(long, value_name = "NAME=TABLE:IDS")]
     feature: Vec<Wanted>,
-    /// How the ids become one vector
+    /// What becomes of the rows
     #[arg(long, value_enum, default_value = "sum")]
     pool: Pool,
+    /// The type of the elements that the dataplane writes
+    #[arg(long, value_enum, default_value = "f32")]
+    output: Element,
     /// Give up after so many milliseconds
     #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=3_600_000))]
     deadline_ms: u32,
@@ -83,8 +114,17 @@ pub(crate) struct Lookup {
 struct Wanted {
     name: String,
     table: String,
-    ids: Vec<i64>,
+    ids: Vec<u64>,
     weights: Option<Vec<f32>>,
+}
+
+/// An id, signed or not: a negative one is the u64 of the same bits.
+fn id(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let signed = || text.parse::<i64>().map(|id| id as u64);
+    text.parse()
+        .or_else(|_| signed())
+        .map_err(|_| format!("`{text}` is not an id: ids are integers of 64 bits"))
 }
 
 impl FromStr for Wanted {
@@ -98,11 +138,7 @@ impl FromStr for Wanted {
         if name.is_empty() || table.is_empty() {
             return Err(usage());
         }
-        let id = |id: &str| {
-            id.trim()
-                .parse()
-                .map_err(|_| format!("`{id}` is not a row id; {}", usage()))
-        };
+        let id = |text: &str| id(text).map_err(|error| format!("{error}; {}", usage()));
         let ids = if ids.is_empty() {
             Vec::new()
         } else {
@@ -117,36 +153,22 @@ impl FromStr for Wanted {
     }
 }
 
-/// A feature's answer.
-struct Found<'a> {
-    wanted: &'a Wanted,
-    vector: Vec<f32>,
-}
-
-/// All that is printed.
-struct Report<'a> {
-    model: String,
-    pool: Pool,
-    round_trip: Duration,
-    answer: Answer,
-    found: Vec<Found<'a>>,
-}
-
 impl Lookup {
     pub(crate) fn run(self) -> Result<()> {
         let wanted = self.wanted()?;
+        let deadline = Duration::from_millis(self.deadline_ms.into());
         let options = Options {
             name: "rowmill lookup".into(),
             credits: 1,
+            reply_limit: deadline + GRACE,
             ..Options::default()
         };
         let mut session = Client::connect(&self.endpoint, options)?;
-        let schema = bind(&mut session, &wanted, self.pool)?;
+        let schema = bind(&mut session, &wanted, self.pool, self.output.output())?;
         let batch = batch(&wanted)?;
         let bytes = schema.target_bytes(1);
         let region = session.region(usize::try_from(bytes)?.next_multiple_of(4096))?;
         let target = session.target(&region, bytes)?;
-        let deadline = Duration::from_millis(self.deadline_ms.into());
         let request = RequestOptions {
             remaining: Some(deadline),
             ..RequestOptions::default()
@@ -154,7 +176,7 @@ impl Lookup {
         let sent = Instant::now();
         let ticket = session.submit(&schema, &batch, target, &request)?;
         // The dataplane keeps the deadline; one that has stopped altogether can't say so.
-        let answer = session.wait_for(ticket, Wait::Block, deadline + Duration::from_secs(1))?;
+        let answer = session.wait_for(ticket, Wait::Block, deadline + GRACE)?;
         let answer = answer
             .context("no answer, not even that the deadline passed: is the dataplane stopped?")?;
         let round_trip = sent.elapsed();
@@ -165,15 +187,30 @@ impl Lookup {
             .iter()
             .enumerate()
             .map(|(feature, wanted)| {
-                let mut vector = vec![0.0; schema.dim(feature)];
-                session.read_vector(&answer.target, &schema, feature, 0, &mut vector);
-                Found { wanted, vector }
+                let vectors = if schema.is_pooled(feature) {
+                    1
+                } else {
+                    wanted.ids.len() as u32
+                };
+                let dim = schema.dim(feature);
+                let vector = |i| {
+                    let mut vector = vec![0.0; dim];
+                    session.read_vector(&answer.target, &schema, feature, i, &mut vector);
+                    vector
+                };
+                let vectors = (0..vectors).map(vector).collect();
+                Found {
+                    wanted,
+                    dim,
+                    vectors,
+                }
             })
             .collect();
         let model = session.welcome().model.clone();
         let report = Report {
             model,
             pool: self.pool,
+            output: self.output,
             round_trip,
             answer,
             found,
@@ -195,6 +232,10 @@ impl Lookup {
                 given == ids,
                 "{given} weights for {ids} ids: give one weight for each id"
             );
+            ensure!(
+                matches!(self.pool, Pool::Sum | Pool::Mean),
+                "weights go with `--pool sum` and `--pool mean`: leave them out"
+            );
         }
         let (ids, weights) = (self.ids.clone(), self.weights.clone());
         Ok(vec![Wanted {
@@ -208,29 +249,49 @@ impl Lookup {
 
 impl Wanted {
     fn pooling(&self, pool: Pool) -> Pooling {
-        match (&self.weights, pool) {
-            (Some(_), _) => Pooling::WeightedSum,
-            (None, Pool::Sum) => Pooling::Sum,
-            (None, Pool::Mean) => Pooling::Mean,
+        match (pool, &self.weights) {
+            (Pool::Sum, None) => Pooling::Sum,
+            (Pool::Sum, Some(_)) => Pooling::WeightedSum,
+            (Pool::Mean, None) => Pooling::Mean,
+            (Pool::Mean, Some(_)) => Pooling::WeightedMean,
+            (Pool::Max, _) => Pooling::Max,
+            (Pool::None, _) => Pooling::None,
         }
     }
 }
 
-fn bind(session: &mut Session<AnyPort>, wanted: &[Wanted], pool: Pool) -> Result<BoundSchema> {
+/// Binds a schema of one bag: vectors, and blocks of them, one after another.
+fn bind(
+    session: &mut Session<AnyPort>,
+    wanted: &[Wanted],
+    pool: Pool,
+    output: Output,
+) -> Result<BoundSchema> {
     let tables = session.tables()?;
     let mut features = Vec::with_capacity(wanted.len());
+    let mut offset = 0;
     for w in wanted {
         let Some(table) = tables.iter().find(|t| t.name == w.table) else {
             bail!(no_table(&w.table, tables))
         };
-        features.push((
-            w.name.as_str(),
-            w.table.as_str(),
-            w.pooling(pool),
-            table.dim,
-        ));
+        let most = u32::try_from(w.ids.len())?.max(1);
+        let block = Feature::block(&w.name, &w.table, output, table.dim, most, offset);
+        let pooling = w.pooling(pool);
+        let feature = match pooling {
+            Pooling::None => block,
+            _ => Feature {
+                pooling,
+                max_ids: 0,
+                ..block
+            },
+        };
+        offset += u64::from(feature.max_vectors(1)) * feature.stride;
+        features.push(feature);
     }
-    Ok(session.bind(Schema::side_by_side(1, features).0)?)
+    Ok(session.bind(Schema {
+        max_batch: 1,
+        features,
+    })?)
 }
 
 fn batch(wanted: &[Wanted]) -> Result<Batch> {
@@ -271,119 +332,41 @@ fn explain(failure: Failure, wanted: &[Wanted], tables: &[TableEntry]) -> String
         return refusal.status.to_string();
     };
     let table = tables.iter().find(|t| t.name == w.table);
-    let rows = table.map_or(String::new(), |t| format!(" ({} rows)", t.rows));
+    let rows = table.map_or(String::new(), |t| {
+        let hashed = if t.kind == 1 { "hashed, " } else { "" };
+        format!(" ({hashed}{} rows)", t.rows)
+    });
     let id = w
         .ids
         .get(refusal.index as usize)
-        .map_or(String::new(), |id| format!(", id {id}"));
+        .map_or(String::new(), |&id| match refusal.status {
+            Status::IdNegative => format!(", id {}", id as i64),
+            _ => format!(", id {id}"),
+        });
     format!(
         "feature `{}`, table `{}`{rows}{id}: {}",
         w.name, w.table, refusal.status
     )
 }
 
-fn norm(vector: &[f32]) -> f64 {
-    vector
-        .iter()
-        .map(|&x| f64::from(x) * f64::from(x))
-        .sum::<f64>()
-        .sqrt()
-}
-
-fn pooling_name(wanted: &Wanted, pool: Pool) -> &'static str {
-    match wanted.pooling(pool) {
-        Pooling::Sum => "sum",
-        Pooling::Mean => "mean",
-        Pooling::WeightedSum => "weighted sum",
-    }
-}
-
-/// A feature's vector, its head or all of it, for a person.
-fn found_text(found: &Found<'_>, pool: Pool, full: bool) -> String {
-    let Found { wanted, vector } = found;
-    let (ids, rows) = (
-        wanted.ids.len(),
-        if wanted.ids.len() == 1 { "row" } else { "rows" },
-    );
-    let table = if wanted.name == wanted.table {
-        String::new()
-    } else {
-        format!(" of table {}", shown(&wanted.table))
-    };
-    let mut out = format!(
-        "{}{table}: {} of {ids} {rows}, dim {}, norm {:.6}",
-        shown(&wanted.name),
-        pooling_name(wanted, pool),
-        vector.len(),
-        norm(vector)
-    );
-    let head = if full {
-        vector.len()
-    } else {
-        SHOWN.min(vector.len())
-    };
-    for row in vector[..head].chunks(SHOWN) {
-        let values: Vec<String> = row.iter().map(|x| format!("{x:>12.6}")).collect();
-        out += &format!("\n  {}", values.join(" "));
-    }
-    if head < vector.len() {
-        out += &format!("  ... {} more (--full)", vector.len() - head);
-    }
-    out.push('\n');
-    out
-}
-
-impl Report<'_> {
-    fn text(&self, full: bool) -> String {
-        let features = self.found.iter();
-        let out: String = features
-            .map(|found| found_text(found, self.pool, full))
-            .collect();
-        let us = self.answer.service_ns as f64 / 1000.0;
-        let round_trip_us = self.round_trip.as_secs_f64() * 1e6;
-        out + &format!(
-            "model {}, generation {}, served in {us:.1} us, {round_trip_us:.1} us there and back\n",
-            shown(&self.model),
-            self.answer.generation
-        )
-    }
-
-    fn json(&self) -> Value {
-        let feature = |Found { wanted, vector }: &Found<'_>| {
-            json!({
-                "feature": wanted.name,
-                "table": wanted.table,
-                "pooling": pooling_name(wanted, self.pool),
-                "ids": wanted.ids,
-                "weights": wanted.weights,
-                "dim": vector.len(),
-                "norm": norm(vector),
-                "vector": vector,
-            })
-        };
-        json!({
-            "model": self.model,
-            "generation": self.answer.generation,
-            "service_ns": self.answer.service_ns,
-            "round_trip_ns": self.round_trip.as_nanos() as u64,
-            "features": self.found.iter().map(feature).collect::<Vec<_>>(),
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::report::found_text;
     use super::*;
-    use rowmill_client::{Refusal, Status};
+    use rowmill_client::Refusal;
 
     #[test]
     fn features_are_read() {
         let feature = |name: &str, table: &str, ids: &[i64]| Wanted {
             name: name.into(),
             table: table.into(),
-            ids: ids.into(),
+            ids: ids.iter().map(|&id| id as u64).collect(),
             weights: None,
         };
+        assert_eq!(
+            "a=t:18446744073709551615".parse(),
+            Ok(feature("a", "t", &[-1]))
+        );
         assert_eq!("a=t:1,2, 3".parse(), Ok(feature("a", "t", &[1, 2, 3])));
         assert_eq!("a=ns:t:-4".parse(), Ok(feature("a", "ns:t", &[-4])));
         assert_eq!("empty=t:".parse(), Ok(feature("empty", "t", &[])));
@@ -406,6 +389,7 @@ mod tests {
             rows: 10,
             dim: 4,
             format: 0,
+            kind: 0,
         }];
         let text = explain(
             Failure::Refused(Refusal::at(Status::IdOutOfRange, 1, 1)),
@@ -422,6 +406,24 @@ mod tests {
             &tables,
         );
         assert!(text.starts_with("Busy (1)"), "{text}");
+        let mut tables = tables;
+        tables[0].kind = 1;
+        let wanted = ["b=u:-1".parse().expect("good")];
+        let text = |status| {
+            explain(
+                Failure::Refused(Refusal::at(status, 0, 0)),
+                &wanted,
+                &tables,
+            )
+        };
+        let unknown = text(Status::UnknownId);
+        assert!(
+            unknown.starts_with(
+                "feature `b`, table `u` (hashed, 10 rows), id 18446744073709551615: UnknownId (40)"
+            ),
+            "{unknown}"
+        );
+        assert!(text(Status::IdNegative).contains("id -1: IdNegative"));
     }
 
     #[test]
@@ -429,15 +431,25 @@ mod tests {
         let wanted = Wanted::from_str("f\u{1b}[2J=t:1").expect("good");
         let found = Found {
             wanted: &wanted,
-            vector: vec![0.5; 4],
+            dim: 4,
+            vectors: vec![vec![0.5; 4]],
         };
         let text = found_text(&found, Pool::Sum, false);
-        assert!(text.starts_with("f\\u{1b}[2J of table t: sum"), "{text}");
+        assert!(
+            text.starts_with("f\\u{1b}[2J of table t: sum of 1 row, dim 4, norm 1.000000\n"),
+            "{text}"
+        );
+        let text = found_text(&found, Pool::None, false);
+        assert!(
+            text.starts_with("f\\u{1b}[2J of table t: 1 row, dim 4\n id 1, norm 1.000000\n"),
+            "{text}"
+        );
         let table = TableEntry {
             name: "u\u{1b}c".into(),
             rows: 10,
             dim: 4,
             format: 0,
+            kind: 0,
         };
         assert!(no_table("t", &[table]).ends_with("it has u\\u{1b}c"));
     }
@@ -449,6 +461,7 @@ mod tests {
             rows: 1,
             dim: 4,
             format: 0,
+            kind: 0,
         };
         let tables: Vec<TableEntry> = (0..10).map(entry).collect();
         let text = no_table("x", &tables);

@@ -1,6 +1,7 @@
 //! `rowmill`: the operator's command.
 #![forbid(unsafe_code)]
 
+mod import;
 mod lookup;
 mod output;
 mod progress;

@@ -115,7 +115,15 @@ const LISTS: [(&str, &[&str]); 3] = [
     ),
     (
         "tables",
-        &["name", "rows", "dim", "format", "bytes", "available"],
+        &[
+            "name",
+            "rows",
+            "dim",
+            "format",
+            "kind",
+            "bytes",
+            "available",
+        ],
     ),
 ];
 

@@ -2,15 +2,14 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::{ArgGroup, Args, Subcommand};
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{CellAlignment, Table};
-use rowmill_table::{
-    Generation, NpySource, RowFormat, Shape, TableSpec, check_specs, generate, import_npy,
-};
+use rowmill_table::{Generation, RowFormat, Shape, TableSpec, check_specs, generate};
 use serde_json::json;
 
+use crate::import::Import;
 use crate::output::{print, shown};
 use crate::progress::Reporter;
 use crate::units::{bytes, parse_bytes, thousands};
@@ -20,7 +19,7 @@ use crate::units::{bytes, parse_bytes, thousands};
 pub(crate) enum TableCommand {
     /// Make a generation of made-up values
     Generate(Generate),
-    /// Make a generation of NumPy .npy files
+    /// Make a generation of .npy or safetensors files, or of folders of HugeCTR
     Import(Import),
     /// Show what a generation holds, without reading its rows
     Inspect(Inspect),
@@ -57,11 +56,12 @@ pub(crate) struct Generate {
     /// Scale the shape down so that all files together have at most this size
     #[arg(long, requires = "shape", value_parser = parse_bytes, value_name = "BYTES")]
     fit: Option<u64>,
-    /// How the shape's rows are stored: f32 or int8
+    /// How the shape's rows are stored: f32, f16, bf16, int8, int8-f16 or int4
     #[arg(long, requires = "shape", default_value = "f32")]
     format: RowFormat,
-    /// One table, as name:rows:dim:format; may be repeated
-    #[arg(long, value_name = "NAME:ROWS:DIM:FORMAT", conflicts_with_all = ["shape", "scale", "fit", "format"])]
+    /// One table, as name:rows:dim:format, and :hashed, :hashed-zero or :hashed-default behind it for ids
+    /// of its own; may be repeated
+    #[arg(long, value_name = "NAME:ROWS:DIM:FORMAT[:KIND]", conflicts_with_all = ["shape", "scale", "fit", "format"])]
     table: Vec<TableSpec>,
     /// Values depend on nothing but this, the table's place, the row and the column
     #[arg(long, default_value_t = 1)]
@@ -106,45 +106,6 @@ impl Generate {
         };
         print(&format!("{name} with its rows scaled by {factor:.6}\n"))?;
         Ok(specs)
-    }
-}
-
-/// Options of `rowmill table import`.
-#[derive(Args)]
-#[command(after_help = "Example:\n  \
-    rowmill table import /data/model --npy users=users.npy --npy items=items.npy --format int8")]
-pub(crate) struct Import {
-    /// The new directory; it must not exist
-    dir: PathBuf,
-    /// A table and its file, a two-dimensional array of f32 in C order; may be repeated
-    #[arg(long, required = true, value_name = "NAME=FILE", value_parser = parse_npy)]
-    npy: Vec<(String, PathBuf)>,
-    /// How rows are to be stored: f32 or int8 (quantised row by row)
-    #[arg(long, default_value = "f32")]
-    format: RowFormat,
-    /// The generation's number
-    #[arg(long, default_value_t = 1)]
-    generation: u64,
-}
-
-impl Import {
-    fn run(self) -> Result<()> {
-        let format = self.format;
-        let sources: Vec<NpySource> = self
-            .npy
-            .into_iter()
-            .map(|(name, path)| NpySource { name, path, format })
-            .collect();
-        let reporter = Reporter::new();
-        import_npy(
-            &self.dir,
-            self.generation,
-            &sources,
-            &|stage, done, total| {
-                reporter.report(stage, done, total);
-            },
-        )?;
-        summarise(&self.dir, &reporter)
     }
 }
 
@@ -210,7 +171,7 @@ impl Verify {
 }
 
 /// Says what was made. Opening it again shows that it can be opened.
-fn summarise(dir: &std::path::Path, reporter: &Reporter) -> Result<()> {
+pub(crate) fn summarise(dir: &std::path::Path, reporter: &Reporter) -> Result<()> {
     let generation = Generation::open(dir)?;
     print(&format!(
         "{}: {}, written in {}\n",
@@ -251,7 +212,7 @@ fn as_json(generation: &Generation) -> serde_json::Value {
         .map(|table| {
             json!({
                 "name": table.name, "rows": table.rows, "dim": table.dim, "format": table.format.to_string(),
-                "stride": table.stride, "file": table.file, "file_bytes": table.file_bytes,
+                "kind": table.kind.to_string(), "stride": table.stride, "file": table.file, "file_bytes": table.file_bytes,
             })
         })
         .collect();
@@ -268,6 +229,7 @@ fn as_table(generation: &Generation) -> Table {
         "rows",
         "dim",
         "format",
+        "ids",
         "bytes a row",
         "file",
         "size",
@@ -278,15 +240,16 @@ fn as_table(generation: &Generation) -> Table {
             thousands(info.rows),
             info.dim.to_string(),
             info.format.to_string(),
+            info.kind.to_string(),
             info.stride.to_string(),
             shown(&info.file).into_owned(),
             bytes(info.file_bytes),
         ]);
     }
-    for column in [1, 2, 4, 6] {
+    for column in [1, 2, 5, 7] {
         table
             .column_mut(column)
-            .expect("seven columns")
+            .expect("eight columns")
             .set_cell_alignment(CellAlignment::Right);
     }
     table
@@ -299,15 +262,6 @@ fn parse_factor(text: &str) -> Result<f64> {
         "a factor lies above 0 and at 1000 at most"
     );
     Ok(factor)
-}
-
-fn parse_npy(text: &str) -> Result<(String, PathBuf)> {
-    match text.split_once('=') {
-        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
-            Ok((name.to_owned(), path.into()))
-        }
-        _ => bail!("a table and its file are written as users=users.npy"),
-    }
 }
 
 fn parse_row(text: &str) -> Result<(String, u64)> {

@@ -34,13 +34,24 @@ pub enum ArenaError {
         /// The size the 2 MiB pool must have for this allocation beside what is in use already.
         pages_2m: u64,
     },
-    /// A huge-page memfd must have a size that is a multiple of the page.
-    #[error("{bytes} bytes are no multiple of the huge page of {page} bytes; round the size up")]
-    NotWholeHugePages {
+    /// A memfd for sharing must have a size that is a multiple of its page.
+    #[error("{bytes} bytes are no multiple of the page of {page} bytes; round the size up")]
+    NotWholePages {
         /// The size asked for.
         bytes: u64,
-        /// The size of a huge page.
+        /// The size of a page.
         page: u64,
+    },
+    /// A peer's memfd has pages that nobody has paid for.
+    #[error(
+        "only {allocated} of the region's {bytes} bytes are allocated; allocate all of them with \
+         fallocate() before registering it, and punch no holes into it"
+    )]
+    Unallocated {
+        /// The memfd's size.
+        bytes: u64,
+        /// What is allocated of it.
+        allocated: u64,
     },
     /// A size of zero, or one that no address space can hold.
     #[error("a mapping of {bytes} bytes is impossible; ask for at least 1 and at most 2^47 bytes")]

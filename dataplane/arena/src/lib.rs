@@ -3,6 +3,7 @@
 //! * [`Arena`] is private memory for tables: allocated once, filled, then frozen read-only.
 //! * [`Region`] is a sealed memfd of a peer, reachable only through a [`Window`].
 //! * [`MappedFile`] is a file mapped for tools.
+//! * [`prefetch_read`] asks for a cache line ahead of its use.
 //!
 //! The crate does not know what any of the bytes mean. It is Linux only, and it is one of the few
 //! places where `unsafe` is allowed.
@@ -10,19 +11,23 @@
 
 mod arena;
 mod error;
+mod guard;
 mod mapped;
 mod mapping;
 mod memory;
 mod pages;
+mod prefetch;
 mod region;
 mod sigbus;
 mod window;
 
 pub use arena::{Arena, FrozenArena};
 pub use error::ArenaError;
+pub use guard::guards_holes;
 pub use mapped::MappedFile;
-pub use memory::available_bytes;
+pub use memory::{address_space_left, available_bytes};
 pub use pages::{Backing, HUGE_1G, HUGE_2M, HugePages};
+pub use prefetch::prefetch_read;
 pub use region::{Region, sealed_memfd};
 pub use sigbus::{MAX_WATCHED, install_sigbus_handler};
 pub use window::Window;

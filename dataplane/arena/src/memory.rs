@@ -3,12 +3,18 @@
 use std::fs;
 use std::path::Path;
 
+use rustix::process::{Resource, getrlimit};
+
 use crate::ArenaError;
+use crate::mapping::page_bytes;
+
+/// What a bound by `RLIMIT_AS` is called.
+const ADDRESS_SPACE: &str = "under this process's limit of address space, `ulimit -v`";
 
 /// The bytes that can be allocated now without swapping or being killed, and what sets that bound.
 ///
-/// The smaller of the machine's `MemAvailable` and what each control group (version 2 or 1) that
-/// holds this process has left, its inactive file cache counted as free.
+/// The least of the machine's `MemAvailable`, what each control group (version 2 or 1) that holds this
+/// process has left, its inactive file cache counted as free, and what `RLIMIT_AS` leaves.
 pub fn available_bytes() -> (u64, String) {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let machine = (
@@ -16,10 +22,22 @@ pub fn available_bytes() -> (u64, String) {
         "of the machine's memory".to_owned(),
     );
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    match group_available(Path::new("/sys/fs/cgroup"), &groups) {
-        Some(group) if group.0 < machine.0 => group,
-        _ => machine,
-    }
+    let group = group_available(Path::new("/sys/fs/cgroup"), &groups);
+    let addresses = address_space_left().map(|left| (left, ADDRESS_SPACE.to_owned()));
+    [Some(machine), group, addresses]
+        .into_iter()
+        .flatten()
+        .min_by_key(|(bytes, _)| *bytes)
+        .expect("the machine's is there")
+}
+
+/// The bytes of address space that this process may still map, where `RLIMIT_AS` bounds them.
+pub fn address_space_left() -> Option<u64> {
+    let limit = getrlimit(Resource::As).current?;
+    let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm.split(' ').next().and_then(|n| n.parse::<u64>().ok());
+    let mapped = pages.unwrap_or(0).saturating_mul(page_bytes() as u64);
+    Some(limit.saturating_sub(mapped))
 }
 
 /// Fails if `bytes` and the page tables for them are not available.

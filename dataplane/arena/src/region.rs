@@ -9,6 +9,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::mm::{Advice, ProtFlags, madvise};
 
+use crate::guard::guard;
 use crate::mapping::{Mapping, page_bytes, round_up};
 use crate::memory::check_available;
 use crate::pages::{describe_pools, pool};
@@ -25,12 +26,12 @@ const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 ///
 /// # Errors
 /// [`ArenaError::TooLittleMemory`]; where huge pages are required also [`ArenaError::NoHugePages`] and
-/// [`ArenaError::NotWholeHugePages`]; [`ArenaError::Os`] where memfds are not to be had.
+/// [`ArenaError::NotWholePages`]; [`ArenaError::Os`] where memfds are not to be had.
 pub fn sealed_memfd(name: &str, bytes: usize, policy: HugePages) -> Result<OwnedFd, ArenaError> {
     round_up(bytes, page_bytes())?;
     let whole = bytes.is_multiple_of(HUGE_2M);
     if policy == HugePages::Require && !whole {
-        return Err(ArenaError::NotWholeHugePages {
+        return Err(ArenaError::NotWholePages {
             bytes: bytes as u64,
             page: HUGE_2M as u64,
         });
@@ -87,6 +88,24 @@ impl Region {
     /// [`ArenaError::SizeMismatch`], [`ArenaError::ImpossibleSize`], [`ArenaError::TooManyMappings`],
     /// [`ArenaError::Os`]. All but the last two are the peer's doing.
     pub fn map(fd: BorrowedFd<'_>, bytes: usize) -> Result<Region, ArenaError> {
+        Region::map_with(fd, bytes, false)
+    }
+
+    /// As [`Region::map`], of memory that is to stay on the peer's account, not ours.
+    ///
+    /// The first to touch a page of a memfd pays for it: the page counts against that process's control
+    /// group for as long as anybody holds the memfd. So the memfd has to have whole pages, all of them
+    /// allocated, and a hole that is punched later counts as memory taken away: its touch raises SIGBUS
+    /// instead of allocating, and the region is lost. Where the kernel has no means for the latter (see
+    /// [`crate::guards_holes`]), the pages of holes that are touched are charged to this process.
+    ///
+    /// # Errors
+    /// Those of [`Region::map`]; [`ArenaError::NotWholePages`], [`ArenaError::Unallocated`].
+    pub fn map_foreign(fd: BorrowedFd<'_>, bytes: usize) -> Result<Region, ArenaError> {
+        Region::map_with(fd, bytes, true)
+    }
+
+    fn map_with(fd: BorrowedFd<'_>, bytes: usize, foreign: bool) -> Result<Region, ArenaError> {
         check_seals(fd)?;
         // From here on the size can't change.
         let stat = fstat(fd).map_err(|errno| ArenaError::os("fstat of a region", errno))?;
@@ -99,33 +118,39 @@ impl Region {
         }
         let page = page_of(fd)?;
         let len = round_up(bytes, page)?;
-        if page != page_bytes() && len != bytes {
-            return Err(ArenaError::NotWholeHugePages {
+        if (foreign || page != page_bytes()) && len != bytes {
+            return Err(ArenaError::NotWholePages {
                 bytes: bytes as u64,
                 page: page as u64,
             });
         }
-        let mapping = Mapping::shared(fd, len, ProtFlags::READ | ProtFlags::WRITE)
-            .map_err(|errno| ArenaError::os("mmap of a region", errno))?;
         let allocated = u64::try_from(stat.st_blocks)
             .unwrap_or(0)
             .saturating_mul(512);
-        if allocated >= found {
-            // SAFETY: the whole of our own new mapping; populating changes no contents.
-            let populated = unsafe {
-                madvise(
-                    mapping.start().as_ptr().cast(),
-                    mapping.len(),
-                    Advice::LinuxPopulateWrite,
-                )
-            };
-            // A saving only: where it fails the pages are entered one by one when they are touched.
-            populated.ok();
+        if foreign && allocated < found {
+            return Err(ArenaError::Unallocated {
+                bytes: found,
+                allocated,
+            });
         }
-        Ok(Region {
-            watched: Watched::new(mapping)?,
-            bytes,
-        })
+        let mapping = Mapping::shared(fd, len, ProtFlags::READ | ProtFlags::WRITE)
+            .map_err(|errno| ArenaError::os("mmap of a region", errno))?;
+        let watched = Watched::new(mapping)?;
+        let guarded = foreign && guard(watched.mapping())?;
+        if allocated >= found {
+            match advise(watched.mapping(), Advice::LinuxPopulateWrite) {
+                // A page that was there a moment ago is a hole now.
+                Err(Errno::FAULT) if guarded => {
+                    return Err(ArenaError::Unallocated {
+                        bytes: found,
+                        allocated: 0,
+                    });
+                }
+                // A saving only: where it fails the pages are entered one by one when they are touched.
+                _ => (),
+            }
+        }
+        Ok(Region { watched, bytes })
     }
 
     /// Bytes that the peer registered.
@@ -156,6 +181,29 @@ impl Region {
     pub fn is_lost(&self) -> bool {
         self.watched.is_lost()
     }
+
+    /// Frees all pages, whoever else maps or holds the memfd: all see zeros, and who touches one next pays
+    /// for it. For memory of ours that a peer may keep after it is gone.
+    pub fn free_pages(&self) {
+        // Where it fails, or another mapping has taken its place, the pages stay with the memfd.
+        advise(self.watched.mapping(), Advice::LinuxRemove).ok();
+    }
+
+    /// Gives back the private memory that was stored to in place of a region that is lost; nothing
+    /// where it is not.
+    pub fn discard_if_lost(&self) {
+        if self.is_lost() {
+            // It fails only where the mapping is gone, which `self` keeps.
+            advise(self.watched.mapping(), Advice::LinuxDontNeed).ok();
+        }
+    }
+}
+
+fn advise(mapping: &Mapping, advice: Advice) -> rustix::io::Result<()> {
+    // SAFETY: the whole of a mapping of ours, to whose bytes nobody has a reference. Populating changes
+    // no contents; what is not needed is given up only of private memory that stands for lost memory, and what is
+    // removed reads as zeros, which a peer could bring about at any time.
+    unsafe { madvise(mapping.start().as_ptr().cast(), mapping.len(), advice) }
 }
 
 /// Refuses whatever is not a memfd whose size is fixed and which can be written.

@@ -90,7 +90,7 @@ fn memfd_of_reserved_pages() {
     region.window().write(HUGE_2M - 1, &[9]);
     assert!(matches!(
         sealed_memfd("test", HUGE_2M + 4096, HugePages::Require),
-        Err(ArenaError::NotWholeHugePages { .. })
+        Err(ArenaError::NotWholePages { .. })
     ));
     assert!(matches!(
         sealed_memfd("test", 64 * HUGE_2M, HugePages::Require),

@@ -6,7 +6,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
 use rowmill_arena::{
-    ArenaError, HugePages, MAX_WATCHED, MappedFile, Region, install_sigbus_handler, sealed_memfd,
+    ArenaError, HugePages, MAX_WATCHED, MappedFile, Region, guards_holes, install_sigbus_handler,
+    sealed_memfd,
 };
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
@@ -144,6 +145,73 @@ fn hole_in_small_pages_reads_as_zeros() {
     region.window().read(4096, &mut seen);
     assert_eq!(seen, [0; 4096]);
     assert!(!region.is_lost(), "the memory is still the peer's");
+}
+
+#[test]
+fn a_peers_memory_has_to_be_paid_for() {
+    let sealed = SealFlags::SHRINK | SealFlags::GROW;
+    let sparse = memfd(4 * 4096, sealed);
+    let error = Region::map_foreign(sparse.as_fd(), 4 * 4096).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            ArenaError::Unallocated {
+                bytes: 16_384,
+                allocated: 0
+            }
+        ),
+        "{error}"
+    );
+    fallocate(&sparse, FallocateFlags::empty(), 4096, 3 * 4096).unwrap();
+    let error = Region::map_foreign(sparse.as_fd(), 4 * 4096).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            ArenaError::Unallocated {
+                allocated: 12_288,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    let odd = sealed_memfd("test", BYTES, HugePages::Off).unwrap();
+    let error = Region::map_foreign(odd.as_fd(), BYTES).unwrap_err();
+    assert!(
+        matches!(error, ArenaError::NotWholePages { page: 4096, .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn holes_in_a_peers_memory_are_not_filled() {
+    if !guards_holes() {
+        eprintln!("not tried: userfaultfd is not to be had");
+        return;
+    }
+    let pages = 64;
+    let fd = sealed_memfd("test", pages * 4096, HugePages::Off).unwrap();
+    let region = Region::map_foreign(fd.as_fd(), pages * 4096).unwrap();
+    let mine = Region::map(fd.as_fd(), pages * 4096).unwrap();
+    region.window().write(5000, b"there");
+    let mut seen = [0; 5];
+    mine.window().read(5000, &mut seen);
+    assert_eq!((&seen, region.is_lost()), (b"there", false));
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&fd, hole, 4096, 8192).unwrap();
+    // What is still there is touched as ever.
+    region.window().write(0, b"first");
+    assert!(!region.is_lost());
+    region.window().read(8192, &mut seen);
+    assert!(region.is_lost());
+    assert_eq!(seen, [0; 5]);
+    region.window().write(0, &vec![9; pages * 4096]);
+    region.discard_if_lost();
+    region.window().read(0, &mut seen);
+    assert_eq!(seen, [0; 5], "what was stored in its place is given back");
+    let blocks = rustix::fs::fstat(&fd).unwrap().st_blocks;
+    assert_eq!(blocks as usize * 512, (pages - 2) * 4096, "the hole is one");
+    mine.window().read(0, &mut seen);
+    assert_eq!(&seen, b"first");
 }
 
 #[test]

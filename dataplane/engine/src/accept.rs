@@ -4,13 +4,16 @@
 
 use rowmill_pooling::check_ids;
 use rowmill_wire::limits::MAX_IDS_PER_BAG;
-use rowmill_wire::request::Header;
+use rowmill_wire::request::FLAG_PARTIALS;
 use rowmill_wire::{Element, Place, Refusal, Request, Segment, Status};
 
+use rowmill_pooling::Mode;
+use rowmill_table::ResidentTable;
+
 use crate::bind::BoundSchema;
-use crate::copy::{SIGN, Source, TOO_LARGE};
-use crate::limits::{CHECK_IDS, Limits};
-use crate::memory::Memory;
+use crate::copy::{CHUNK, SIGN, Source, TOO_LARGE};
+use crate::limits::{CHECK_IDS, HASHED_COST, Limits};
+use crate::memory::{Conn, Memory};
 use crate::slot::{Check, Slot, Span, Stage, Walk};
 
 /// Checks that need neither a slot nor the client's memory.
@@ -37,30 +40,53 @@ pub(crate) fn check_shape(
     if (header.weights.place != Place::Absent) != schema.weighted {
         return Err(Refusal::whole(Status::WeightsMismatch));
     }
-    if !header.target_base.is_multiple_of(4) {
+    let partials = header.flags & FLAG_PARTIALS != 0;
+    for (i, (f, span)) in schema.features.iter().zip(request.spans()).enumerate() {
+        let refused = |status| Err(Refusal::feature(status, i as u32));
+        if partials && !f.has_partials() {
+            return refused(Status::Unsupported);
+        }
+        if f.mode != Mode::None && span.first_id != 0 {
+            return refused(Status::Malformed);
+        }
+        if f.mode == Mode::None
+            && u64::from(span.first_id) + u64::from(span.ids) > u64::from(f.vectors)
+        {
+            return refused(Status::BlockOverflow);
+        }
+    }
+    if !header.target_base.is_multiple_of(schema.element_bytes) {
         return Err(Refusal::whole(Status::TargetMisaligned));
     }
     Ok(())
 }
 
-/// The bytes of the target's region that the part may write: from the lowest to past the highest.
+/// The bytes of the target's region that the part may write: from the lowest to past the highest; none
+/// at the base where there are no vectors.
 ///
 /// # Errors
 /// `TargetOutOfRegion` where the addresses don't fit 64 bits.
-pub(crate) fn target_extent(header: &Header, schema: &BoundSchema) -> Result<(u64, u64), Refusal> {
-    let (first, last) = (
-        u64::from(header.first_bag),
-        u64::from(header.first_bag + header.bags - 1),
-    );
+fn target_extent(request: &Request<'_>, schema: &BoundSchema) -> Result<(u64, u64), Refusal> {
+    let header = request.header();
     let (mut low, mut high) = (u64::MAX, 0);
-    for (i, f) in schema.features.iter().enumerate() {
-        // Offsets and strides are at most MAX_EXTENT, so that only the base can overflow.
+    for (i, (f, span)) in schema.features.iter().zip(request.spans()).enumerate() {
+        let (first, count) = match f.mode {
+            Mode::None => (span.first_id, span.ids),
+            _ => (header.first_bag, header.bags),
+        };
+        let Some(last) = (first + count).checked_sub(1).filter(|_| count > 0) else {
+            continue;
+        };
+        // By MAX_EXTENT and MAX_BLOCK_IDS only the base can overflow.
         let end = header
             .target_base
-            .checked_add(f.offset + last * f.stride + f.vector_bytes);
+            .checked_add(f.offset + u64::from(last) * f.stride + f.vector_bytes);
         let end = end.ok_or(Refusal::feature(Status::TargetOutOfRegion, i as u32))?;
-        low = low.min(header.target_base + f.offset + first * f.stride);
+        low = low.min(header.target_base + f.offset + u64::from(first) * f.stride);
         high = high.max(end);
+    }
+    if low > high {
+        return Ok((header.target_base, header.target_base));
     }
     Ok((low, high))
 }
@@ -76,7 +102,7 @@ pub(crate) fn fill(
     slot.header = *header;
     slot.check = Check::default();
     slot.walk = Walk::default();
-    let (low, high) = target_extent(header, schema)?;
+    let (low, high) = target_extent(request, schema)?;
     memory
         .target(slot.conn, header.target_region, low, high - low)
         .map_err(Refusal::whole)?;
@@ -86,6 +112,7 @@ pub(crate) fn fill(
             segment_at: from.ids_at,
             ids_from,
             ids: from.ids,
+            first_id: from.first_id,
             next_id: ids_from,
         };
         ids_from += from.ids;
@@ -95,7 +122,7 @@ pub(crate) fn fill(
     let inline = |s: &Segment| !matches!(s.place, Place::Region { .. });
     if inline(&header.ids) && inline(&header.weights) {
         // At most a frame's worth of ids: one step.
-        check_step(slot, schema, memory, Some(request))?;
+        check_step(slot, schema, memory, Some(request), CHECK_IDS)?;
         assert!(
             slot.stage == Stage::Pooling,
             "inline ids are fewer than one step checks"
@@ -165,13 +192,15 @@ fn offsets_to_lengths(start: u32, offsets: &mut [u32]) -> Result<(), usize> {
     Ok(())
 }
 
-/// Copies and bounds up to [`CHECK_IDS`] ids (and their weights); moves the slot to pooling when all
-/// are done. `request` is given while the frame is still there. Returns how many ids were handled.
+/// Copies up to `most` ids (and their weights), and bounds or resolves each; moves the slot to pooling
+/// when all are done. `request` is given while the frame is still there. Returns how many ids were
+/// handled, one of a hashed table counted as [`HASHED_COST`].
 pub(crate) fn check_step(
     slot: &mut Slot,
     schema: &BoundSchema,
     memory: &mut impl Memory,
     request: Option<&Request<'_>>,
+    most: usize,
 ) -> Result<u64, Refusal> {
     let header = slot.header;
     let source = |segment: &Segment| match (segment.place, request) {
@@ -180,28 +209,37 @@ pub(crate) fn check_step(
         (_, None) => None,
     };
     let (ids, weights) = (source(&header.ids), source(&header.weights));
-    let mut left = CHECK_IDS;
-    while left > 0 && (slot.check.feature as usize) < schema.features.len() {
+    let mut left = most;
+    while left >= HASHED_COST && (slot.check.feature as usize) < schema.features.len() {
         let f = slot.check.feature;
         let (span, feature) = (slot.spans[f as usize], &schema.features[f as usize]);
-        let count = left.min((span.ids - slot.check.done) as usize);
+        let cost = if feature.hashed { HASHED_COST } else { 1 };
+        let count = (left / cost).min((span.ids - slot.check.done) as usize);
         let at = (span.ids_from + slot.check.done) as usize;
         let first = u64::from(span.segment_at) + u64::from(slot.check.done);
         let refused = |status| Refusal::feature(status, f);
         if count > 0 {
             let ids = ids.ok_or(refused(Status::LengthsMismatch))?;
+            let element = header.ids.element;
             let copied = &mut slot.data.ids[at..at + count];
-            ids.read_u32(slot.conn, header.ids.element, first, copied, memory)
-                .map_err(refused)?;
-            if let Err(bad) = check_ids(copied, feature.rows) {
-                let negative = copied[bad] & SIGN != 0;
-                let status = if negative {
-                    Status::IdNegative
-                } else {
-                    Status::IdOutOfRange
-                };
-                return Err(Refusal::at(status, f, slot.check.done + bad as u32));
-            }
+            let checked = if feature.hashed {
+                let table = &schema.tables.tables()[feature.table];
+                resolve(table, &ids, slot.conn, element, first, copied, memory)
+            } else {
+                bound(
+                    feature.rows,
+                    &ids,
+                    slot.conn,
+                    element,
+                    first,
+                    copied,
+                    memory,
+                )
+            };
+            checked.map_err(|(status, bad)| match bad {
+                Some(bad) => Refusal::at(status, f, slot.check.done + bad as u32),
+                None => refused(status),
+            })?;
             if let (true, Some(weights)) = (feature.weighted, weights) {
                 let copied = &mut slot.data.weights[at..at + count];
                 weights
@@ -209,7 +247,7 @@ pub(crate) fn check_step(
                     .map_err(refused)?;
             }
         }
-        left -= count;
+        left -= count * cost;
         slot.check.done += count as u32;
         if slot.check.done == span.ids {
             slot.check = Check {
@@ -221,11 +259,59 @@ pub(crate) fn check_step(
     if slot.check.feature as usize == schema.features.len() {
         slot.stage = Stage::Pooling;
     }
-    Ok((CHECK_IDS - left) as u64)
+    Ok((most - left) as u64)
+}
+
+/// Why ids are refused, and the position of the one that is to blame.
+type BadIds = (Status, Option<usize>);
+
+/// Copies ids of a dense table and checks that all are below its number of rows.
+fn bound(
+    rows: u32,
+    source: &Source<'_>,
+    conn: Conn,
+    element: Element,
+    first: u64,
+    out: &mut [u32],
+    memory: &mut impl Memory,
+) -> Result<(), BadIds> {
+    let read = source.read_u32(conn, element, first, out, memory);
+    read.map_err(|status| (status, None))?;
+    check_ids(out, rows).map_err(|bad| {
+        let negative = out[bad] & SIGN != 0;
+        let status = if negative {
+            Status::IdNegative
+        } else {
+            Status::IdOutOfRange
+        };
+        (status, Some(bad))
+    })
+}
+
+/// Copies ids of a hashed table, of which any number is one, and puts the numbers of their rows in their
+/// place.
+fn resolve(
+    table: &ResidentTable,
+    source: &Source<'_>,
+    conn: Conn,
+    element: Element,
+    first: u64,
+    out: &mut [u32],
+    memory: &mut impl Memory,
+) -> Result<(), BadIds> {
+    let mut ids = [0u64; CHUNK];
+    for (i, rows) in out.chunks_mut(CHUNK).enumerate() {
+        let ids = &mut ids[..rows.len()];
+        let read = source.read_u64(conn, element, first + (i * CHUNK) as u64, ids, memory);
+        read.map_err(|status| (status, None))?;
+        let resolved = table.resolve(ids, rows);
+        resolved.map_err(|bad| (Status::UnknownId, Some(i * CHUNK + bad)))?;
+    }
+    Ok(())
 }
 
 const _: () = {
-    // Inline ids are handled in one step.
-    assert!(rowmill_wire::limits::SLOT_BYTES / 4 < CHECK_IDS);
+    // Inline ids are handled in one step, and of each step something is left to do it with.
+    assert!(rowmill_wire::limits::SLOT_BYTES / 4 * HASHED_COST + HASHED_COST <= CHECK_IDS);
     assert!(Element::Bits32 as u8 == 0);
 };

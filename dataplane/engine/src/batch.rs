@@ -5,13 +5,14 @@
 //! cache while all of its bags are pooled; a micro-batch ends wherever its budget does.
 
 use arrayvec::ArrayVec;
-use rowmill_pooling::{Bags, Kernels, Mode, Rows};
+use rowmill_pooling::{Bags, Kernels, Mode};
 use rowmill_wire::request::FLAG_PARTIALS;
 use rowmill_wire::{Refusal, Status};
 
-use crate::bind::{BoundSchema, pooling_format};
+use crate::bind::BoundSchema;
 use crate::limits::PIECES;
 use crate::memory::Memory;
+use crate::rows::rows;
 use crate::slot::{Slot, Walk};
 
 /// What a micro-batch did.
@@ -48,23 +49,28 @@ pub(crate) fn run(
     {
         let feature = walk.feature;
         let (piece, next_id) = next_piece(slot, schema, &mut walk, budget - made.bytes, &mut made);
-        nexts.push((feature, next_id));
-        pieces.push(piece);
+        // Empty bags that are not pooled give nothing.
+        if piece.vectors() > 0 {
+            nexts.push((feature, next_id));
+            pieces.push(piece);
+        }
         if walk.done == walk.slice {
             walk.done = 0;
             walk.feature += 1;
         }
     }
-    let low = pieces.iter().map(|p| p.offset).min().unwrap_or(0);
-    let high = pieces.iter().map(end_of).max().unwrap_or(0);
-    for piece in &mut pieces {
-        piece.offset -= low;
-    }
     let region = slot.header.target_region;
-    let target = memory
-        .target(slot.conn, region, low as u64, (high - low) as u64)
-        .map_err(Refusal::whole)?;
-    kernels.pool(&pieces, &target);
+    if !pieces.is_empty() {
+        let low = pieces.iter().map(|p| p.offset).min().unwrap_or(0);
+        let high = pieces.iter().map(end_of).max().unwrap_or(0);
+        for piece in &mut pieces {
+            piece.offset -= low;
+        }
+        let target = memory
+            .target(slot.conn, region, low as u64, (high - low) as u64)
+            .map_err(Refusal::whole)?;
+        kernels.pool(&pieces, &target);
+    }
     drop(pieces);
     if memory.is_lost(slot.conn, region) {
         return Err(Refusal::whole(Status::RegionLost));
@@ -109,30 +115,30 @@ fn next_piece<'s>(
     for &length in waiting {
         bags += 1;
         ids += length as usize;
-        bytes += u64::from(length) * feature.row_bytes + feature.vector_bytes;
+        bytes += match feature.mode {
+            // An empty bag costs no more than reading its length.
+            Mode::None => u64::from(length) * (feature.row_bytes + feature.vector_bytes) + 4,
+            _ => u64::from(length) * feature.row_bytes + feature.vector_bytes,
+        };
         if bytes >= budget {
             break;
         }
     }
     let table = &schema.tables.tables()[feature.table];
-    let rows = Rows::new(
-        table.bytes(),
-        table.stride(),
-        table.row_count(),
-        table.dim(),
-        pooling_format(table.format()),
-    )
-    .expect("a resident table has consistent shapes");
     let id = span.next_id as usize;
-    let first_bag = u64::from(header.first_bag + walk.bag + walk.done);
+    let first = u64::from(match feature.mode {
+        Mode::None => span.first_id + (span.next_id - span.ids_from),
+        _ => header.first_bag + walk.bag + walk.done,
+    });
     let partials = header.flags & FLAG_PARTIALS != 0;
     let piece = Bags {
-        rows,
+        rows: rows(table),
         ids: &slot.data.ids[id..id + ids],
         lengths: &waiting[..bags],
         weights: feature.weighted.then(|| &slot.data.weights[id..id + ids]),
         mode: if partials { Mode::Sum } else { feature.mode },
-        offset: (header.target_base + feature.offset + first_bag * feature.stride) as usize,
+        output: feature.output,
+        offset: (header.target_base + feature.offset + first * feature.stride) as usize,
         stride: feature.stride as usize,
     };
     walk.done += bags as u32;

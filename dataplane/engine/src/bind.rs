@@ -3,30 +3,43 @@
 
 use std::sync::Arc;
 
-use rowmill_table::{Resident, RowFormat};
+use rowmill_pooling::{Mode, Output};
+use rowmill_table::{Resident, TableKind};
 use rowmill_wire::{Feature, Pooling, Refusal, Schema, Status};
-
-use rowmill_pooling::Mode;
 
 /// A feature whose table and place are known to be good.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundFeature {
     /// The table's number in the generation.
     pub table: usize,
+    /// Whether its ids are keys of a hashed table, to be resolved to rows.
+    pub hashed: bool,
     /// How bags are pooled.
     pub mode: Mode,
+    /// How elements of vectors are stored.
+    pub output: Output,
     /// Whether each id has a weight.
     pub weighted: bool,
-    /// Bytes from the target's base to bag 0's vector.
+    /// Bytes from the target's base to the first vector.
     pub offset: u64,
-    /// Bytes between bags.
+    /// Bytes between vectors.
     pub stride: u64,
-    /// Bytes of a pooled vector.
+    /// Bytes of a vector.
     pub vector_bytes: u64,
+    /// Vectors that there can be: bags of the largest batch, or ids where it is not pooled.
+    pub vectors: u32,
     /// Bytes of a row, for estimates of work.
     pub row_bytes: u64,
-    /// Rows of the table.
+    /// Rows that ids can name.
     pub rows: u32,
+}
+
+impl BoundFeature {
+    /// Whether raw sums can be written in place of its vectors: of a maximum an empty bag would have to
+    /// be told from zeros, and f32 sums don't fit the place of smaller elements.
+    pub(crate) fn has_partials(&self) -> bool {
+        matches!(self.mode, Mode::Sum | Mode::Mean) && self.output == Output::F32
+    }
 }
 
 /// A bound schema.
@@ -34,6 +47,8 @@ pub struct BoundFeature {
 pub struct BoundSchema {
     pub(crate) max_batch: u32,
     pub(crate) weighted: bool,
+    /// Bytes of the largest element: bases of targets are multiples of it.
+    pub(crate) element_bytes: u64,
     pub(crate) features: Vec<BoundFeature>,
     pub(crate) tables: Arc<Resident>,
 }
@@ -60,11 +75,11 @@ pub fn bind(schema: &Schema, tables: &Arc<Resident>) -> Result<BoundSchema, (Ref
         .features
         .iter()
         .enumerate()
-        .map(|(i, f)| bind_feature(i as u32, f, tables))
+        .map(|(i, f)| bind_feature(i as u32, f, schema.max_batch, tables))
         .collect::<Result<_, _>>()?;
     for (i, a) in features.iter().enumerate() {
         for (j, b) in features.iter().enumerate().take(i) {
-            if overlap(a, b, schema.max_batch) {
+            if overlap(a, b) {
                 let detail = format!(
                     "features {j} (`{}`) and {i} (`{}`) write the same bytes: offsets {} and {}, strides {} and {}, vectors of {} and {} bytes",
                     schema.features[j].name,
@@ -83,10 +98,11 @@ pub fn bind(schema: &Schema, tables: &Arc<Resident>) -> Result<BoundSchema, (Ref
             }
         }
     }
-    let weighted = features.iter().any(|f| f.weighted);
+    let element_bytes = schema.features.iter().map(|f| f.output.bytes()).max();
     Ok(BoundSchema {
         max_batch: schema.max_batch,
-        weighted,
+        weighted: features.iter().any(|f| f.weighted),
+        element_bytes: element_bytes.unwrap_or(1),
         features,
         tables: Arc::clone(tables),
     })
@@ -95,6 +111,7 @@ pub fn bind(schema: &Schema, tables: &Arc<Resident>) -> Result<BoundSchema, (Ref
 fn bind_feature(
     i: u32,
     feature: &Feature,
+    max_batch: u32,
     tables: &Resident,
 ) -> Result<BoundFeature, (Refusal, String)> {
     let Some(table) = tables
@@ -109,27 +126,39 @@ fn bind_feature(
     let element = feature.output.bytes();
     if !feature.offset.is_multiple_of(element) || !feature.stride.is_multiple_of(element) {
         let detail = format!(
-            "feature `{}` has offset {} and stride {}, which must be multiples of {element}",
+            "feature `{}` has offset {} and stride {}, which must be multiples of the {element} bytes of an element",
             feature.name, feature.offset, feature.stride
         );
         return Err((Refusal::feature(Status::TargetMisaligned, i), detail));
     }
     let bound = BoundFeature {
         table,
+        hashed: match resident.kind() {
+            TableKind::Dense => false,
+            TableKind::Hashed(_) => true,
+        },
         mode: match feature.pooling {
             Pooling::Sum | Pooling::WeightedSum => Mode::Sum,
-            Pooling::Mean => Mode::Mean,
+            Pooling::Mean | Pooling::WeightedMean => Mode::Mean,
+            Pooling::Max => Mode::Max,
+            Pooling::None => Mode::None,
         },
-        weighted: feature.pooling == Pooling::WeightedSum,
+        output: match feature.output {
+            rowmill_wire::Output::F32 => Output::F32,
+            rowmill_wire::Output::F16 => Output::F16,
+            rowmill_wire::Output::Bf16 => Output::Bf16,
+        },
+        weighted: feature.pooling.is_weighted(),
         offset: feature.offset,
         stride: feature.stride,
         vector_bytes: resident.dim() as u64 * element,
+        vectors: feature.max_vectors(max_batch),
         row_bytes: resident.stride() as u64,
-        rows: resident.row_count(),
+        rows: resident.lookup_count(),
     };
     if bound.stride < bound.vector_bytes {
         let detail = format!(
-            "feature `{}` has a stride of {} bytes, less than its vectors of {} bytes: its bags would overlap",
+            "feature `{}` has a stride of {} bytes, less than its vectors of {} bytes: they would overlap",
             feature.name, bound.stride, bound.vector_bytes
         );
         return Err((Refusal::feature(Status::OverlappingOutputs, i), detail));
@@ -137,11 +166,12 @@ fn bind_feature(
     Ok(bound)
 }
 
-/// Whether two features write a common byte for some bags below `max_batch`. Features of equal
+/// Whether two features write a common byte for some of their vectors. Features of equal
 /// stride may interleave; others must lie apart as a whole (the rule of SPEC.md, which never accepts
 /// an overlap and refuses only layouts that nobody writes).
-fn overlap(a: &BoundFeature, b: &BoundFeature, max_batch: u32) -> bool {
-    let end = |f: &BoundFeature| f.offset + u64::from(max_batch - 1) * f.stride + f.vector_bytes;
+fn overlap(a: &BoundFeature, b: &BoundFeature) -> bool {
+    // Below 2^64 by the bounds of the protocol: see MAX_EXTENT and MAX_BLOCK_IDS.
+    let end = |f: &BoundFeature| f.offset + u64::from(f.vectors - 1) * f.stride + f.vector_bytes;
     if end(a) <= b.offset || end(b) <= a.offset {
         return false;
     }
@@ -151,12 +181,4 @@ fn overlap(a: &BoundFeature, b: &BoundFeature, max_batch: u32) -> bool {
     let (low, high) = if a.offset <= b.offset { (a, b) } else { (b, a) };
     let apart = (high.offset - low.offset) % a.stride;
     apart < low.vector_bytes || apart + high.vector_bytes > a.stride
-}
-
-/// The pooling crate's name of a row format.
-pub(crate) fn pooling_format(format: RowFormat) -> rowmill_pooling::RowFormat {
-    match format {
-        RowFormat::F32 => rowmill_pooling::RowFormat::F32,
-        RowFormat::Int8 => rowmill_pooling::RowFormat::Int8,
-    }
 }

@@ -81,6 +81,35 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
+    /// Copies elements `first..first + out.len()` as they are, 32-bit ones widened.
+    pub(crate) fn read_u64(
+        &self,
+        conn: Conn,
+        element: Element,
+        first: u64,
+        out: &mut [u64],
+        memory: &mut impl Memory,
+    ) -> Result<(), Status> {
+        let at = first * element.bytes();
+        if element.bytes() == 8 {
+            self.read(conn, at, bytemuck::cast_slice_mut(out), memory)?;
+            out.iter_mut()
+                .for_each(|value| *value = u64::from_le(*value));
+            return Ok(());
+        }
+        let mut narrow = [0u32; CHUNK];
+        let mut at = at;
+        for part in out.chunks_mut(CHUNK) {
+            let narrow = &mut narrow[..part.len()];
+            self.read(conn, at, bytemuck::cast_slice_mut(narrow), memory)?;
+            at += 4 * part.len() as u64;
+            for (to, from) in part.iter_mut().zip(narrow) {
+                *to = u32::from_le(*from).into();
+            }
+        }
+        Ok(())
+    }
+
     /// Copies elements `first..` as f32.
     pub(crate) fn read_f32(
         &self,
@@ -97,7 +126,7 @@ impl<'a> Source<'a> {
 }
 
 /// Wide values copied at a time: 4 KiB, which stay in the first-level cache until they are narrowed.
-const CHUNK: usize = 512;
+pub(crate) const CHUNK: usize = 512;
 
 fn narrow(value: u64) -> u32 {
     if value < u64::from(SIGN) {

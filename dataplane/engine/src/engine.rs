@@ -11,7 +11,7 @@ use rowmill_wire::{Completion, CompletionKind, Op, Refusal, Request, Status};
 use crate::accept;
 use crate::batch::{self, Made};
 use crate::bind::BoundSchema;
-use crate::limits::{BATCH_BYTES, BYTES_PER_NS_FIRST, Limits};
+use crate::limits::{BATCH_BYTES, BYTES_PER_NS_FIRST, CHECK_AHEAD, CHECK_IDS, Limits};
 use crate::memory::{Conn, Memory};
 use crate::schedule::Schedule;
 use crate::slot::{NONE, Slot, Stage};
@@ -293,13 +293,16 @@ impl Engine {
             };
         };
         let slot = &mut self.slots[index as usize];
-        let conn = slot.conn;
+        let (conn, pooling) = (slot.conn, slot.stage == Stage::Pooling);
         let schema = self.connections[conn.0 as usize].schemas[slot.schema].as_deref();
         let schema = schema.expect("a schema stays bound while its connection is attached");
         let budget = allowed.min(self.budget).max(1);
         let outcome = step(slot, schema, budget, &self.kernels, memory);
+        // A turn that has checked its own request's ids has been long enough.
+        let ahead = self.schedule.upcoming(index, &self.slots);
+        let ahead = ahead.filter(|_| pooling && outcome.is_ok());
         self.counters.micro_batches += 1;
-        let bytes = match outcome {
+        let mut bytes = match outcome {
             Err(refusal) => {
                 // A refusal costs the whole turn: otherwise a client whose requests are all refused at
                 // their last id would keep everybody else waiting.
@@ -315,8 +318,37 @@ impl Engine {
                 made.bytes
             }
         };
+        if let Some(ahead) = ahead {
+            bytes += self.check_ahead(now_ns, ahead, memory);
+        }
         self.last = Some((now_ns, bytes));
         Turn::Worked { bytes }
+    }
+
+    /// Checks ids of the request whose turn comes next, so that keys of hashed tables are resolved a
+    /// request ahead. Its own connection pays for that.
+    fn check_ahead(&mut self, now_ns: u64, index: u32, memory: &mut impl Memory) -> u64 {
+        let slot = &mut self.slots[index as usize];
+        if slot.stage != Stage::Checking {
+            return 0;
+        }
+        let conn = slot.conn;
+        let schema = self.connections[conn.0 as usize].schemas[slot.schema].as_deref();
+        let schema = schema.expect("a schema stays bound while its connection is attached");
+        match accept::check_step(slot, schema, memory, None, CHECK_AHEAD) {
+            Err(refusal) => {
+                // As costly as in a turn of its own.
+                self.schedule.owe(conn, self.budget);
+                self.finish(now_ns, index, refusal);
+                0
+            }
+            Ok(ids) => {
+                let bytes = ids * 8;
+                self.counters.bytes += bytes;
+                self.schedule.owe(conn, bytes);
+                bytes
+            }
+        }
     }
 
     /// The next status record to announce, in the order in which they came about.
@@ -468,7 +500,7 @@ fn step(
     let mut spent = 0;
     if slot.stage == Stage::Checking {
         // An id costs about two cache lines' worth of a row's time: its own bytes and its check.
-        spent = accept::check_step(slot, schema, memory, None)? * 8;
+        spent = accept::check_step(slot, schema, memory, None, CHECK_IDS)? * 8;
     }
     if slot.stage == Stage::Checking || spent >= budget {
         return Ok(Made {

@@ -6,8 +6,10 @@
 //! the same engine serves every port and the seeded simulation.
 //!
 //! A request passes through: [`accept`](Engine::request) (parse, check against schema and limits,
-//! copy the lengths), checking (copy the ids and bound each, in bounded steps), pooling (micro-batches
-//! straight into the target), completion. A request that is refused is refused before any row is read.
+//! copy the lengths), checking (copy the ids, bound those of dense tables and resolve those of hashed ones
+//! to rows, in bounded steps), pooling (micro-batches straight into the target), completion. A request
+//! that is refused is refused before any row is read. Ids that come inline are checked when the frame is
+//! accepted, others while the request before theirs is pooled: so keys are looked up a request ahead.
 #![forbid(unsafe_code)]
 
 mod accept;
@@ -17,6 +19,7 @@ mod copy;
 mod engine;
 mod limits;
 mod memory;
+mod rows;
 mod schedule;
 mod slot;
 
@@ -24,3 +27,4 @@ pub use bind::{BoundFeature, BoundSchema, bind};
 pub use engine::{Counters, Engine, ProtocolError, Turn};
 pub use limits::Limits;
 pub use memory::{Conn, Memory};
+pub use rows::rows;

@@ -47,5 +47,20 @@ pub(crate) const BATCH_BYTES: core::ops::RangeInclusive<u64> = (64 << 10)..=(4 <
 /// The first guess, before a rate is measured: 20 GB/s, so that half of 50 us are 0.5 MB.
 pub(crate) const BYTES_PER_NS_FIRST: u64 = 20;
 
-/// Ids copied and bounded in one step: 32,768 ids of 8 bytes are 256 KiB, about 20 us.
+/// Ids of dense tables copied and bounded in one step: 32,768 ids of 8 bytes are 256 KiB, about 20 us.
 pub(crate) const CHECK_IDS: usize = 1 << 15;
+
+/// What an id of a hashed table counts in a step, in ids of dense ones: its bucket is a cache line of
+/// 64 bytes or a little more from memory, where a dense id is 8 bytes of a stream.
+pub(crate) const HASHED_COST: usize = 8;
+
+/// Ids checked in a turn for the request that comes next, so that it is a request ahead of its rows. At 8
+/// bytes each they are half of the smallest micro-batch, so that what the next one owes for them
+/// never makes its own turn tiny.
+pub(crate) const CHECK_AHEAD: usize = 1 << 12;
+
+/// Connections looked at for a request that comes next: those without work stay in the round until
+/// their turn comes, and a turn shall not walk past all 256 of them.
+pub(crate) const AHEAD_CONNECTIONS: usize = 8;
+
+const _: () = assert!(CHECK_AHEAD as u64 * 8 <= *BATCH_BYTES.start() / 2);

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 
+use crate::limits::AHEAD_CONNECTIONS;
 use crate::memory::Conn;
 use crate::slot::{NONE, Slot};
 
@@ -97,6 +98,27 @@ impl Schedule {
             }
         }
         None
+    }
+
+    /// The request whose turn comes after that of `slot`, as far as can be told: the next of its
+    /// connection, or the first of the next connection that has one.
+    pub(crate) fn upcoming(&self, slot: u32, slots: &[Slot]) -> Option<u32> {
+        let Slot { conn, next, .. } = slots[slot as usize];
+        if next != NONE {
+            return Some(next);
+        }
+        let others = self.fresh.iter().chain(&self.round);
+        others
+            .take(AHEAD_CONNECTIONS)
+            .filter(|&&other| other != conn.0)
+            .map(|&other| self.queues[other as usize].head)
+            .find(|&head| head != NONE)
+    }
+
+    /// Charges a connection for work that was done for it out of its turn.
+    pub(crate) fn owe(&mut self, conn: Conn, bytes: u64) {
+        let queue = &mut self.queues[conn.0 as usize];
+        queue.deficit = queue.deficit.saturating_sub_unsigned(bytes);
     }
 
     /// Charges the connection whose turn it was; when less than half a quantum is left, the next

@@ -11,7 +11,7 @@ use crate::memory::Conn;
 pub(crate) struct Data {
     /// `features * bags` lengths.
     pub(crate) lengths: Box<[u32]>,
-    /// All ids.
+    /// All ids, those of hashed tables resolved to the numbers of rows.
     pub(crate) ids: Box<[u32]>,
     /// All weights, where the schema wants them.
     pub(crate) weights: Box<[f32]>,
@@ -26,6 +26,8 @@ pub(crate) struct Span {
     pub(crate) ids_from: u32,
     /// How many.
     pub(crate) ids: u32,
+    /// Ids of the feature in the parts before, where it is not pooled.
+    pub(crate) first_id: u32,
     /// The next id to pool, in [`Data::ids`].
     pub(crate) next_id: u32,
 }

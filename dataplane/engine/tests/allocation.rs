@@ -3,8 +3,11 @@
 
 mod common;
 
-use common::{HeapMemory, INLINE, LIMITS, Model, REGION, SOURCE, TARGET, engine, frame, lookup};
+use common::{
+    Carry, HeapMemory, INLINE, LIMITS, Model, REGION, SOURCE, TARGET, attach, engine, frame, lookup,
+};
 use rowmill_engine::{Conn, Engine, Turn};
+use rowmill_wire::Element;
 
 fn turn_to_the_end(engine: &mut Engine, memory: &mut HeapMemory) -> usize {
     let mut records = 0;
@@ -63,4 +66,47 @@ fn requests_allocate_nothing() {
     assert_eq!(counted.count_total, 0, "allocations of the engine");
     let seen = allocation_counter::measure(|| drop(std::hint::black_box(vec![1])));
     assert_eq!(seen.count_total, 1, "the counter counts");
+}
+
+#[test]
+fn no_mode_output_or_hashed_table_allocates() {
+    let model = Model::every();
+    let mut engine = engine(&model, LIMITS);
+    attach(&mut engine, &model, Conn(1));
+    let wide = Carry {
+        ids: Element::Bits64,
+        ..REGION
+    };
+    let mut source = vec![];
+    let mut unknown = model.batch(3, 60, 9);
+    // Feature 1 is of a hashed table that answers no missing key.
+    unknown.features[1][59] = vec![12345];
+    let mut weights = unknown.weights.take().expect("weighted");
+    weights[1][59] = vec![1.0];
+    unknown.weights = Some(weights);
+    let frames = [
+        frame(lookup(1, 300), &model.batch(1, 300, 12), wide, &mut source),
+        frame(lookup(2, 60), &model.batch(2, 60, 9), wide, &mut source),
+        frame(lookup(3, 60), &unknown, wide, &mut source),
+    ];
+    let mut memory = HeapMemory::default();
+    for conn in 0..2 {
+        memory.regions.insert((conn, SOURCE), source.clone());
+        memory
+            .regions
+            .insert((conn, TARGET), vec![0; model.target_bytes(300)]);
+    }
+    let mut records = 0;
+    let counted = allocation_counter::measure(|| {
+        for (slot, frame) in frames.iter().enumerate() {
+            let conn = Conn(slot as u32 % 2);
+            engine
+                .request(0, conn, slot as u16, frame, &mut memory)
+                .expect("free slot");
+        }
+        records += turn_to_the_end(&mut engine, &mut memory);
+    });
+    assert_eq!(records, 3);
+    assert_eq!(engine.counters().refused, 1);
+    assert_eq!(counted.count_total, 0, "allocations of the engine");
 }

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{
-    Batch, Carry, HeapMemory, INLINE, LIMITS, Model, REGION, SOURCE, TARGET, attach, engine, frame,
-    lookup, run,
+    Batch, Carry, HeapMemory, INLINE, LIMITS, Model, REGION, SOURCE, TARGET, UNTOUCHED, answer,
+    attach, engine, frame, lookup, memory_for, run,
 };
 use proptest::prelude::*;
 
@@ -12,56 +12,6 @@ use rowmill_engine::{Conn, Engine, Limits};
 use rowmill_table::{RowFormat, TableSpec};
 use rowmill_wire::request::FLAG_PARTIALS;
 use rowmill_wire::{CompletionKind, Element, Pooling, SplitRule, Status};
-
-/// Bytes before and after the target that must stay as they were.
-const GUARD: usize = 64;
-
-fn memory_for(model: &Model, bags: u32, source: Vec<u8>) -> HeapMemory {
-    let mut memory = HeapMemory::default();
-    memory.regions.insert((0, SOURCE), source);
-    memory.regions.insert(
-        (0, TARGET),
-        vec![0xaa; bags as usize * model.row_bytes as usize + 2 * GUARD],
-    );
-    memory
-}
-
-fn answer(
-    model: &Model,
-    engine: &mut Engine,
-    batch: &Batch,
-    carry: Carry,
-    slice_bags: u32,
-) -> Vec<(CompletionKind, u16)> {
-    let mut header = lookup(9, batch.bags());
-    header.target_base = GUARD as u64;
-    header.slice_bags = slice_bags;
-    let mut source = vec![0; 3];
-    let frame = frame(header, batch, carry, &mut source);
-    let mut memory = memory_for(model, batch.bags(), source);
-    let mut now_ns = 5;
-    engine
-        .request(now_ns, Conn(0), 3, &frame, &mut memory)
-        .expect("the slot is free");
-    let records = run(engine, &mut memory, &mut now_ns);
-    for (conn, record) in &records {
-        assert_eq!(
-            (*conn, record.request, record.slot, record.status),
-            (Conn(0), 9, 3, Status::Ok),
-            "{record:?}"
-        );
-    }
-    let target = &memory.regions[&(0, TARGET)];
-    let (before, rest) = target.split_at(GUARD);
-    let (result, after) = rest.split_at(rest.len() - GUARD);
-    assert_eq!(result, model.oracle(batch), "bytes of the answer");
-    assert!(
-        before.iter().chain(after).all(|&b| b == 0xaa),
-        "bytes around the target"
-    );
-    assert_eq!(engine.in_progress(), 0);
-    records.iter().map(|(_, r)| (r.kind, r.slice)).collect()
-}
 
 #[test]
 fn every_form_of_frame_gives_the_oracles_bytes() {
@@ -151,20 +101,14 @@ fn weights_and_partials() {
         rows: 99,
         dim,
         format: RowFormat::F32,
+        kind: rowmill_table::TableKind::Dense,
     };
     let poolings = [Pooling::WeightedSum, Pooling::Mean];
     let model = Model::new(&[spec("w", 20), spec("m", 8)], &poolings, 64);
-    let mut batch = model.batch(8, 30, 5);
-    let weight = |i: usize| (i as f32 - 3.0) / 7.0;
-    let weights = |bags: &Vec<Vec<u64>>| {
-        bags.iter()
-            .map(|b| (0..b.len()).map(weight).collect())
-            .collect()
-    };
-    batch.weights = Some(batch.features.iter().map(weights).collect());
+    let batch = model.batch(8, 30, 5);
     let mut weighted = engine(&model, LIMITS);
     answer(&model, &mut weighted, &batch, REGION, 0);
-    answer(&model, &mut weighted, &batch.part(0, 5), INLINE, 0);
+    answer(&model, &mut weighted, &batch.part(&model, 0, 5), INLINE, 0);
 
     // With the partials flag the mean's division is left out: the same bytes as a sum's.
     let sums = Model::new(
@@ -203,7 +147,12 @@ fn parts_on_four_workers_give_the_bytes_of_one() {
         let mut header = lookup(1, bags);
         (header.part, header.parts, header.first_bag) = (part as u8, 4, first);
         let mut source = vec![];
-        let frame = frame(header, &batch.part(first, bags), REGION, &mut source);
+        let frame = frame(
+            header,
+            &batch.part(&model, first, bags),
+            REGION,
+            &mut source,
+        );
         memory.regions.insert((0, SOURCE), source);
         worker
             .request(0, Conn(0), 0, &frame, &mut memory)
@@ -233,7 +182,7 @@ fn one_engine_serves_several_clients_at_once() {
         memory.regions.insert((c as u32, SOURCE), source);
         memory.regions.insert(
             (c as u32, TARGET),
-            vec![0; batch.bags() as usize * model.row_bytes as usize],
+            vec![UNTOUCHED; model.target_bytes(batch.bags())],
         );
         engine
             .request(0, Conn(c as u32), 0, &frame, &mut memory)
@@ -273,12 +222,13 @@ fn a_bag_longer_than_any_budget_is_one_micro_batch() {
         rows: 4000,
         dim: 2048,
         format: RowFormat::F32,
+        kind: rowmill_table::TableKind::Dense,
     };
     let model = Model::new(&[spec], &[Pooling::Sum], 8);
     let mut engine = engine(&model, LIMITS);
     let batch = Batch {
         features: vec![vec![(0..8192).map(|i| i % 4000).collect(), vec![1]]],
-        weights: None,
+        ..Batch::default()
     };
     answer(&model, &mut engine, &batch, REGION, 0);
     assert!(

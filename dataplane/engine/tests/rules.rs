@@ -137,7 +137,7 @@ fn offsets_beyond_31_bits_are_refused_even_where_no_ids_lie_between() {
         let mut engine = engine(&model, LIMITS);
         let empty = common::Batch {
             features: vec![vec![vec![]; 2]; 3],
-            weights: None,
+            ..common::Batch::default()
         };
         let carry = common::Carry {
             lengths: rowmill_wire::Element::Offsets64,
@@ -470,6 +470,7 @@ fn ids_at_the_end_of_a_segment_of_four_billion_overflow_nothing() {
         lengths_at: 0,
         ids_at: u32::MAX - 2,
         ids: 40_000,
+        first_id: 0,
     };
     let mut out = Box::new([0; rowmill_wire::limits::SLOT_BYTES]);
     let len = rowmill_wire::request::encode(&header, &[span; 3], &[], &mut out).expect("fits");
@@ -522,6 +523,7 @@ fn schemas_that_cannot_work_are_refused_when_bound() {
         table: table.into(),
         pooling: Pooling::Sum,
         output: Output::F32,
+        max_ids: 0,
         offset,
         stride,
     };

@@ -5,7 +5,7 @@
 //! row's lines are on their way before the kernel comes to them.
 
 use crate::order::in_order;
-use crate::{Bags, RowFormat};
+use crate::{Bags, Mode};
 use core::ops::Range;
 
 /// Bytes of a cache line.
@@ -36,7 +36,7 @@ pub(crate) struct Run<'a> {
     pub(crate) lengths: &'a [u32],
     /// A weight for each id.
     pub(crate) weights: Option<&'a [f32]>,
-    /// The byte of the target at which the first bag's columns start.
+    /// The byte of the target at which the first vector's columns start.
     pub(crate) offset: usize,
 }
 
@@ -51,8 +51,8 @@ pub(crate) struct Place {
     last_byte: usize,
     /// Cache lines that what is fetched of a row touches at most, and at least all but one of.
     lines: usize,
-    /// Bytes from a row's first column to the end of all its columns, where an int8 row has its scale
-    /// and bias.
+    /// Bytes from a row's first column to the end of all its columns, where rows of codes have their
+    /// scale and bias.
     pub(crate) trailer: usize,
 }
 
@@ -69,16 +69,12 @@ impl Run<'_> {
     /// Where the run's columns are in memory. With a row's last columns go its scale and bias, so
     /// that they are fetched too.
     pub(crate) fn place(&self) -> Place {
-        let rows = &self.bags.rows;
-        let column_bytes = match rows.format() {
-            RowFormat::F32 => 4,
-            RowFormat::Int8 => 1,
-        };
-        let start = column_bytes * self.columns.start;
+        let (rows, format) = (&self.bags.rows, self.bags.rows.format());
+        let start = format.value_bytes(self.columns.start);
         let end = if self.columns.end == rows.dim() {
             rows.row_bytes()
         } else {
-            column_bytes * self.columns.end
+            format.value_bytes(self.columns.end)
         };
         let first = rows.bytes().as_ptr().wrapping_add(start);
         Place {
@@ -86,7 +82,7 @@ impl Run<'_> {
             stride: rows.stride(),
             last_byte: end - start - 1,
             lines: lines_touched(first.addr(), rows.stride(), end - start),
-            trailer: column_bytes * rows.dim() - start,
+            trailer: format.value_bytes(rows.dim()) - start,
         }
     }
 }
@@ -168,7 +164,7 @@ impl<'a> Iterator for Runs<'a> {
 
 impl<'a> Wide<'a> {
     /// The next tile of the bag, or the first of the next bag. A bag's last columns come first,
-    /// because scale and bias of int8 rows lie behind them: once fetched, they are near for the other
+    /// because scale and bias lie behind them: once fetched, they are near for the other
     /// tiles.
     fn next_run(&mut self, tile: usize) -> Option<Run<'a>> {
         let bags = self.bags;
@@ -178,6 +174,10 @@ impl<'a> Wide<'a> {
             self.columns_left = bags.rows.dim();
         }
         let length = *bags.lengths.get(self.bag)? as usize;
+        let vectors_before = match bags.mode {
+            Mode::None => self.first_id,
+            Mode::Sum | Mode::Mean | Mode::Max => self.bag,
+        };
         let ids = self.first_id..self.first_id + length;
         let start = (self.columns_left - 1) / tile * tile;
         let columns = start..self.columns_left;
@@ -188,7 +188,7 @@ impl<'a> Wide<'a> {
             ids: &bags.ids[ids.clone()],
             lengths: &bags.lengths[self.bag..=self.bag],
             weights: bags.weights.map(|weights| &weights[ids]),
-            offset: bags.offset + self.bag * bags.stride + 4 * start,
+            offset: bags.offset + vectors_before * bags.stride + bags.output.bytes() * start,
         })
     }
 }
@@ -284,7 +284,7 @@ fn enter<'a>(runs: &mut Runs<'a>) -> Option<(&'a [u32], Place)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Mode, Rows};
+    use crate::{Mode, Output, RowFormat, Rows};
 
     fn bags<'a>(rows: Rows<'a>, ids: &'a [u32], lengths: &'a [u32]) -> Bags<'a> {
         Bags {
@@ -293,6 +293,7 @@ mod tests {
             lengths,
             weights: None,
             mode: Mode::Sum,
+            output: Output::F32,
             offset: 1000,
             stride: 10_000,
         }

@@ -1,217 +1,184 @@
-//! AVX2 with FMA: eight dimensions a register and four in a half, a tile of 64 dimensions in half of
-//! the register file.
+//! AVX2 with FMA and F16C: eight dimensions a register, four in the last one where eight don't divide,
+//! a tile of 64 dimensions.
 #![allow(unsafe_code)]
 
-use crate::ahead::{Ahead, LINE_BYTES, Run, Runs};
-use crate::order::in_shuffled_order;
-use crate::{Bags, Mode, RowFormat, scalar};
+use crate::kernel::{Simd, entry};
+use crate::{Output, RowFormat, scalar};
 use core::arch::x86_64::*;
-use rowmill_arena::Window;
 
-/// Dimensions a register.
-const LANES: usize = 8;
-/// Dimensions of the largest tile: eight registers of sums leave as many for everything else.
-const TILE: usize = 8 * LANES;
+/// AVX2, FMA and F16C.
+struct Avx2;
 
-/// Pools a batch into a target.
-///
-/// # Safety
-/// Every feature of the batch has passed [`Bags::assert_sound`] for the target's length.
-#[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn pool(batch: &[Bags<'_>], target: &Window<'_>) {
-    let mut ahead = Ahead::new(batch, TILE);
-    for run in Runs::new(batch, TILE) {
-        let half = !run.columns.len().is_multiple_of(LANES);
-        macro_rules! by_registers {
-            ($($n:literal)*) => {
-                match (run.columns.len() / LANES, half) {
-                    // SAFETY: the caller's contract, and the run's columns fill $n registers, and
-                    // half of another where `half` is so.
-                    $(($n, false) => unsafe { pool_run::<$n, false>(&run, &mut ahead, target) },
-                    // SAFETY: likewise.
-                    ($n, true) => unsafe { pool_run::<$n, true>(&run, &mut ahead, target) },)*
-                    (n, _) => unreachable!("{n} registers for a tile of 8"),
+entry!(Avx2, "avx2,fma,f16c", 1 2 3 4 5 6 7 8);
+
+// Dimensions are multiples of four, so a register has all eight of them, or four.
+impl Simd for Avx2 {
+    type Vector = __m256;
+
+    const LANES: usize = 8;
+    const REGISTERS: usize = 8;
+    const INT4_GROUP: usize = 1;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m256 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn canonical(x: __m256) -> __m256 {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(x, x);
+            _mm256_blendv_ps(x, _mm256_set1_ps(scalar::NAN), nan)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn max(a: __m256, b: __m256) -> __m256 {
+        // Negative numbers with their other bits flipped are ordered as integers.
+        // SAFETY: the trait's contract.
+        let flip = |x: __m256i| unsafe {
+            _mm256_xor_si256(x, _mm256_srli_epi32::<1>(_mm256_srai_epi32::<31>(x)))
+        };
+        // SAFETY: the trait's contract.
+        unsafe {
+            let greater =
+                _mm256_max_epi32(flip(_mm256_castps_si256(a)), flip(_mm256_castps_si256(b)));
+            _mm256_castsi256_ps(flip(greater))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn f16_pair(word: u32) -> (f32, f32) {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let pair = _mm_cvtph_ps(_mm_cvtsi32_si128(word as i32));
+            (_mm_cvtss_f32(pair), _mm_cvtss_f32(_mm_movehdup_ps(pair)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load(format: RowFormat, row: *const u8, i: usize, rest: usize) -> __m256 {
+        let whole = rest >= Self::LANES;
+        // SAFETY: the trait's contract: eight dimensions are there, or four.
+        unsafe {
+            match format {
+                RowFormat::F32 => {
+                    let at = row.wrapping_add(32 * i);
+                    if whole {
+                        _mm256_loadu_ps(at.cast())
+                    } else {
+                        _mm256_castps128_ps256(_mm_loadu_ps(at.cast()))
+                    }
                 }
-            };
-        }
-        by_registers!(0 1 2 3 4 5 6 7 8);
-    }
-}
-
-/// Pools a run whose columns fill `N` registers, and half of another with `HALF`.
-///
-/// # Safety
-/// As [`pool`], with a run of the batch that has just as many columns.
-#[target_feature(enable = "avx2,fma")]
-#[inline(never)]
-unsafe fn pool_run<const N: usize, const HALF: bool>(
-    run: &Run<'_>,
-    ahead: &mut Ahead<'_>,
-    target: &Window<'_>,
-) {
-    let weighted = run.weights.is_some();
-    // SAFETY: the caller's contract; format and weights are the run's.
-    unsafe {
-        match (run.bags.rows.format(), weighted) {
-            (RowFormat::F32, false) => pool_rows::<N, HALF, false, false>(run, ahead, target),
-            (RowFormat::F32, true) => pool_rows::<N, HALF, false, true>(run, ahead, target),
-            (RowFormat::Int8, false) => pool_rows::<N, HALF, true, false>(run, ahead, target),
-            (RowFormat::Int8, true) => pool_rows::<N, HALF, true, true>(run, ahead, target),
-        }
-    }
-}
-
-/// Pools a run, all that can be constant being so.
-///
-/// # Safety
-/// As [`pool_run`]; `INT8` and `WEIGHTED` are as the run is.
-#[target_feature(enable = "avx2,fma")]
-unsafe fn pool_rows<const N: usize, const HALF: bool, const INT8: bool, const WEIGHTED: bool>(
-    run: &Run<'_>,
-    ahead: &mut Ahead<'_>,
-    target: &Window<'_>,
-) {
-    let place = run.place();
-    let dims = N * LANES + if HALF { LANES / 2 } else { 0 };
-    let likely_lines = if INT8 { dims + 8 } else { 4 * dims }.div_ceil(LINE_BYTES);
-    let mut steps = ahead.steps;
-    let mut ids = run.ids;
-    let mut weights = run.weights.unwrap_or_default();
-    let mut out = target.as_ptr().wrapping_add(run.offset);
-    for &length in run.lengths {
-        let (bag, bag_weights);
-        (bag, ids) = ids.split_at(length as usize);
-        (bag_weights, weights) = weights.split_at(if WEIGHTED { length as usize } else { 0 });
-        let mut sums = [_mm256_setzero_ps(); N];
-        let mut half = _mm_setzero_ps();
-        let mut biases = 0.0f32;
-        let mut k = 0;
-        while k < bag.len() {
-            let prefetch = |line: *const u8| _mm_prefetch::<_MM_HINT_T1>(line.cast());
-            steps.pass(&mut ahead.runs, &place, likely_lines, prefetch);
-            let row = place.of_row(bag[k]);
-            let weight = WEIGHTED.then(|| bag_weights[k]);
-            // SAFETY: the id names a row, so codes or values of all columns lie inside the rows'
-            // bytes at `row`, and scale and bias of an int8 row `trailer` bytes behind it.
-            unsafe {
-                if INT8 {
-                    let trailer = row.wrapping_add(place.trailer);
-                    add_int8::<N, HALF>(&mut sums, &mut half, &mut biases, row, trailer, weight);
-                } else {
-                    add_f32::<N, HALF>(&mut sums, &mut half, row, weight);
+                RowFormat::F16 => _mm256_cvtph_ps(load_u16(row.wrapping_add(16 * i), whole)),
+                RowFormat::Bf16 => {
+                    let halves = _mm256_cvtepu16_epi32(load_u16(row.wrapping_add(16 * i), whole));
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(halves))
+                }
+                RowFormat::Int8 | RowFormat::Int8F16 => {
+                    let at = row.wrapping_add(8 * i);
+                    let codes = if whole {
+                        _mm_loadl_epi64(at.cast())
+                    } else {
+                        _mm_cvtsi32_si128(at.cast::<i32>().read_unaligned())
+                    };
+                    _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(codes))
+                }
+                RowFormat::Int4 => {
+                    let at = row.wrapping_add(4 * i);
+                    let codes = if whole {
+                        at.cast::<i32>().read_unaligned()
+                    } else {
+                        i32::from(at.cast::<u16>().read_unaligned())
+                    };
+                    let shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+                    let codes = _mm256_srlv_epi32(_mm256_set1_epi32(codes), shifts);
+                    _mm256_cvtepi32_ps(_mm256_and_si256(codes, _mm256_set1_epi32(0xf)))
                 }
             }
-            k += 1;
         }
-        let divisor = (run.bags.mode == Mode::Mean && length > 0).then_some(length as f32);
-        for (i, &sum) in sums.iter().enumerate() {
-            let sum = if INT8 {
-                _mm256_add_ps(sum, _mm256_set1_ps(biases))
-            } else {
-                sum
-            };
-            let sum = finish(sum, divisor);
-            // SAFETY: the bag's vector lies inside the target, which is mapped and writable.
-            unsafe { _mm256_storeu_ps(out.wrapping_add(4 * i * LANES).cast(), sum) };
-        }
-        if HALF {
-            let half = if INT8 {
-                _mm_add_ps(half, _mm_set1_ps(biases))
-            } else {
-                half
-            };
-            let sum = _mm256_castps256_ps128(finish(_mm256_castps128_ps256(half), divisor));
-            // SAFETY: as above.
-            unsafe { _mm_storeu_ps(out.wrapping_add(4 * N * LANES).cast(), sum) };
-        }
-        out = out.wrapping_add(run.bags.stride);
     }
-    ahead.steps = steps;
-}
 
-/// Adds the values at `row`.
-///
-/// # Safety
-/// There are eight for each of the sums, and four more with `HALF`.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn add_f32<const N: usize, const HALF: bool>(
-    sums: &mut [__m256; N],
-    half: &mut __m128,
-    row: *const u8,
-    weight: Option<f32>,
-) {
-    in_shuffled_order!(N, i => {
-        // SAFETY: the caller's contract.
-        let x = unsafe { _mm256_loadu_ps(row.wrapping_add(4 * i * LANES).cast()) };
-        sums[i] = match weight {
-            Some(weight) => _mm256_fmadd_ps(_mm256_set1_ps(weight), x, sums[i]),
-            None => _mm256_add_ps(sums[i], x),
-        };
-    });
-    if HALF {
-        // SAFETY: the caller's contract.
-        let x = unsafe { _mm_loadu_ps(row.wrapping_add(4 * N * LANES).cast()) };
-        *half = match weight {
-            Some(weight) => _mm_fmadd_ps(_mm_set1_ps(weight), x, *half),
-            None => _mm_add_ps(*half, x),
-        };
+    #[inline(always)]
+    unsafe fn untangle(pair: [__m256; 2]) -> [__m256; 2] {
+        pair
+    }
+
+    #[inline(always)]
+    unsafe fn store(x: __m256, output: Output, at: *mut u8, lanes: usize) {
+        let whole = lanes == Self::LANES;
+        // SAFETY: the trait's contract: there is room for eight dimensions, or four.
+        unsafe {
+            let halves = match output {
+                Output::F32 if whole => return _mm256_storeu_ps(at.cast(), x),
+                Output::F32 => return _mm_storeu_ps(at.cast(), _mm256_castps256_ps128(x)),
+                Output::F16 => _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x),
+                Output::Bf16 => to_bf16(x),
+            };
+            if whole {
+                _mm_storeu_si128(at.cast(), halves);
+            } else {
+                _mm_storel_epi64(at.cast(), halves);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch(at: *const u8) {
+        // SAFETY: a prefetch has no effect that can be observed, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 }
 
-/// Adds the scaled codes at `row` to the sums and the row's bias to theirs; scale and bias are at
-/// `trailer`.
+/// Eight 16-bit values, or four.
 ///
 /// # Safety
-/// There are eight codes for each of the sums, and four more with `HALF`; scale and bias may have any
-/// alignment.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn add_int8<const N: usize, const HALF: bool>(
-    sums: &mut [__m256; N],
-    half: &mut __m128,
-    biases: &mut f32,
-    row: *const u8,
-    trailer: *const u8,
-    weight: Option<f32>,
-) {
+/// The machine has the instruction set, and as many values are at `at`.
+#[inline(always)]
+unsafe fn load_u16(at: *const u8, whole: bool) -> __m128i {
     // SAFETY: the caller's contract.
-    let (scale, bias) = unsafe {
-        let scale = trailer.cast::<f32>();
-        (
-            scale.read_unaligned(),
-            scale.wrapping_add(1).read_unaligned(),
-        )
-    };
-    let scale = match weight {
-        Some(weight) => {
-            *biases = weight.mul_add(bias, *biases);
-            weight * scale
+    unsafe {
+        if whole {
+            _mm_loadu_si128(at.cast())
+        } else {
+            _mm_loadl_epi64(at.cast())
         }
-        None => {
-            *biases += bias;
-            scale
-        }
-    };
-    in_shuffled_order!(N, i => {
-        // SAFETY: the caller's contract.
-        let codes = unsafe { _mm_loadl_epi64(row.wrapping_add(i * LANES).cast()) };
-        let x = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(codes));
-        sums[i] = _mm256_fmadd_ps(_mm256_set1_ps(scale), x, sums[i]);
-    });
-    if HALF {
-        // SAFETY: the caller's contract.
-        let codes = unsafe { row.wrapping_add(N * LANES).cast::<i32>().read_unaligned() };
-        let x = _mm_cvtepi32_ps(_mm_cvtepu8_epi32(_mm_cvtsi32_si128(codes)));
-        *half = _mm_fmadd_ps(_mm_set1_ps(scale), x, *half);
     }
 }
 
-/// What is stored of a sum: divided for a mean, and with the one NaN for any.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn finish(sum: __m256, divisor: Option<f32>) -> __m256 {
-    let x = divisor.map_or(sum, |divisor| _mm256_div_ps(sum, _mm256_set1_ps(divisor)));
-    let nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(x, x);
-    _mm256_blendv_ps(x, _mm256_set1_ps(scalar::NAN), nan)
+/// Rounds to bfloat16, to nearest, ties to even. Canonical NaNs stay NaNs.
+///
+/// # Safety
+/// The machine has the instruction set.
+#[inline(always)]
+unsafe fn to_bf16(x: __m256) -> __m128i {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let bits = _mm256_castps_si256(x);
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+        let rounded = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, half));
+        let low = _mm256_castsi256_si128(rounded);
+        _mm_packus_epi32(low, _mm256_extracti128_si256::<1>(rounded))
+    }
 }

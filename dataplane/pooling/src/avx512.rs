@@ -1,220 +1,214 @@
-//! AVX-512: sixteen dimensions a register, the last one masked, a tile of 256 dimensions in half of
-//! the register file.
+//! AVX-512: sixteen dimensions a register, the last one masked, a tile of 256 dimensions.
 #![allow(unsafe_code)]
 
-use crate::ahead::{Ahead, LINE_BYTES, Run, Runs};
-use crate::order::{PARTS_MAX, in_order, in_shuffled_order, lines_of_codes};
-use crate::{Bags, Mode, RowFormat, scalar};
+use crate::kernel::{Simd, entry};
+use crate::{Output, RowFormat, scalar};
 use core::arch::x86_64::*;
-use rowmill_arena::Window;
 
-/// Dimensions a register.
-const LANES: usize = 16;
-/// Registers that a line of int8 codes fills.
-const CODES_A_LINE: usize = LINE_BYTES / LANES;
-/// The mask of a whole register.
-const ALL: __mmask16 = 0xffff;
-/// Dimensions of the largest tile: sixteen registers of sums leave as many for everything else.
-const TILE: usize = PARTS_MAX * LANES;
+/// AVX-512 F, BW, DQ and VL.
+struct Avx512;
 
-/// Pools a batch into a target.
-///
-/// # Safety
-/// Every feature of the batch has passed [`Bags::assert_sound`] for the target's length.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-pub(crate) unsafe fn pool(batch: &[Bags<'_>], target: &Window<'_>) {
-    let mut ahead = Ahead::new(batch, TILE);
-    for run in Runs::new(batch, TILE) {
-        let full = run.columns.len().is_multiple_of(LANES);
-        macro_rules! by_registers {
-            ($($n:literal)*) => {
-                match (run.columns.len().div_ceil(LANES), full) {
-                    // SAFETY: the caller's contract, and the run's columns fill $n registers, the
-                    // last one wholly where `full` is so.
-                    $(($n, true) => unsafe { pool_run::<$n, true>(&run, &mut ahead, target) },
-                    // SAFETY: likewise.
-                    ($n, false) => unsafe { pool_run::<$n, false>(&run, &mut ahead, target) },)*
-                    (n, _) => unreachable!("{n} registers for a tile of {PARTS_MAX}"),
-                }
-            };
+entry!(Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c", 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16);
+
+/// The mask of the first `lanes` of sixteen.
+#[inline(always)]
+fn first(lanes: usize) -> __mmask16 {
+    ((1u32 << lanes) - 1) as __mmask16
+}
+
+// SAFETY (all methods): the trait's contract; reads and writes are of the dimensions that are there, and
+// masked lanes are not accessed.
+impl Simd for Avx512 {
+    type Vector = __m512;
+
+    const LANES: usize = 16;
+    const REGISTERS: usize = 16;
+    const INT4_GROUP: usize = 2;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn canonical(x: __m512) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+            _mm512_mask_blend_ps(nan, x, _mm512_set1_ps(scalar::NAN))
         }
-        by_registers!(1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16);
+    }
+
+    #[inline(always)]
+    unsafe fn max(a: __m512, b: __m512) -> __m512 {
+        // Negative numbers with their other bits flipped are ordered as integers.
+        // SAFETY: the trait's contract.
+        let flip = |x: __m512i| unsafe {
+            _mm512_xor_si512(x, _mm512_srli_epi32::<1>(_mm512_srai_epi32::<31>(x)))
+        };
+        // SAFETY: the trait's contract.
+        unsafe {
+            let greater =
+                _mm512_max_epi32(flip(_mm512_castps_si512(a)), flip(_mm512_castps_si512(b)));
+            _mm512_castsi512_ps(flip(greater))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn f16_pair(word: u32) -> (f32, f32) {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let pair = _mm_cvtph_ps(_mm_cvtsi32_si128(word as i32));
+            (_mm_cvtss_f32(pair), _mm_cvtss_f32(_mm_movehdup_ps(pair)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load(format: RowFormat, row: *const u8, i: usize, rest: usize) -> __m512 {
+        let whole = rest >= Self::LANES;
+        // SAFETY: the trait's contract.
+        unsafe {
+            match format {
+                RowFormat::F32 => {
+                    let at = row.wrapping_add(64 * i);
+                    if whole {
+                        _mm512_loadu_ps(at.cast())
+                    } else {
+                        _mm512_maskz_loadu_ps(first(rest), at.cast())
+                    }
+                }
+                RowFormat::F16 => _mm512_cvtph_ps(load_u16(row.wrapping_add(32 * i), rest)),
+                RowFormat::Bf16 => {
+                    let halves = _mm512_cvtepu16_epi32(load_u16(row.wrapping_add(32 * i), rest));
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
+                }
+                RowFormat::Int8 | RowFormat::Int8F16 => {
+                    let at = row.wrapping_add(16 * i);
+                    let codes = if whole {
+                        _mm_loadu_si128(at.cast())
+                    } else {
+                        _mm_maskz_loadu_epi8(first(rest), at.cast())
+                    };
+                    _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes))
+                }
+                RowFormat::Int4 => load_int4(row.wrapping_add(i / 2 * 16), i % 2, rest),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn untangle([a, b]: [__m512; 2]) -> [__m512; 2] {
+        // Lane 4k + j of `a` holds dimension 8j + k, that of `b` dimension 8j + 4 + k.
+        // SAFETY: the trait's contract.
+        unsafe {
+            let low = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
+            let high =
+                _mm512_setr_epi32(2, 6, 10, 14, 18, 22, 26, 30, 3, 7, 11, 15, 19, 23, 27, 31);
+            [
+                _mm512_permutex2var_ps(a, low, b),
+                _mm512_permutex2var_ps(a, high, b),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(x: __m512, output: Output, at: *mut u8, lanes: usize) {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let halves = match output {
+                Output::F32 if lanes == Self::LANES => return _mm512_storeu_ps(at.cast(), x),
+                Output::F32 => return _mm512_mask_storeu_ps(at.cast(), first(lanes), x),
+                Output::F16 => _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x),
+                Output::Bf16 => to_bf16(x),
+            };
+            if lanes == Self::LANES {
+                _mm256_storeu_si256(at.cast(), halves);
+            } else {
+                _mm256_mask_storeu_epi16(at.cast(), first(lanes), halves);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch(at: *const u8) {
+        // SAFETY: a prefetch has no effect that can be observed, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 }
 
-/// Pools a run whose columns fill `N` registers, the last one wholly with `FULL`.
+/// Sixteen 16-bit values, or the first `rest` of them.
 ///
 /// # Safety
-/// As [`pool`], with a run of the batch that has such columns.
-#[inline(never)]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn pool_run<const N: usize, const FULL: bool>(
-    run: &Run<'_>,
-    ahead: &mut Ahead<'_>,
-    target: &Window<'_>,
-) {
-    let weighted = run.weights.is_some();
-    // SAFETY: the caller's contract; format and weights are the run's.
+/// The machine has the instruction set, and as many values are at `at`.
+#[inline(always)]
+unsafe fn load_u16(at: *const u8, rest: usize) -> __m256i {
+    // SAFETY: the caller's contract; masked lanes are not accessed.
     unsafe {
-        match (run.bags.rows.format(), weighted) {
-            (RowFormat::F32, false) => pool_rows::<N, FULL, false, false>(run, ahead, target),
-            (RowFormat::F32, true) => pool_rows::<N, FULL, false, true>(run, ahead, target),
-            (RowFormat::Int8, false) => pool_rows::<N, FULL, true, false>(run, ahead, target),
-            (RowFormat::Int8, true) => pool_rows::<N, FULL, true, true>(run, ahead, target),
+        if rest >= 16 {
+            _mm256_loadu_si256(at.cast())
+        } else {
+            _mm256_maskz_loadu_epi16(first(rest), at.cast())
         }
     }
 }
 
-/// Pools a run, all that can be constant being so.
+/// Half of 32 int4 codes at `at`, of which the first `rest` are there. The 16 bytes go to each quarter of
+/// the register; quarter k is shifted right by 4k bits, and 16 more for the second half, so that dimension
+/// 8j + k, and 8j + 4 + k, is in the lowest bits of its lane j. No more than these four bits choose the
+/// number from a table: no masking, no conversion.
 ///
 /// # Safety
-/// As [`pool_run`]; `INT8` and `WEIGHTED` are as the run is.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn pool_rows<const N: usize, const FULL: bool, const INT8: bool, const WEIGHTED: bool>(
-    run: &Run<'_>,
-    ahead: &mut Ahead<'_>,
-    target: &Window<'_>,
-) {
-    let place = run.place();
-    let likely_lines = if INT8 {
-        (N * LANES + 8).div_ceil(LINE_BYTES)
-    } else {
-        N
-    };
-    // A constant where it can be: a masked load is slower, even with a mask of ones.
-    let last = if FULL {
-        ALL
-    } else {
-        ALL >> (N * LANES - run.columns.len())
-    };
-    let mut steps = ahead.steps;
-    let mut ids = run.ids;
-    let mut weights = run.weights.unwrap_or_default();
-    let mut out = target.as_ptr().wrapping_add(run.offset);
-    for &length in run.lengths {
-        let (bag, bag_weights);
-        (bag, ids) = ids.split_at(length as usize);
-        (bag_weights, weights) = weights.split_at(if WEIGHTED { length as usize } else { 0 });
-        let mut sums = [_mm512_setzero_ps(); N];
-        let mut biases = 0.0f32;
-        let mut k = 0;
-        while k < bag.len() {
-            let prefetch = |line: *const u8| _mm_prefetch::<_MM_HINT_T1>(line.cast());
-            steps.pass(&mut ahead.runs, &place, likely_lines, prefetch);
-            let row = place.of_row(bag[k]);
-            let weight = WEIGHTED.then(|| bag_weights[k]);
-            // SAFETY: the id names a row, so codes or values of all columns lie inside the rows'
-            // bytes at `row`, and scale and bias of an int8 row `trailer` bytes behind it.
-            unsafe {
-                if INT8 {
-                    let trailer = row.wrapping_add(place.trailer);
-                    add_int8(&mut sums, &mut biases, row, trailer, last, weight);
-                } else {
-                    add_f32(&mut sums, row, last, weight);
-                }
-            }
-            k += 1;
-        }
-        let divisor = (run.bags.mode == Mode::Mean && length > 0).then_some(length as f32);
-        for (i, &sum) in sums.iter().enumerate() {
-            let sum = if INT8 {
-                _mm512_add_ps(sum, _mm512_set1_ps(biases))
-            } else {
-                sum
-            };
-            let (at, sum) = (out.wrapping_add(4 * i * LANES), finish(sum, divisor));
-            // SAFETY: the bag's vector lies inside the target, which is mapped and writable; masked
-            // lanes are not accessed.
-            unsafe { _mm512_mask_storeu_ps(at.cast(), if i + 1 == N { last } else { ALL }, sum) };
-        }
-        out = out.wrapping_add(run.bags.stride);
-    }
-    ahead.steps = steps;
-}
-
-/// Adds the values at `row`.
-///
-/// # Safety
-/// There are sixteen for each of the sums, but for the last only those of the mask `last`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn add_f32<const N: usize>(
-    sums: &mut [__m512; N],
-    row: *const u8,
-    last: __mmask16,
-    weight: Option<f32>,
-) {
-    in_shuffled_order!(N, i => {
-        let (at, mask) = (row.wrapping_add(4 * i * LANES), if i + 1 == N { last } else { ALL });
-        // SAFETY: the caller's contract; masked lanes are not accessed.
-        let x = unsafe { _mm512_maskz_loadu_ps(mask, at.cast()) };
-        sums[i] = match weight {
-            Some(weight) => _mm512_fmadd_ps(_mm512_set1_ps(weight), x, sums[i]),
-            None => _mm512_add_ps(sums[i], x),
+/// The machine has the instruction set, and as many codes are at `at`.
+#[inline(always)]
+unsafe fn load_int4(at: *const u8, half: usize, rest: usize) -> __m512 {
+    // SAFETY: the caller's contract; masked lanes are not accessed.
+    unsafe {
+        let bytes = if rest >= 32 {
+            _mm_loadu_si128(at.cast())
+        } else {
+            _mm_maskz_loadu_epi8(first(rest / 2), at.cast())
         };
-    });
+        let numbers = _mm512_setr_ps(
+            0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0,
+        );
+        let quarters = _mm512_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12);
+        let shifts = _mm512_add_epi32(quarters, _mm512_set1_epi32(16 * half as i32));
+        let codes = _mm512_srlv_epi32(_mm512_broadcast_i32x4(bytes), shifts);
+        _mm512_permutexvar_ps(codes, numbers)
+    }
 }
 
-/// Adds the scaled codes at `row` to the sums and the row's bias to theirs; scale and bias are at
-/// `trailer`.
+/// Rounds to bfloat16, to nearest, ties to even. Canonical NaNs stay NaNs. The instruction for this flushes
+/// subnormal numbers to zero.
 ///
 /// # Safety
-/// There are sixteen codes for each of the sums, but for the last only those of the mask `last`; scale
-/// and bias may have any alignment.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn add_int8<const N: usize>(
-    sums: &mut [__m512; N],
-    biases: &mut f32,
-    row: *const u8,
-    trailer: *const u8,
-    last: __mmask16,
-    weight: Option<f32>,
-) {
+/// The machine has the instruction set.
+#[inline(always)]
+unsafe fn to_bf16(x: __m512) -> __m256i {
     // SAFETY: the caller's contract.
-    let (scale, bias) = unsafe {
-        let scale = trailer.cast::<f32>();
-        (
-            scale.read_unaligned(),
-            scale.wrapping_add(1).read_unaligned(),
-        )
-    };
-    let scale = match weight {
-        Some(weight) => {
-            *biases = weight.mul_add(bias, *biases);
-            weight * scale
-        }
-        None => {
-            *biases += bias;
-            scale
-        }
-    };
-    let scale = _mm512_set1_ps(scale);
-    in_order!(N, k => {
-        let i = const { lines_of_codes(N, CODES_A_LINE) }[k];
-        if i % CODES_A_LINE == 0 {
-            // Lines are read in this order, whatever the compiler would like.
-            core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
-        }
-        let at = row.wrapping_add(i * LANES);
-        // SAFETY: the caller's contract: sixteen codes for each sum, and masked lanes are not accessed.
-        let codes = unsafe {
-            if i + 1 == N {
-                _mm_maskz_loadu_epi8(last, at.cast())
-            } else {
-                _mm_loadu_si128(at.cast())
-            }
-        };
-        let x = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes));
-        sums[i] = _mm512_fmadd_ps(scale, x, sums[i]);
-    });
-}
-
-/// What is stored of a sum: divided for a mean, and with the one NaN for any.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-fn finish(sum: __m512, divisor: Option<f32>) -> __m512 {
-    let x = divisor.map_or(sum, |divisor| _mm512_div_ps(sum, _mm512_set1_ps(divisor)));
-    let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
-    _mm512_mask_blend_ps(nan, x, _mm512_set1_ps(scalar::NAN))
+    unsafe {
+        let bits = _mm512_castps_si512(x);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+        _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_add_epi32(bits, half)))
+    }
 }

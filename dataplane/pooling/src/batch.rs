@@ -7,11 +7,48 @@ use crate::Rows;
 pub enum Mode {
     /// Their sum, weighted where there are weights.
     Sum,
-    /// Their sum divided by their number.
+    /// Their sum divided by their number; where there are weights, their weighted sum divided by the sum
+    /// of the weights.
     Mean,
+    /// The greatest value of each dimension: a NaN is greater than all, and +0 is greater than -0.
+    Max,
+    /// The rows themselves, one for each id, in the order of the ids.
+    None,
 }
 
-/// The bags of one feature: whose rows, which ids, and where the pooled f32 vectors go.
+impl Mode {
+    /// Whether ids can have weights.
+    pub const fn takes_weights(self) -> bool {
+        matches!(self, Mode::Sum | Mode::Mean)
+    }
+}
+
+/// How the elements of results are stored, little-endian. Results are f32 until they are stored, and
+/// then rounded to nearest, ties to even; subnormal results are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Output {
+    /// 32-bit floats.
+    F32,
+    /// IEEE 754 binary16; what is too large becomes infinite.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl Output {
+    /// All of them.
+    pub const ALL: [Output; 3] = [Output::F32, Output::F16, Output::Bf16];
+
+    /// Bytes of an element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Output::F32 => 4,
+            Output::F16 | Output::Bf16 => 2,
+        }
+    }
+}
+
+/// The bags of one feature: whose rows, which ids, and where the vectors go.
 #[derive(Clone, Copy, Debug)]
 pub struct Bags<'a> {
     /// The rows that ids name.
@@ -20,25 +57,36 @@ pub struct Bags<'a> {
     pub ids: &'a [u32],
     /// How many ids each bag has. Their sum is `ids.len()`.
     pub lengths: &'a [u32],
-    /// A weight for each id, with [`Mode::Sum`] only.
+    /// A weight for each id, with a mode that takes weights.
     pub weights: Option<&'a [f32]>,
-    /// Sum or mean.
+    /// What becomes of the rows of a bag.
     pub mode: Mode,
-    /// The byte of the target at which the first bag's vector starts.
+    /// How elements of vectors are stored.
+    pub output: Output,
+    /// The byte of the target at which the first vector starts.
     pub offset: usize,
-    /// Bytes of the target from one bag's vector to the next's.
+    /// Bytes of the target from one vector to the next. There is one vector a bag; with [`Mode::None`]
+    /// one an id.
     pub stride: usize,
 }
 
 impl Bags<'_> {
-    /// Bytes of one pooled vector.
+    /// Bytes of one vector.
     pub fn vector_bytes(&self) -> usize {
-        4 * self.rows.dim()
+        self.output.bytes() * self.rows.dim()
     }
 
-    /// The byte just after the last bag's vector, or `None` where that overflows. 0 without bags.
+    /// How many vectors there are: one a bag, or one an id with [`Mode::None`].
+    pub fn vectors(&self) -> usize {
+        match self.mode {
+            Mode::None => self.ids.len(),
+            Mode::Sum | Mode::Mean | Mode::Max => self.lengths.len(),
+        }
+    }
+
+    /// The byte just after the last vector, or `None` where that overflows. 0 without vectors.
     pub fn target_end(&self) -> Option<usize> {
-        match self.lengths.len().checked_sub(1) {
+        match self.vectors().checked_sub(1) {
             None => Some(0),
             Some(last) => last
                 .checked_mul(self.stride)?
@@ -64,7 +112,11 @@ impl Bags<'_> {
                 self.ids.len(),
                 "number of weights, number of ids"
             );
-            assert_eq!(self.mode, Mode::Sum, "weights go with sums");
+            assert!(
+                self.mode.takes_weights(),
+                "weights go with sums and means, not with {:?}",
+                self.mode
+            );
         }
         if let Err(position) = check_ids(self.ids, self.rows.count()) {
             panic!(
@@ -127,6 +179,7 @@ mod tests {
             lengths,
             weights: None,
             mode: Mode::Sum,
+            output: Output::F32,
             offset,
             stride,
         };

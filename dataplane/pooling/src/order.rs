@@ -7,6 +7,8 @@
 //! memory's throughput: rows of 512 bytes were gathered at 14 to 15 GB/s in rising order and at 21 to
 //! 27 GB/s in good orders, as quiet as the machine was (2 GiB of rows, prefetched to the second level).
 
+use crate::RowFormat;
+
 /// Sixteen places, in an order that also serves fewer: those below a number, in the order they have
 /// here. Found by search: 250 random orders of eight lines, the best extended to sixteen in 40 random
 /// ways each, and the best of these tried on rows of 3 to 16 lines. For 6, 8, 14 and 16 lines: 27, 24,
@@ -37,25 +39,34 @@ pub(crate) const fn shuffled(n: usize) -> [usize; PARTS_MAX] {
     order
 }
 
-/// The numbers below `n` in the order in which to read a row of codes, of which `a_line` parts lie in a
-/// line: line by line, the lines in an order of their own, the parts of a line in rising order.
+/// The order in which to read the `n` registers of a row, `a_line` of which lie in a line: line by line,
+/// the lines in an order that depends on the format, the registers of a line in rising order. With each
+/// goes whether it begins a line.
 ///
-/// A row of codes starts anywhere in a line, and its scale and bias, in its last line, are read before.
-/// All 24 orders of four lines were tried, three copies of the code each (4 M rows of 264 bytes, Zen 4):
-/// ten orders gave 22 to 28 M rows/s, the rising one 42 to 54, the best four 56 to 61. Two lines: 117 M
-/// rows/s this way, 98 the other.
-pub(crate) const fn lines_of_codes(n: usize, a_line: usize) -> [usize; PARTS_MAX] {
-    let lines = if n <= 2 * a_line {
-        [1, 0, 2, 3]
-    } else {
-        [0, 3, 1, 2]
-    };
-    let mut order = [usize::MAX; PARTS_MAX];
+/// Rows of codes start anywhere in a line, and their scale and bias, in the last line, are read before.
+/// All 24 orders of four lines were tried for them, three copies of the code each (4 M rows of 264 bytes,
+/// Zen 4): ten orders gave 22 to 28 M rows/s, the rising one 42 to 54, the best four 56 to 61. Two lines:
+/// 117 M rows/s this way, 98 the other.
+pub(crate) const fn reading_order(
+    n: usize,
+    a_line: usize,
+    format: usize,
+) -> [(usize, bool); PARTS_MAX] {
+    let count = n.div_ceil(a_line);
+    let mut lines = shuffled(count);
+    if RowFormat::ALL[format].has_codes() {
+        match count {
+            2 => [lines[0], lines[1]] = [1, 0],
+            4 => [lines[0], lines[1], lines[2], lines[3]] = [0, 3, 1, 2],
+            _ => (),
+        }
+    }
+    let mut order = [(usize::MAX, false); PARTS_MAX];
     let (mut filled, mut k) = (0, 0);
-    while k < lines.len() * a_line {
-        let part = lines[k / a_line] * a_line + k % a_line;
-        if part < n {
-            order[filled] = part;
+    while k < count * a_line {
+        let i = lines[k / a_line] * a_line + k % a_line;
+        if i < n {
+            order[filled] = (i, k % a_line == 0);
             filled += 1;
         }
         k += 1;
@@ -100,7 +111,13 @@ mod tests {
     #[test]
     fn every_part_is_read_once() {
         for n in 0..=PARTS_MAX {
-            for mut order in [shuffled(n), lines_of_codes(n, 4)] {
+            let mut orders = vec![shuffled(n)];
+            for a_line in [1, 2, 4, 8] {
+                for format in 0..RowFormat::ALL.len() {
+                    orders.push(reading_order(n, a_line, format).map(|(i, _)| i));
+                }
+            }
+            for mut order in orders {
                 order.sort();
                 assert!(
                     order[..n].iter().enumerate().all(|(i, &part)| i == part),

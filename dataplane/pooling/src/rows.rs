@@ -9,31 +9,77 @@ pub const DIM_STEP: usize = 4;
 /// One more than the largest number of rows: ids are non-negative 32-bit integers.
 const COUNT_END: u32 = 1 << 31;
 
-/// How the values of a row are stored.
+/// How the values of a row are stored. All numbers are little-endian.
+///
+/// The formats with codes are FBGEMM's fused row-wise ones: a dimension's value is `scale * code + bias`,
+/// and the row's scale and bias follow its codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RowFormat {
-    /// Little-endian f32, one a dimension.
+    /// An f32 a dimension.
     F32,
-    /// FBGEMM's fused row-wise int8: a `u8` code a dimension, then an f32 scale and an f32 bias, both
-    /// little-endian. A dimension's value is `scale * code + bias`.
+    /// An IEEE 754 binary16 a dimension.
+    F16,
+    /// A bfloat16, the upper half of an f32, a dimension.
+    Bf16,
+    /// A `u8` code a dimension, then an f32 scale and an f32 bias.
     Int8,
+    /// A `u8` code a dimension, then an f16 scale and an f16 bias.
+    Int8F16,
+    /// A 4-bit code a dimension, the even one of two in the low half of a byte, then an f16 scale and an
+    /// f16 bias.
+    Int4,
 }
 
 impl RowFormat {
+    /// All of them.
+    pub const ALL: [RowFormat; 6] = [
+        RowFormat::F32,
+        RowFormat::F16,
+        RowFormat::Bf16,
+        RowFormat::Int8,
+        RowFormat::Int8F16,
+        RowFormat::Int4,
+    ];
+
     /// Bytes that a row of `dim` dimensions takes, without padding.
     pub const fn row_bytes(self, dim: usize) -> usize {
+        self.value_bytes(dim) + self.trailer_bytes()
+    }
+
+    /// Bytes that the values or codes of `dim` dimensions take; `dim` is even.
+    pub const fn value_bytes(self, dim: usize) -> usize {
         match self {
             RowFormat::F32 => 4 * dim,
-            RowFormat::Int8 => dim + 8,
+            RowFormat::F16 | RowFormat::Bf16 => 2 * dim,
+            RowFormat::Int8 | RowFormat::Int8F16 => dim,
+            RowFormat::Int4 => dim / 2,
         }
+    }
+
+    /// Bytes of the scale and the bias behind a row's codes; 0 where values are no codes.
+    pub const fn trailer_bytes(self) -> usize {
+        match self {
+            RowFormat::F32 | RowFormat::F16 | RowFormat::Bf16 => 0,
+            RowFormat::Int8 => 8,
+            RowFormat::Int8F16 | RowFormat::Int4 => 4,
+        }
+    }
+
+    /// Whether values are codes that a row's scale and bias turn into numbers.
+    pub const fn has_codes(self) -> bool {
+        self.trailer_bytes() > 0
     }
 }
 
 impl fmt::Display for RowFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        f.pad(match self {
             RowFormat::F32 => "f32",
+            RowFormat::F16 => "f16",
+            RowFormat::Bf16 => "bf16",
             RowFormat::Int8 => "int8",
+            RowFormat::Int8F16 => "int8-f16",
+            RowFormat::Int4 => "int4",
         })
     }
 }

@@ -1,6 +1,6 @@
 //! The one place that chooses an instruction set and calls into it.
 
-use crate::{Bags, DIM_MAX, scalar};
+use crate::{Bags, scalar};
 use core::fmt;
 use core::str::FromStr;
 use rowmill_arena::Window;
@@ -10,7 +10,9 @@ use rowmill_arena::Window;
 pub enum Isa {
     /// The portable reference.
     Scalar,
-    /// AVX2 with FMA.
+    /// Armv8.0's Advanced SIMD.
+    Neon,
+    /// AVX2 with FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
@@ -27,19 +29,22 @@ pub struct Choice {
 
 /// A name that is none of an instruction set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown instruction set {0:?}: it is one of scalar, avx2, avx512")]
+#[error("unknown instruction set {0:?}: it is one of scalar, neon, avx2, avx512")]
 pub struct UnknownIsa(pub String);
 
 impl Isa {
     /// All of them, the widest last.
-    pub const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512];
 
     /// Chooses the widest that this machine has.
     pub fn detect() -> Choice {
         let isa = *Isa::available().last().expect("scalar is always there");
         let why = match isa {
-            Isa::Scalar => "the CPU has neither AVX-512 (F, BW, DQ, VL) nor AVX2 with FMA",
-            Isa::Avx2 => "the CPU has AVX2 with FMA, but not AVX-512 F, BW, DQ and VL",
+            Isa::Scalar => {
+                "the CPU has neither AVX-512 (F, BW, DQ, VL), nor AVX2 with FMA and F16C, nor NEON"
+            }
+            Isa::Neon => "the CPU is an AArch64 with NEON",
+            Isa::Avx2 => "the CPU has AVX2 with FMA and F16C, but not AVX-512 F, BW, DQ and VL",
             Isa::Avx512 => "the CPU has AVX-512 F, BW, DQ and VL",
         };
         Choice {
@@ -61,7 +66,12 @@ impl Isa {
     pub fn is_available(self) -> bool {
         match self {
             Isa::Scalar => true,
-            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Isa::Neon => false,
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
             Isa::Avx512 => {
                 Isa::Avx2.is_available()
                     && is_x86_feature_detected!("avx512f")
@@ -73,7 +83,17 @@ impl Isa {
     }
 
     /// Whether this machine has it.
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    pub fn is_available(self) -> bool {
+        match self {
+            Isa::Scalar => true,
+            Isa::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            Isa::Avx2 | Isa::Avx512 => false,
+        }
+    }
+
+    /// Whether this machine has it.
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     pub fn is_available(self) -> bool {
         self == Isa::Scalar
     }
@@ -83,6 +103,7 @@ impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Isa::Scalar => "scalar",
+            Isa::Neon => "neon",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
         })
@@ -148,7 +169,11 @@ impl Kernels {
             #[cfg(target_arch = "x86_64")]
             #[allow(unsafe_code)]
             Isa::Avx512 => unsafe { crate::avx512::pool(batch, target) },
-            #[cfg(not(target_arch = "x86_64"))]
+            // SAFETY: likewise.
+            #[cfg(target_arch = "aarch64")]
+            #[allow(unsafe_code)]
+            Isa::Neon => unsafe { crate::neon::pool(batch, target) },
+            #[allow(unreachable_patterns)]
             isa => unreachable!("{isa} kernels on another architecture"),
         }
     }
@@ -156,16 +181,7 @@ impl Kernels {
 
 /// The reference, stored by copies: it has no need to be fast.
 fn pool_scalar(batch: &[Bags<'_>], target: &Window<'_>) {
-    let mut vector = [0.0; DIM_MAX];
-    let mut bytes = [0; 4 * DIM_MAX];
     for bags in batch {
-        let vector = &mut vector[..bags.rows.dim()];
-        scalar::for_each_bag(bags, |offset, ids, weights| {
-            scalar::bag(&bags.rows, ids, weights, bags.mode, vector);
-            for (to, x) in bytes.chunks_exact_mut(4).zip(vector.iter()) {
-                to.copy_from_slice(&x.to_le_bytes());
-            }
-            target.write(offset, &bytes[..bags.vector_bytes()]);
-        });
+        scalar::for_each_vector(bags, |offset, bytes| target.write(offset, bytes));
     }
 }

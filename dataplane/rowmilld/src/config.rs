@@ -5,6 +5,7 @@
 //! what to write instead.
 
 mod cpus;
+mod filter;
 
 use core::fmt;
 use core::str::FromStr;
@@ -18,6 +19,7 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer};
 
 pub use cpus::Cpus;
+pub use filter::filter_fault;
 
 /// Most workers of one dataplane: as many as the port has lanes.
 pub const MAX_WORKERS: usize = rowmill_port::shm::layout::MAX_LANES as usize;
@@ -187,6 +189,10 @@ pub struct Limits {
     /// Largest region that a client may register, in bytes. The default holds the largest batch
     /// (65,536 samples) of the DLRM-v2 shape's 13,312 bytes each.
     pub max_region_bytes: u64,
+    /// Most bytes that the regions of all clients may have together; unless set, what every client may
+    /// register, or what half of the memory is good for that rows and requests leave. They cost page
+    /// tables, 8 bytes for each 4 KiB; without userfaultfd(2), all of themselves.
+    pub total_region_bytes: Option<u64>,
 }
 
 impl Default for Limits {
@@ -201,6 +207,7 @@ impl Default for Limits {
             micro_batch_us: (engine.micro_batch_ns / 1000) as u32,
             min_bags_per_part: 8,
             max_region_bytes: 1 << 30,
+            total_region_bytes: None,
         }
     }
 }
@@ -387,16 +394,7 @@ impl Config {
             let reason = format!("must have 1 to {MAX_NAME} bytes");
             return Some(("model.name", reason));
         }
-        if self
-            .log
-            .filter
-            .parse::<tracing_subscriber::EnvFilter>()
-            .is_err()
-        {
-            let reason = format!(
-                "`{}` is no filter; write a level such as `info`",
-                self.log.filter
-            );
+        if let Some(reason) = filter_fault(&self.log.filter) {
             return Some(("log.filter", reason));
         }
         if self.socket_mode > 0o777 {
@@ -459,7 +457,7 @@ impl Config {
         let l = &self.limits;
         // Upper bounds keep products of two limits far from overflowing 64 bits, and a slip of the
         // pen from asking for terabytes.
-        let ranges: [(&'static str, u64, u64, u64); 10] = [
+        let ranges: [(&'static str, u64, u64, u64); 11] = [
             (
                 "limits.connections",
                 l.connections.into(),
@@ -478,6 +476,12 @@ impl Config {
                 MAX_BATCH.into(),
             ),
             ("limits.max_region_bytes", l.max_region_bytes, 4096, 1 << 42),
+            (
+                "limits.total_region_bytes",
+                l.total_region_bytes.unwrap_or(4096),
+                4096,
+                1 << 52,
+            ),
             ("idle.spin_us", self.idle.spin_us.into(), 0, 1_000_000_000),
             (
                 "shutdown.drain_timeout_s",

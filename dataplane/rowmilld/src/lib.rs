@@ -10,10 +10,13 @@
 
 pub mod admin;
 pub mod config;
+pub mod descriptors;
 pub mod figures;
+pub mod log;
 pub mod mailbox;
 pub mod overview;
 pub mod plan;
+mod room;
 pub mod serve;
 pub mod service;
 pub mod worker;

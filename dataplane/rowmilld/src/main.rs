@@ -1,15 +1,17 @@
 //! `rowmilld --config FILE.toml [--check]`
 #![forbid(unsafe_code)]
 
-use std::io::{ErrorKind, Write, stderr, stdout};
+use std::io::{ErrorKind, Write, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::Parser;
 use rowmill_rowmilld::config::Config;
+use rowmill_rowmilld::log;
 use rowmill_rowmilld::plan::Plan;
 use rowmill_rowmilld::serve;
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 /// Serves embedding lookups from the tables of one generation.
 #[derive(Parser)]
@@ -22,24 +24,41 @@ struct Args {
     /// serve nothing.
     #[arg(long)]
     check: bool,
+    /// End, as on SIGTERM, when the thread of process PID that started this one ends.
+    #[arg(long, value_name = "PID", hide = true)]
+    leash: Option<i32>,
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     let outcome = if args.check { check(&args) } else { run(&args) };
-    match outcome {
+    let code = match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let _unheard = writeln!(stderr(), "rowmilld: {error:#}");
+            log::say(format_args!("rowmilld: {error:#}"));
             ExitCode::FAILURE
         }
-    }
+    };
+    log::flush();
+    code
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {
+    if let Some(owner) = args.leash {
+        leash(owner)?;
+    }
     let config = Config::load(&args.config)?;
-    serve::start_logging(&config)?;
+    log::start(&config)?;
     serve::serve(&config)
+}
+
+/// For programs that start a service for themselves: it is not to outlive them, however they end.
+fn leash(owner: i32) -> anyhow::Result<()> {
+    set_parent_process_death_signal(Some(Signal::TERM)).context("prctl(PR_SET_PDEATHSIG)")?;
+    // It may have ended before that.
+    let parent = getppid().map(|pid| pid.as_raw_nonzero().get());
+    ensure!(parent == Some(owner), "process {owner} is gone");
+    Ok(())
 }
 
 fn check(args: &Args) -> anyhow::Result<()> {

@@ -233,7 +233,8 @@ impl Overview {
                 "rows": table.rows,
                 "dim": table.dim,
                 "format": table.format.to_string(),
-                "bytes": table.row_region_bytes(),
+                "kind": table.kind.to_string(),
+                "bytes": table.resident_bytes(),
                 "available": resident.is_some(),
             })
         };
@@ -249,6 +250,7 @@ impl Overview {
             "endpoints": [self.endpoint],
             "workers": self.seats.iter().enumerate().map(worker).collect::<Vec<_>>(),
             "connections": self.visitors().clients,
+            "log_lines_dropped": crate::log::dropped(),
             "tables": self.described.iter().map(table).collect::<Vec<_>>(),
             "memory": {
                 "arena_bytes": resident.map_or(0, |tables| tables.arena_bytes()),
@@ -303,6 +305,11 @@ impl Overview {
                 "rowmill_clients_cut_off_total",
                 "Clients cut off for breaking the protocol.",
                 visitors.violations,
+            ),
+            (
+                "rowmill_log_lines_dropped_total",
+                "Lines of the log that nobody took.",
+                crate::log::dropped(),
             ),
         ] {
             out.family(name, "counter", help);

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use rowmill_arena::{HugePages, available_bytes};
+use rowmill_arena::guards_holes;
 use rowmill_pooling::{Isa, UnknownIsa};
 use rowmill_port::shm::socket_path;
 use rowmill_table::{Generation, TableError};
@@ -13,6 +13,8 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use serde::Serialize;
 
 use crate::config::{AdminAddress, Config, Cpus, IsaChoice};
+use crate::descriptors;
+use crate::room::Memory;
 
 /// Something that was chosen, for people: logged at start, shown by `--check` and in `/status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -81,6 +83,9 @@ pub enum PlanError {
     /// The tables and requests don't fit.
     #[error("{0}")]
     Memory(String),
+    /// Not even one client could be served.
+    #[error("{0}")]
+    Descriptors(String),
 }
 
 impl From<UnknownIsa> for PlanError {
@@ -99,6 +104,10 @@ pub struct Plan {
     pub generation: Generation,
     /// Where clients connect.
     pub endpoint: String,
+    /// Most clients at a time: as configured, or fewer where descriptors are short.
+    pub clients: u16,
+    /// Most bytes of all regions of all clients.
+    pub region_bytes: u64,
     /// What was chosen so far.
     pub choices: Vec<Choice>,
 }
@@ -129,8 +138,14 @@ impl Plan {
         ));
         let seats = seats(config, &allowed_cpus()?, &mut choices)?;
         let isa = choose_isa(config.workers.isa, &mut choices)?;
-        let memory = Memory::now();
-        choices.push(memory.check(config, seats.len(), generation.row_region_bytes())?);
+        let (memory, rows) = (Memory::now(), generation.resident_bytes());
+        choices.push(memory.check(config, seats.len(), rows)?);
+        let (region_bytes, regions) = memory.regions(config, seats.len(), rows, guards_holes())?;
+        choices.push(regions);
+        let limit = descriptors::raise_limit();
+        let fitting = descriptors::fit(limit, config.limits.connections, seats.len());
+        let (clients, descriptors) = fitting.map_err(PlanError::Descriptors)?;
+        choices.push(descriptors);
         choices.push(describe_idle(config));
         choices.push(describe_admin(config));
         if !config.model.verify {
@@ -145,6 +160,8 @@ impl Plan {
             isa,
             generation,
             endpoint,
+            clients,
+            region_bytes,
             choices,
         })
     }
@@ -266,75 +283,6 @@ fn choose_isa(wanted: IsaChoice, choices: &mut Vec<Choice>) -> Result<Isa, PlanE
     Ok(isa)
 }
 
-/// What memory there is.
-struct Memory {
-    available: u64,
-    limited_by: String,
-    /// Free bytes of the reserved pools, each page size for itself.
-    pools: Vec<u64>,
-}
-
-impl Memory {
-    fn now() -> Memory {
-        let (available, limited_by) = available_bytes();
-        let pool = |kib: u64| {
-            let read = |name: &str| -> Option<u64> {
-                let path = format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/{name}");
-                std::fs::read_to_string(path).ok()?.trim().parse().ok()
-            };
-            let free = read("free_hugepages")?.saturating_sub(read("resv_hugepages")?);
-            Some(free * kib * 1024)
-        };
-        Memory {
-            available,
-            limited_by,
-            pools: [2048, 1 << 20].into_iter().filter_map(pool).collect(),
-        }
-    }
-
-    fn check(&self, config: &Config, workers: usize, rows: u64) -> Result<Choice, PlanError> {
-        let wanted = config.model.huge_pages;
-        let requests = config.limits.worker_bytes() * workers as u64;
-        let reserved = wanted != HugePages::Off && self.pools.iter().any(|&free| free >= rows);
-        if wanted == HugePages::Require && !reserved {
-            let pools: Vec<String> = self.pools.iter().map(|&free| bytes_text(free)).collect();
-            return Err(PlanError::Memory(format!(
-                "model.huge_pages = \"require\": the rows need {}, and the pools have {}; add pages with \
-                 `sysctl vm.nr_hugepages=N` (2 MiB each), or write \"prefer\"",
-                bytes_text(rows),
-                pools.join(" and ")
-            )));
-        }
-        let needed = requests + if reserved { 0 } else { rows };
-        if needed > self.available {
-            return Err(PlanError::Memory(format!(
-                "too little memory: {} of rows and {} for requests in progress are needed, and {} are \
-                 available ({}); serve a smaller generation, lower limits.slots, or free memory",
-                bytes_text(rows),
-                bytes_text(requests),
-                bytes_text(self.available),
-                self.limited_by
-            )));
-        }
-        let chosen = format!(
-            "{} of rows, {} for requests",
-            bytes_text(rows),
-            bytes_text(requests)
-        );
-        let why = format!(
-            "model.huge_pages = \"{wanted}\", {}; {} are available ({})",
-            if reserved {
-                "a reserved pool is large enough"
-            } else {
-                "no reserved pool is used"
-            },
-            bytes_text(self.available),
-            self.limited_by
-        );
-        Ok(Choice::new("memory", chosen, why))
-    }
-}
-
 fn describe_idle(config: &Config) -> Choice {
     let idle = &config.idle;
     let chosen = format!("spin {} us, yield {} us", idle.spin_us, idle.yield_us);
@@ -424,47 +372,6 @@ mod tests {
         let config = config("[workers]\ncpus = 4\npin = false");
         assert_eq!(seats(&config, &[0, 1], &mut choices).unwrap(), [None; 4]);
         assert!(choices[0].warning, "{choices:?}");
-    }
-
-    #[test]
-    fn memory_is_compared_with_what_is_needed() {
-        let memory = |available, pool| Memory {
-            available,
-            limited_by: "here".into(),
-            pools: vec![pool],
-        };
-        let (gib, requests) = (1 << 30, config("").limits.worker_bytes());
-        let cases = [
-            ("prefer", gib + requests, 0, None),
-            (
-                "prefer",
-                gib + requests - 1,
-                0,
-                Some("too little memory: 1.0 GiB of rows"),
-            ),
-            ("prefer", requests, gib, None),
-            ("off", requests, gib, Some("too little memory")),
-            ("require", requests, gib, None),
-            (
-                "require",
-                4 * gib,
-                gib - 1,
-                Some("model.huge_pages = \"require\""),
-            ),
-        ];
-        for (pages, available, pool, fault) in cases {
-            let config = config(&format!("huge_pages = \"{pages}\""));
-            let outcome = memory(available, pool)
-                .check(&config, 1, gib)
-                .map_err(|e| e.to_string());
-            match fault {
-                None => assert!(outcome.is_ok(), "{pages}: {outcome:?}"),
-                Some(part) => assert!(
-                    outcome.as_ref().is_err_and(|e| e.contains(part)),
-                    "{pages}: {outcome:?}"
-                ),
-            }
-        }
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! Putting a service together, running it, and taking it down.
 
-use std::io::IsTerminal;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -17,12 +16,12 @@ use rowmill_port::shm::{ConnectionInfo, ShmConfig, ShmLane, ShmServer, socket_pa
 use rowmill_table::{LoadOptions, Resident, Stage};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use tracing_subscriber::EnvFilter;
 
 use crate::admin;
 use crate::config::{AdminAddress, Config};
+use crate::log;
 use crate::mailbox::{Mailbox, Orders};
 use crate::overview::{Client, Clients, Overview, State, Visitors};
 use crate::plan::{Choice, Plan, bytes_text};
@@ -35,31 +34,13 @@ const PROGRESS: Duration = Duration::from_secs(2);
 /// How often the end of draining is looked for.
 const DRAIN_LOOK: Duration = Duration::from_millis(2);
 
-/// Logs to standard error, as the configuration says unless `ROWMILL_LOG` is set.
-///
-/// # Errors
-/// Where the filter can't be read or logging is set up already.
-pub fn start_logging(config: &Config) -> anyhow::Result<()> {
-    let logs = tracing_subscriber::fmt()
-        .with_env_filter(log_filter(config)?)
-        .with_writer(std::io::stderr);
-    let started = logs.with_ansi(std::io::stderr().is_terminal()).try_init();
-    started.map_err(|error| anyhow::anyhow!("logging: {error}"))
-}
-
-fn log_filter(config: &Config) -> anyhow::Result<EnvFilter> {
-    let filter = std::env::var("ROWMILL_LOG").unwrap_or_else(|_| config.log.filter.clone());
-    EnvFilter::try_new(&filter)
-        .with_context(|| format!("`{filter}` is no log filter; write a level such as `info`"))
-}
-
 /// Looks for what would keep the plan from being served and can be found out without leaving a trace:
 /// a live server or a file at the endpoint, an admin address that can't be taken, a bad log filter.
 ///
 /// # Errors
-/// Those that [`start_logging`] and [`serve`] would end with.
+/// Those that [`log::start`] and [`serve`] would end with.
 pub fn probe(config: &Config, plan: &Plan) -> anyhow::Result<()> {
-    log_filter(config)?;
+    log::filter(config)?;
     refuse_taken(&plan.endpoint)?;
     if let AdminAddress::At(address) = config.admin.address {
         admin::bind(address)?;
@@ -68,7 +49,7 @@ pub fn probe(config: &Config, plan: &Plan) -> anyhow::Result<()> {
 }
 
 /// Serves until a signal ends it: loads the tables, starts the workers, lets clients connect, and at
-/// SIGTERM or SIGINT drains.
+/// SIGTERM, SIGINT or SIGHUP drains.
 ///
 /// # Errors
 /// Whatever keeps the service from starting.
@@ -98,7 +79,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         &config.limits,
         mailboxes.clone(),
     ));
-    let server = workers.listen(config, &plan.endpoint, Arc::clone(&sessions), &mailboxes)?;
+    let server = workers.listen(config, &plan, Arc::clone(&sessions), &mailboxes)?;
     let server = Arc::new(Mutex::new(Some(server)));
     overview.set_clients(list_clients(Arc::clone(&server)));
     overview.set_state(State::Serving);
@@ -135,6 +116,7 @@ pub fn abort_on_panic() {
         tracing::error!("thread {name}: {panic}");
         if name != admin::THREAD {
             tracing::error!("ending at once, so that no client waits for a thread that is gone");
+            log::flush();
             std::process::abort();
         }
     }));
@@ -143,22 +125,28 @@ pub fn abort_on_panic() {
 /// Starts the thread that waits for signals. The first one, while clients are served, comes out of
 /// the channel; before that there is nothing to drain, and after it nothing to wait for.
 fn watch_signals(overview: Arc<Overview>) -> anyhow::Result<Receiver<&'static str>> {
-    let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot handle signals")?;
+    // Whoever started this with nohup wants SIGHUP to be ignored.
+    let hangup = (!ignores_hangup()).then_some(SIGHUP);
+    let signals = [SIGTERM, SIGINT].into_iter().chain(hangup);
+    let mut signals = Signals::new(signals).context("cannot handle signals")?;
     let (sender, receiver) = channel();
     let work = move || {
         let mut ending = false;
         for signal in signals.forever() {
-            let name = if signal == SIGINT {
-                "SIGINT"
-            } else {
-                "SIGTERM"
+            let name = match signal {
+                SIGINT => "SIGINT",
+                SIGHUP => "SIGHUP",
+                _ => "SIGTERM",
             };
+            // Logging waits for nobody, and what follows waits a moment at most.
             if ending {
                 tracing::warn!("{name} again: ended with requests in progress");
+                log::flush();
                 std::process::exit(128 + signal);
             }
             if overview.state() == State::Starting {
                 tracing::info!("{name} while starting: ended");
+                log::flush();
                 std::process::exit(0);
             }
             ending = true;
@@ -172,6 +160,14 @@ fn watch_signals(overview: Arc<Overview>) -> anyhow::Result<Receiver<&'static st
         .spawn(work)
         .context("cannot start the signal thread")?;
     Ok(receiver)
+}
+
+/// Whether SIGHUP was to be ignored when the process was started.
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & (1 << (SIGHUP - 1)) != 0)
 }
 
 /// Refuses an endpoint that another dataplane listens on, or whose place is taken, before minutes are spent on loading. (Who
@@ -339,19 +335,20 @@ impl Workers {
     fn listen(
         &mut self,
         config: &Config,
-        endpoint: &str,
+        plan: &Plan,
         sessions: Arc<Sessions>,
         mailboxes: &[Arc<Mailbox>],
     ) -> anyhow::Result<ShmServer> {
         let shm = ShmConfig {
             lanes: u16::try_from(self.ports.len()).expect("at most MAX_WORKERS"),
             credits: config.limits.credits,
-            max_connections: config.limits.connections,
+            max_connections: plan.clients,
             max_region_bytes: config.limits.max_region_bytes,
+            total_region_bytes: plan.region_bytes,
             socket_mode: config.socket_mode,
             ..ShmConfig::default()
         };
-        let (server, lanes) = ShmServer::listen(endpoint, shm, sessions)?;
+        let (server, lanes) = ShmServer::listen(&plan.endpoint, shm, sessions)?;
         for ((lane, mailbox), port) in lanes.into_iter().zip(mailboxes).zip(self.ports.drain(..)) {
             mailbox.set_waker(lane.waker());
             if port.send(lane).is_err() {

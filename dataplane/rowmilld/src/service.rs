@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use rowmill_port::{ConnId, Service};
-use rowmill_table::{Resident, RowFormat};
+use rowmill_table::{Resident, RowFormat, TableKind};
 use rowmill_wire::control::{TableEntry, Welcome};
 use rowmill_wire::limits::MAX_SCHEMAS;
 use rowmill_wire::{Refusal, Schema, SplitRule, Status};
@@ -132,11 +132,19 @@ impl Service for Sessions {
     fn tables(&self) -> Vec<TableEntry> {
         let entry = |t: &rowmill_table::ResidentTable| TableEntry {
             name: t.name().into(),
-            rows: t.row_count().into(),
+            rows: t.lookup_count().into(),
             dim: t.dim() as u32,
             format: match t.format() {
                 RowFormat::F32 => 0,
                 RowFormat::Int8 => 1,
+                RowFormat::F16 => 2,
+                RowFormat::Bf16 => 3,
+                RowFormat::Int8F16 => 4,
+                RowFormat::Int4 => 5,
+            },
+            kind: match t.kind() {
+                TableKind::Dense => 0,
+                TableKind::Hashed(_) => 1,
             },
         };
         self.tables.tables().iter().map(entry).collect()

@@ -33,6 +33,7 @@ impl Place {
             rows: 1000,
             dim: 16,
             format,
+            kind: rowmill_table::TableKind::Dense,
         };
         let specs = [spec("f", RowFormat::F32), spec("q", RowFormat::Int8)];
         generate(folder.path().join("model"), 1, &specs, 1, &silent).unwrap();
@@ -438,6 +439,7 @@ fn long_requests(place: &Place, count: u16) -> (Running, ShmClient) {
         rows: 4,
         dim: 2048,
         format: RowFormat::F32,
+        kind: rowmill_table::TableKind::Dense,
     };
     std::fs::remove_dir_all(place.path("model")).unwrap();
     generate(place.path("model"), 1, &[spec], 1, &silent).unwrap();
@@ -477,6 +479,7 @@ fn long_requests(place: &Place, count: u16) -> (Running, ShmClient) {
             lengths_at: 0,
             ids_at: 0,
             ids: bags * longest,
+            first_id: 0,
         };
         let len = request::encode(&header, &[span], &[], &mut frame).unwrap();
         client.submit(0, slot, &frame[..len]).unwrap();

@@ -17,14 +17,14 @@ pub(crate) const BLOCK_BYTES: usize = 4 << 20;
 /// Files are padded with zeros to a multiple of this, so that all of them can be read with O_DIRECT.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 /// Most threads at work: past this a disk or the memory is the bound, and buffers stay at 64 MiB.
-const MAX_THREADS: usize = 16;
+pub(crate) const MAX_THREADS: usize = 16;
 
 const _: () =
     assert!((BLOCK_BYTES as u64).is_multiple_of(PAGE_BYTES) && HEADER_BYTES as u64 == PAGE_BYTES);
 
-/// The size of a table file whose rows have `row_region_bytes`, at most 2^44.
-pub(crate) fn file_bytes(row_region_bytes: u64) -> u64 {
-    HEADER_BYTES as u64 + row_region_bytes.next_multiple_of(PAGE_BYTES)
+/// The size of a table file whose rows and index have `body_bytes`, below 2^45.
+pub(crate) fn file_bytes(body_bytes: u64) -> u64 {
+    HEADER_BYTES as u64 + body_bytes.next_multiple_of(PAGE_BYTES)
 }
 
 /// Blocks of a file, the last one perhaps short.
@@ -38,11 +38,11 @@ pub(crate) fn block_range(file_bytes: u64, block: u64) -> Range<u64> {
     from..file_bytes.min(from + BLOCK_BYTES as u64)
 }
 
-/// The part of the rows that block `block` holds, counted from the first row's first byte.
-pub(crate) fn row_range(file_bytes: u64, row_region_bytes: u64, block: u64) -> Range<u64> {
+/// The part of rows and index that block `block` holds, counted from the first row's first byte.
+pub(crate) fn body_range(file_bytes: u64, body_bytes: u64, block: u64) -> Range<u64> {
     let range = block_range(file_bytes, block);
     let header = HEADER_BYTES as u64;
-    range.start.saturating_sub(header)..row_region_bytes.min(range.end - header)
+    range.start.saturating_sub(header)..body_bytes.min(range.end - header)
 }
 
 /// Reads the whole of `out` at `offset`; a file that ends too early gives its own error.
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_cover_rows_once() {
+    fn blocks_cover_the_body_once() {
         let block = BLOCK_BYTES as u64;
         for region in [
             1,
@@ -161,10 +161,10 @@ mod tests {
             assert_eq!(size % PAGE_BYTES, 0);
             let mut next = 0;
             for index in 0..block_count(size) {
-                let rows = row_range(size, region, index);
-                assert_eq!(rows.start, next, "region {region} block {index}");
-                assert!(rows.end > rows.start);
-                next = rows.end;
+                let body = body_range(size, region, index);
+                assert_eq!(body.start, next, "region {region} block {index}");
+                assert!(body.end > body.start);
+                next = body.end;
             }
             assert_eq!(next, region);
             assert_eq!(block_range(size, block_count(size) - 1).end, size);

@@ -44,13 +44,25 @@ pub enum TableError {
     },
     /// A row format that this version does not know.
     #[error(
-        "table {table}: the row format `{format}` is unknown; upgrade rowmill, or import the table as f32 or int8"
+        "table {table}: the row format `{format}` is unknown; upgrade rowmill, or import the table in one of its formats"
     )]
     UnknownFormat {
         /// The table.
         table: String,
         /// The format found.
         format: String,
+    },
+    /// A kind of table, or an answer to missing ids, that this version does not know.
+    #[error(
+        "table {table}: a table that is `{kind}` and answers missing ids with `{missing}` is unknown; upgrade rowmill"
+    )]
+    UnknownKind {
+        /// The table.
+        table: String,
+        /// The kind found.
+        kind: String,
+        /// The answer found.
+        missing: String,
     },
     /// Per-row columns other than one embedding at the start of the row.
     #[error(
@@ -194,6 +206,38 @@ pub enum TableError {
         /// The file.
         path: PathBuf,
     },
+    /// An index that does not lead from each key to a row, although its checksums are right.
+    #[error(
+        "table {table}: its index {reason}; it was made by a program with an error, make the generation again"
+    )]
+    BadIndex {
+        /// The table.
+        table: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Two rows of a hashed table with the same key.
+    #[error(
+        "table {table}: rows {first} and {second} both have the key {key}; remove one of them before importing"
+    )]
+    DuplicateKey {
+        /// The table.
+        table: String,
+        /// The key.
+        key: u64,
+        /// The row of the two that comes first, counted from 0.
+        first: u64,
+        /// The other one.
+        second: u64,
+    },
+    /// Keys that crowd in the index by every seed that was tried.
+    #[error(
+        "table {table}: its keys can't be spread evenly by this seed; import it again with another one"
+    )]
+    UnevenKeys {
+        /// The table.
+        table: String,
+    },
     /// No table of that name.
     #[error("there is no table `{name}`; `rowmill table inspect` lists them")]
     UnknownTable {
@@ -238,9 +282,9 @@ pub enum TableError {
         /// Bytes free.
         available: u64,
     },
-    /// A `.npy` file that can't be imported.
+    /// A file or folder that can't be imported.
     #[error("{path}: {reason}")]
-    BadNpy {
+    BadSource {
         /// The file.
         path: PathBuf,
         /// What is wrong and what to do.
@@ -259,6 +303,26 @@ pub enum TableError {
         column: u64,
         /// The value.
         value: f32,
+    },
+    /// A value that the row format can't hold.
+    #[error(
+        "{path}: row {row}: {unfit}; replace the value, or store the table in another row format"
+    )]
+    Unfit {
+        /// The file.
+        path: PathBuf,
+        /// The row, counted from 0.
+        row: u64,
+        /// The value, and why.
+        unfit: crate::Unfit,
+    },
+    /// A value for missing ids that the row format can't hold.
+    #[error("table {table}: the row for missing ids: {unfit}; choose another value")]
+    UnfitDefault {
+        /// The table.
+        table: String,
+        /// The value, and why.
+        unfit: crate::Unfit,
     },
     /// Memory could not be had.
     #[error(transparent)]

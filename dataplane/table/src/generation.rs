@@ -68,9 +68,14 @@ impl Generation {
         &self.dir
     }
 
-    /// Bytes of all rows together: what the tables need in memory, but for alignment.
+    /// Bytes of all rows together.
     pub fn row_region_bytes(&self) -> u64 {
         self.tables().iter().map(TableInfo::row_region_bytes).sum()
+    }
+
+    /// Bytes of all rows and indexes: what the tables need in memory, but for alignment.
+    pub fn resident_bytes(&self) -> u64 {
+        self.tables().iter().map(TableInfo::resident_bytes).sum()
     }
 
     /// Bytes that have a checksum of their own.

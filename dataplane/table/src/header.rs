@@ -1,11 +1,12 @@
 //! The first 4096 bytes of a table file.
 
-use crate::format::{MAX_NAME_BYTES, RowFormat, TableSpec};
+use crate::format::RowFormat;
+use crate::spec::{MAX_NAME_BYTES, Missing, TableKind, TableSpec};
 
 /// Bytes of the header; rows start behind it.
 pub const HEADER_BYTES: usize = 4096;
 /// The version of table files.
-pub(crate) const FILE_VERSION: u32 = 1;
+pub(crate) const FILE_VERSION: u32 = 2;
 
 const MAGIC: &[u8; 8] = b"ROWMILLT";
 /// Where each field lies, little-endian; the rest is zero.
@@ -14,9 +15,14 @@ const FORMAT_AT: usize = 12;
 const ROWS_AT: usize = 16;
 const DIM_AT: usize = 24;
 const STRIDE_AT: usize = 28;
-const NAME_LEN_AT: usize = 32;
-const NAME_AT: usize = 36;
+const KIND_AT: usize = 32;
+const MISSING_AT: usize = 36;
+const NAME_LEN_AT: usize = 40;
+const NAME_AT: usize = 44;
 const CRC_AT: usize = HEADER_BYTES - 4;
+/// What stands for the kinds of tables.
+const DENSE: u32 = 0;
+const HASHED: u32 = 1;
 const _: () = assert!(NAME_AT + MAX_NAME_BYTES <= CRC_AT);
 
 /// The header of a table file, as a value.
@@ -38,6 +44,12 @@ impl Header {
         put(ROWS_AT, &spec.rows.to_le_bytes());
         put(DIM_AT, &(spec.dim as u32).to_le_bytes());
         put(STRIDE_AT, &(spec.stride() as u32).to_le_bytes());
+        let kind = match spec.kind {
+            TableKind::Dense => DENSE,
+            TableKind::Hashed(_) => HASHED,
+        };
+        put(KIND_AT, &kind.to_le_bytes());
+        put(MISSING_AT, &spec.kind.missing().code().to_le_bytes());
         put(NAME_LEN_AT, &(spec.name.len() as u32).to_le_bytes());
         put(NAME_AT, spec.name.as_bytes());
         let crc = crc32fast::hash(&bytes[..CRC_AT]);
@@ -67,10 +79,19 @@ pub fn parse_header(bytes: &[u8]) -> Result<Header, String> {
             word(VERSION_AT)
         ));
     }
-    let format = match word(FORMAT_AT) {
-        1 => RowFormat::F32,
-        2 => RowFormat::Int8,
-        other => return Err(format!("has the unknown row format {other}")),
+    let format = RowFormat::ALL
+        .into_iter()
+        .find(|format| format.code() == word(FORMAT_AT))
+        .ok_or_else(|| format!("has the unknown row format {}", word(FORMAT_AT)))?;
+    let missing = Missing::ALL
+        .into_iter()
+        .find(|missing| missing.code() == word(MISSING_AT))
+        .ok_or_else(|| format!("has the unknown answer {} to missing ids", word(MISSING_AT)))?;
+    let kind = match (word(KIND_AT), missing) {
+        (DENSE, Missing::Error) => TableKind::Dense,
+        (DENSE, _) => return Err("says that a dense table answers missing ids".into()),
+        (HASHED, missing) => TableKind::Hashed(missing),
+        (other, _) => return Err(format!("has the unknown kind {other}")),
     };
     let name_len = word(NAME_LEN_AT) as usize;
     if name_len > MAX_NAME_BYTES {
@@ -89,6 +110,7 @@ pub fn parse_header(bytes: &[u8]) -> Result<Header, String> {
         rows,
         dim: word(DIM_AT) as usize,
         format,
+        kind,
     };
     spec.check()
         .map_err(|error| format!("is impossible: {error}"))?;
@@ -114,6 +136,7 @@ mod tests {
                 rows: 40_000_000,
                 dim: 128,
                 format: RowFormat::Int8,
+                kind: TableKind::Hashed(Missing::Zero),
             },
         }
     }
@@ -142,7 +165,10 @@ mod tests {
             bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
             parse_header(&bytes).unwrap_err()
         };
-        assert!(put(VERSION_AT, &[2]).contains("version 2"));
+        assert!(put(VERSION_AT, &[1]).contains("version 1"));
+        assert!(put(KIND_AT, &[2]).contains("unknown kind 2"));
+        assert!(put(KIND_AT, &[0]).contains("dense table answers"));
+        assert!(put(MISSING_AT, &[3]).contains("unknown answer 3"));
         assert!(put(FORMAT_AT, &[9]).contains("row format 9"));
         assert!(put(ROWS_AT, &[0; 8]).contains("0 rows"));
         assert!(put(ROWS_AT, &[255; 8]).contains("rows are not possible"));

@@ -1,131 +1,164 @@
 //! Tables from NumPy's `.npy` files.
 
-use std::fs::File;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
 use npyz::{DType, NpyHeader, Order};
 
-use crate::blocks::read_at;
-use crate::draft::{RowSource, write_generation};
-use crate::format::{RowFormat, TableSpec};
-use crate::{Progress, TableError};
+use crate::TableError;
+use crate::format::RowFormat;
+use crate::import_file::{Keys, SourceFile, Values};
 
 /// Longest header that is read. NumPy writes 128 bytes for two dimensions of one type; the limit also
 /// bounds how deep the parser can be made to recurse.
 const MAX_NPY_HEADER_BYTES: u64 = 1024;
-/// Rows are converted in pieces of about this many bytes, so that memory use is bounded.
-const PIECE_BYTES: usize = 256 << 10;
+/// Most characters of the parser's errors that are shown.
+const MAX_ERROR_CHARS: usize = 200;
 
-/// A `.npy` file and the table that it is to become.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NpySource {
-    /// The table's name.
-    pub name: String,
-    /// The file: a two-dimensional array of little-endian f32 in C order, a row an embedding.
-    pub path: PathBuf,
-    /// How rows are to be stored.
-    pub format: RowFormat,
-}
-
-/// Makes generation `number` at `dir`, which must not exist, of `.npy` files, one a table.
-///
-/// Int8 rows are quantised as [`RowFormat::encode`] says. Memory use is bounded, whatever the size.
-///
-/// # Errors
-/// [`TableError::BadNpy`] for files of another kind or size, [`TableError::NotFinite`] for the first
-/// value found that is not finite, and all errors of [`generate`](crate::generate()).
-pub fn import_npy(
-    dir: impl AsRef<Path>,
-    number: u64,
-    sources: &[NpySource],
-    progress: Progress<'_>,
-) -> Result<(), TableError> {
-    let arrays = sources
-        .iter()
-        .map(Array::open)
-        .collect::<Result<Vec<_>, _>>()?;
-    let specs: Vec<TableSpec> = arrays.iter().map(|array| array.spec.clone()).collect();
-    write_generation(dir.as_ref(), number, &specs, &Arrays(arrays), progress)
-}
-
-/// An opened file whose header is checked.
+/// An opened file whose header is checked, but not yet that it is as long as the header says.
 struct Array {
-    spec: TableSpec,
-    path: PathBuf,
-    file: File,
+    file: Arc<SourceFile>,
+    header: NpyHeader,
     data_at: u64,
 }
 
-impl Array {
-    fn open(source: &NpySource) -> Result<Array, TableError> {
-        let path = source.path.clone();
-        let bad = |reason: String| TableError::BadNpy {
-            path: path.clone(),
-            reason,
-        };
-        let file = File::open(&path).map_err(TableError::io(&path))?;
-        let size = file.metadata().map_err(TableError::io(&path))?.len();
-        let (header, data_at) = read_header(&file, &path)?;
-        if header.dtype() != DType::new_scalar("<f4".parse().expect("a type")) {
-            let found = header.dtype().descr();
-            return Err(bad(format!(
-                "holds {found}; save it as little-endian f32, as array.astype('<f4') does"
-            )));
-        }
-        let &[rows, dim] = header.shape() else {
-            let found = header.shape().len();
-            return Err(bad(format!(
-                "has {found} dimensions; a table is an array of two, rows by columns"
-            )));
-        };
-        // NumPy marks arrays of one row or column as either order; their bytes are the same.
-        if header.order() == Order::Fortran && rows > 1 && dim > 1 {
-            return Err(bad(
-                "is in Fortran order; save it with numpy.ascontiguousarray".into(),
-            ));
-        }
-        let name = source.name.clone();
-        let dim = usize::try_from(dim).map_err(|_| TableError::BadDim {
-            table: name.clone(),
-            dim,
-        })?;
-        let spec = TableSpec {
-            name,
-            rows,
-            dim,
-            format: source.format,
-        };
-        spec.check()?;
-        let promised = data_at + rows * dim as u64 * 4;
-        if size != promised {
-            return Err(bad(format!(
-                "its header promises {promised} bytes and it has {size}; it was not written or copied whole"
-            )));
-        }
-        Ok(Array {
-            spec,
-            path,
-            file,
-            data_at,
-        })
+/// Opens an array of two dimensions of f32 or f16 as rows.
+pub(crate) fn rows(path: &Path) -> Result<Values, TableError> {
+    let array = Array::open(path)?;
+    let element = array.element()?;
+    let &[rows, dim] = array.header.shape() else {
+        let found = array.header.shape().len();
+        return Err(array.file.bad(format!(
+            "has {found} dimensions; a table is an array of two, rows by columns"
+        )));
+    };
+    // NumPy marks arrays of one row or column as either order; their bytes are the same.
+    if array.header.order() == Order::Fortran && rows > 1 && dim > 1 {
+        return Err(array
+            .file
+            .bad("is in Fortran order; save it with numpy.ascontiguousarray"));
     }
-}
-
-/// Reads the header; gives also where the data start.
-fn read_header(file: &File, path: &Path) -> Result<(NpyHeader, u64), TableError> {
-    let mut start = Vec::new();
-    file.take(MAX_NPY_HEADER_BYTES)
-        .read_to_end(&mut start)
-        .map_err(TableError::io(path))?;
-    parse_npy_header(&start).map_err(|reason| TableError::BadNpy {
-        path: path.to_owned(),
-        reason: format!("is no .npy file: {reason}"),
+    array.has_bytes_of(element.row_bytes(1) as u64)?;
+    Ok(Values {
+        file: array.file,
+        at: array.data_at,
+        rows,
+        dim,
+        element,
     })
 }
 
-/// Parses the header at the start of `bytes`, with the care that untrusted bytes need.
-fn parse_npy_header(bytes: &[u8]) -> Result<(NpyHeader, u64), String> {
+/// Opens an array of one dimension, or of one row, of f32 or f16 as a single row.
+pub(crate) fn row(path: &Path) -> Result<Values, TableError> {
+    let array = Array::open(path)?;
+    let element = array.element()?;
+    let (&[dim] | &[1, dim]) = array.header.shape() else {
+        let found = array.header.shape();
+        return Err(array.file.bad(format!(
+            "has the shape {found:?}; a row is an array of one dimension"
+        )));
+    };
+    array.has_bytes_of(element.row_bytes(1) as u64)?;
+    Ok(Values {
+        file: array.file,
+        at: array.data_at,
+        rows: 1,
+        dim,
+        element,
+    })
+}
+
+/// Opens an array of one dimension of 64-bit integers as keys.
+pub(crate) fn keys(path: &Path) -> Result<Keys, TableError> {
+    let array = Array::open(path)?;
+    if !array.holds("<i8") && !array.holds("<u8") {
+        return Err(array.file.bad(format!(
+            "holds {}; ids are 64-bit integers, as array.astype('<i8') makes them",
+            array.header.dtype().descr()
+        )));
+    }
+    let (&[count] | &[count, 1]) = array.header.shape() else {
+        let found = array.header.shape();
+        return Err(array.file.bad(format!(
+            "has the shape {found:?}; ids are an array of one dimension"
+        )));
+    };
+    array.has_bytes_of(8)?;
+    Ok(Keys {
+        file: array.file,
+        at: array.data_at,
+        count,
+    })
+}
+
+impl Array {
+    fn open(path: &Path) -> Result<Array, TableError> {
+        let file = SourceFile::open(path)?;
+        let start = file.start(MAX_NPY_HEADER_BYTES)?;
+        let (header, data_at) =
+            parse(&start).map_err(|reason| file.bad(format!("is no .npy file: {reason}")))?;
+        Ok(Array {
+            file,
+            header,
+            data_at,
+        })
+    }
+
+    fn holds(&self, kind: &str) -> bool {
+        self.header.dtype() == DType::new_scalar(kind.parse().expect("a type"))
+    }
+
+    /// The type of values.
+    fn element(&self) -> Result<RowFormat, TableError> {
+        if self.holds("<f4") {
+            return Ok(RowFormat::F32);
+        }
+        if self.holds("<f2") {
+            return Ok(RowFormat::F16);
+        }
+        let found = self.header.dtype().descr();
+        // NumPy has no bfloat16; ml_dtypes brings one, and NumPy saves it as two bytes of anything.
+        let hint = if self.holds("|V2") {
+            "; bfloat16 is lost in .npy files, so save it as safetensors"
+        } else {
+            ""
+        };
+        Err(self.file.bad(format!(
+            "holds {found}; save it as little-endian f32, as array.astype('<f4') does, or '<f2'{hint}"
+        )))
+    }
+
+    /// That the file ends with the last of its elements of `element_bytes`.
+    fn has_bytes_of(&self, element_bytes: u64) -> Result<(), TableError> {
+        // The product fits, see `parse`; with the rest it could be too much.
+        let elements: u64 = self.header.shape().iter().product();
+        let promised = elements
+            .checked_mul(element_bytes)
+            .and_then(|bytes| bytes.checked_add(self.data_at));
+        if promised == Some(self.file.bytes) {
+            return Ok(());
+        }
+        let promised = promised.map_or("too many".into(), |bytes| bytes.to_string());
+        Err(self.file.bad(format!(
+            "its header promises {promised} bytes and it has {}; it was not written or copied whole",
+            self.file.bytes
+        )))
+    }
+}
+
+/// Whether `bytes` start with the header of a `.npy` file; for tests with bytes of any kind.
+///
+/// # Errors
+/// What is wrong, in words.
+#[doc(hidden)]
+pub fn check_npy_header(bytes: &[u8]) -> Result<(), String> {
+    let start = bytes.len().min(MAX_NPY_HEADER_BYTES as usize);
+    parse(&bytes[..start]).map(|_| ())
+}
+
+/// Parses the header at the start of `bytes`, with the care that untrusted bytes need. Gives also where
+/// the data start. The product of the shape's numbers fits a u64.
+fn parse(bytes: &[u8]) -> Result<(NpyHeader, u64), String> {
     // Magic (6 bytes), version (2), length of the text (2 in version 1, else 4), text.
     let (text_at, length) = match bytes {
         [0x93, b'N', b'U', b'M', b'P', b'Y', 1, _, low, high, ..] => {
@@ -146,46 +179,11 @@ fn parse_npy_header(bytes: &[u8]) -> Result<(NpyHeader, u64), String> {
     if digits > 19 || text.iter().any(|byte| byte.eq_ignore_ascii_case(&b'x')) {
         return Err("its header has numbers that no array's shape has".into());
     }
-    let header = NpyHeader::from_reader(&bytes[..end]).map_err(|error| error.to_string())?;
+    let header = NpyHeader::from_reader(&bytes[..end]).map_err(|error| {
+        // The lines behind the first one quote all of the text.
+        let said = error.to_string();
+        let line = said.lines().next().unwrap_or_default();
+        line.chars().take(MAX_ERROR_CHARS).collect::<String>()
+    })?;
     Ok((header, end as u64))
-}
-
-struct Arrays(Vec<Array>);
-
-impl RowSource for Arrays {
-    fn rows(&self, table: usize, first: u64, out: &mut [u8]) -> Result<(), TableError> {
-        let Array {
-            spec,
-            path,
-            file,
-            data_at,
-        } = &self.0[table];
-        let (stride, raw_stride) = (spec.stride(), spec.dim * 4);
-        let piece_rows = (PIECE_BYTES / raw_stride).max(1);
-        let mut raw = vec![0; raw_stride * piece_rows.min(out.len() / stride)];
-        let mut values = vec![0.0; spec.dim];
-        let mut row = first;
-        for piece in out.chunks_mut(stride * piece_rows) {
-            let raw = &mut raw[..piece.len() / stride * raw_stride];
-            read_at(file, path, raw, data_at + row * raw_stride as u64)?;
-            for (encoded, raw) in piece
-                .chunks_exact_mut(stride)
-                .zip(raw.chunks_exact(raw_stride))
-            {
-                RowFormat::F32.decode(raw, &mut values);
-                if let Some(column) = values.iter().position(|value| !value.is_finite()) {
-                    let (path, column, value) = (path.clone(), column as u64, values[column]);
-                    return Err(TableError::NotFinite {
-                        path,
-                        row,
-                        column,
-                        value,
-                    });
-                }
-                spec.format.encode(&values, encoded);
-                row += 1;
-            }
-        }
-        Ok(())
-    }
 }

@@ -4,34 +4,55 @@
 //! aligned file a table; `FORMAT.md` beside this crate describes every byte. [`Generation::open`]
 //! looks at it without reading rows, [`Generation::verify`] reads and checks all of it, and
 //! [`Generation::load`] brings it into one huge-page arena as a [`Resident`]. Generations are made by
-//! [`generate`] and [`import_npy`].
+//! [`generate`](generate()) and [`import`](import()).
 #![forbid(unsafe_code)]
 
 mod blocks;
 mod draft;
+mod encode;
 mod error;
 mod format;
 mod generate;
 mod generation;
 mod header;
+mod import;
+mod import_file;
+mod import_hugectr;
 mod import_npy;
+mod import_safetensors;
+mod index;
+mod index_build;
 mod load;
 mod manifest;
 mod mapped;
+mod mix;
 mod progress;
 mod resident;
 mod shape;
+mod spec;
 mod verify;
+mod writer;
 
+pub use encode::Unfit;
 pub use error::TableError;
-pub use format::{MAX_ROWS, MAX_TABLES, RowFormat, TableSpec, check_specs};
-pub use generate::generate;
+pub use format::RowFormat;
+pub use generate::{generate, generated_key};
 pub use generation::{Generation, TableInfo};
 pub use header::{HEADER_BYTES, Header, parse_header};
-pub use import_npy::{NpySource, import_npy};
+pub use import::{Container, Import, WhenMissing, import};
+#[doc(hidden)]
+pub use import_npy::check_npy_header;
+pub use import_safetensors::{
+    MAX_SAFETENSORS_HEADER_BYTES, Safetensors, Tensor, TensorType, parse_safetensors_header,
+};
+#[doc(hidden)]
+pub use index::{check_index, index_bytes};
+#[doc(hidden)]
+pub use index_build::index_of;
 pub use load::LoadOptions;
 pub use manifest::{MANIFEST_FILE, Manifest, parse_manifest};
 pub use mapped::MappedTable;
 pub use progress::{Progress, Stage, silent};
 pub use resident::{Resident, ResidentTable};
 pub use shape::{Shape, ShapeTable};
+pub use spec::{MAX_ROWS, MAX_TABLES, Missing, TableKind, TableSpec, check_specs};

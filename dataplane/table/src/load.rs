@@ -4,7 +4,7 @@ use std::fs::File;
 
 use rowmill_arena::HugePages;
 
-use crate::blocks::{Meter, block_count, block_range, in_parallel, read_at, row_range};
+use crate::blocks::{Meter, block_count, block_range, body_range, in_parallel, read_at};
 use crate::header::HEADER_BYTES;
 use crate::manifest::TableInfo;
 use crate::resident::{Layout, Resident};
@@ -23,7 +23,7 @@ impl Default for LoadOptions {
     }
 }
 
-/// One block of one table, and where its rows go.
+/// One block of one table, and where its rows and its part of the index go.
 struct Job<'a> {
     table: &'a TableInfo,
     block: u64,
@@ -51,7 +51,7 @@ pub(crate) fn load(
         .zip(layout.split(arena.as_mut_slice()))
     {
         for block in 0..block_count(table.file_bytes) {
-            let range = row_range(table.file_bytes, table.row_region_bytes(), block);
+            let range = body_range(table.file_bytes, table.resident_bytes(), block);
             let (part, rest) = rows.split_at_mut((range.end - range.start) as usize);
             rows = rest;
             let checksum = checksums.as_ref().map(|list| list[jobs.len()]);
@@ -63,7 +63,7 @@ pub(crate) fn load(
             });
         }
     }
-    let meter = Meter::new(progress, Stage::Loading, generation.row_region_bytes());
+    let meter = Meter::new(progress, Stage::Loading, generation.resident_bytes());
     in_parallel(
         jobs.into_iter(),
         || (),

@@ -5,7 +5,9 @@ use std::collections::HashSet;
 use serde::{Deserialize, Serialize};
 
 use crate::blocks::{BLOCK_BYTES, block_count, file_bytes};
-use crate::format::{RowFormat, TableSpec, check_specs};
+use crate::format::RowFormat;
+use crate::index::{BUCKET_BYTES, index_bytes};
+use crate::spec::{Missing, TableKind, TableSpec, check_specs};
 use crate::{MAX_TABLES, TableError};
 
 /// The manifest's name in the directory of a generation.
@@ -17,7 +19,7 @@ pub(crate) const CHECKSUM_FILE: &str = "checksums.crc";
 pub(crate) const MAX_MANIFEST_BYTES: usize = MAX_TABLES * 1024 + 4096;
 
 const MAGIC: &str = "rowmill-generation";
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 /// The manifest's last line is this, eight lower-case hexadecimal digits, and [`SEAL_END`].
 const SEAL_START: &str = "\"crc32\":\"";
 const SEAL_END: &str = "\"}\n";
@@ -32,32 +34,37 @@ const MAX_FILE_NAME_BYTES: usize = 255;
 pub struct TableInfo {
     /// Name, unique in the generation.
     pub name: String,
-    /// Rows, 1 to [`MAX_ROWS`](crate::MAX_ROWS).
+    /// Rows that ids lead to, 1 to [`MAX_ROWS`](crate::MAX_ROWS).
     pub rows: u64,
     /// Dimensions.
     pub dim: usize,
     /// How a row is stored.
     pub format: RowFormat,
+    /// How ids lead to rows.
+    pub kind: TableKind,
     /// Bytes from one row to the next.
     pub stride: usize,
     /// The file in the generation's directory.
     pub file: String,
-    /// The file's size: header, rows, padding.
+    /// The file's size: header, rows, index, padding.
     pub file_bytes: u64,
 }
 
 impl TableInfo {
     /// The table that `spec` (checked) describes, in `file`.
     pub(crate) fn new(spec: &TableSpec, file: String) -> TableInfo {
-        TableInfo {
+        let mut info = TableInfo {
             name: spec.name.clone(),
             rows: spec.rows,
             dim: spec.dim,
             format: spec.format,
+            kind: spec.kind,
             stride: spec.stride(),
             file,
-            file_bytes: file_bytes(spec.row_region_bytes()),
-        }
+            file_bytes: 0,
+        };
+        info.file_bytes = file_bytes(info.resident_bytes());
+        info
     }
 
     /// What the table would be asked for with.
@@ -67,12 +74,42 @@ impl TableInfo {
             rows: self.rows,
             dim: self.dim,
             format: self.format,
+            kind: self.kind,
         }
     }
 
-    /// Bytes of all rows, at most 2^44.
+    /// Rows that are stored: `rows`, and one for missing ids where these are answered.
+    pub fn stored_rows(&self) -> u64 {
+        self.rows + self.kind.extra_rows()
+    }
+
+    /// Bytes of all stored rows, at most 2^44.
     pub fn row_region_bytes(&self) -> u64 {
-        self.rows * self.stride as u64
+        self.stored_rows() * self.stride as u64
+    }
+
+    /// Where the index starts, counted from the first row: the next cache line behind the rows. For
+    /// dense tables the end of the rows.
+    pub(crate) fn index_at(&self) -> u64 {
+        match self.kind {
+            TableKind::Dense => self.row_region_bytes(),
+            TableKind::Hashed(_) => self
+                .row_region_bytes()
+                .next_multiple_of(BUCKET_BYTES as u64),
+        }
+    }
+
+    /// Bytes of the index; 0 for dense tables.
+    pub fn index_bytes(&self) -> u64 {
+        match self.kind {
+            TableKind::Dense => 0,
+            TableKind::Hashed(_) => index_bytes(self.rows),
+        }
+    }
+
+    /// Bytes of rows and index: what the table needs in memory.
+    pub fn resident_bytes(&self) -> u64 {
+        self.index_at() + self.index_bytes()
     }
 }
 
@@ -118,6 +155,8 @@ struct RawTable {
     rows: u64,
     dim: u64,
     format: String,
+    kind: String,
+    missing: String,
     stride: u64,
     columns: Vec<RawColumn>,
     file: String,
@@ -187,6 +226,8 @@ impl RawTable {
             rows: table.rows,
             dim: table.dim as u64,
             format: table.format.to_string(),
+            kind: table.kind.word().into(),
+            missing: table.kind.missing().to_string(),
             stride,
             columns: vec![RawColumn {
                 name: EMBEDDING.into(),
@@ -305,11 +346,24 @@ impl RawTable {
             table: self.name.clone(),
             dim: self.dim,
         })?;
+        let missing = self.missing.parse();
+        let kind = match (self.kind.as_str(), missing) {
+            ("dense", Ok(Missing::Error)) => TableKind::Dense,
+            ("hashed", Ok(missing)) => TableKind::Hashed(missing),
+            _ => {
+                return Err(TableError::UnknownKind {
+                    table: self.name.clone(),
+                    kind: self.kind.clone(),
+                    missing: self.missing.clone(),
+                });
+            }
+        };
         Ok(TableSpec {
             name: self.name.clone(),
             rows: self.rows,
             dim,
             format,
+            kind,
         })
     }
 

@@ -50,11 +50,11 @@ impl MappedTable {
     /// If `out` does not have as many places as the table has dimensions.
     pub fn row_f32(&self, row: u64, out: &mut [f32]) -> Result<(), TableError> {
         assert_eq!(out.len(), self.info.dim, "one place a dimension");
-        if row >= self.info.rows {
+        if row >= self.info.stored_rows() {
             return Err(TableError::NoSuchRow {
                 table: self.info.name.clone(),
                 row,
-                rows: self.info.rows,
+                rows: self.info.stored_rows(),
             });
         }
         let mut bytes = vec![0; self.info.stride];

@@ -11,6 +11,8 @@ pub enum Stage {
     Filling,
     /// Rows are being read into memory.
     Loading,
+    /// Indexes of hashed tables are being made.
+    Indexing,
     /// Rows are being written to files.
     Writing,
     /// Files are being brought to the disk for good.
@@ -25,6 +27,7 @@ impl fmt::Display for Stage {
             Stage::Allocating => "allocating",
             Stage::Filling => "filling",
             Stage::Loading => "loading",
+            Stage::Indexing => "indexing",
             Stage::Writing => "writing",
             Stage::Syncing => "syncing",
             Stage::Verifying => "verifying",

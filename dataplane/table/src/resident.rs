@@ -1,14 +1,18 @@
 //! Tables in memory.
 
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rowmill_arena::{Arena, Backing, FrozenArena, HugePages};
 
 use crate::blocks::{BLOCK_BYTES, Meter, in_parallel};
-use crate::draft::fill;
-use crate::format::{RowFormat, TableSpec, check_specs};
+use crate::format::RowFormat;
 use crate::generate::Generated;
+use crate::index::{BUCKET_BYTES, Found, Index, entries};
+use crate::index_build::Scratch;
 use crate::manifest::TableInfo;
+use crate::spec::{Missing, TableKind, TableSpec, check_specs};
+use crate::writer::TableRows;
 use crate::{Progress, Stage, TableError};
 
 /// Tables start at a page, so that rows of a power of two never cross one more page than they must.
@@ -46,18 +50,32 @@ impl Resident {
         let layout = Layout::new(&tables)?;
         let mut arena = layout.allocate(huge_pages, progress)?;
         let source = Generated::new(specs, seed);
+        let rows_of = |table| TableRows {
+            source: &source,
+            table,
+            info: &tables[table],
+        };
+        let total = tables.iter().map(TableInfo::resident_bytes).sum();
+        let meter = Meter::new(progress, Stage::Filling, total);
         let mut jobs = Vec::new();
-        for (index, rows) in layout.split(arena.as_mut_slice()).into_iter().enumerate() {
+        for (index, body) in layout.split(arena.as_mut_slice()).into_iter().enumerate() {
+            let info = &tables[index];
+            let (rows, rest) = body.split_at_mut(info.row_region_bytes() as usize);
+            let (gap, index_bytes) = rest.split_at_mut(rest.len() - info.index_bytes() as usize);
+            gap.fill(0);
+            if !index_bytes.is_empty() {
+                let mut scratch = Scratch::Memory(Vec::new());
+                rows_of(index).index(seed, &mut scratch, &mut |at, bytes| {
+                    index_bytes[at as usize..][..bytes.len()].copy_from_slice(bytes);
+                    Ok(())
+                })?;
+            }
+            meter.add((gap.len() + index_bytes.len()) as u64);
             let parts = rows.chunks_mut(BLOCK_BYTES).enumerate();
             jobs.extend(parts.map(|(part, bytes)| (index, (part * BLOCK_BYTES) as u64, bytes)));
         }
-        let meter = Meter::new(
-            progress,
-            Stage::Filling,
-            tables.iter().map(TableInfo::row_region_bytes).sum(),
-        );
         in_parallel(jobs.into_iter(), Vec::new, |row, (index, from, bytes)| {
-            fill(&source, index, tables[index].stride, from, bytes, row)?;
+            rows_of(index).fill(from, bytes, row)?;
             meter.add(bytes.len() as u64);
             Ok(())
         })?;
@@ -84,7 +102,7 @@ impl Resident {
         self.arena.backing()
     }
 
-    /// Bytes of the arena: all rows, and the padding between tables.
+    /// Bytes of the arena: all rows and indexes, and the padding between tables.
     pub fn arena_bytes(&self) -> usize {
         self.arena.len()
     }
@@ -95,11 +113,17 @@ impl Resident {
 pub struct ResidentTable {
     name: String,
     dim: usize,
+    /// Rows that ids lead to.
+    ids: u32,
+    /// Those, and the one for missing ids where there is one.
     rows: u32,
     format: RowFormat,
+    kind: TableKind,
     stride: usize,
     offset: usize,
     len: usize,
+    /// What a hashed table is looked up with, and where its bytes lie.
+    index: Option<(Index, Range<usize>)>,
     arena: Arc<FrozenArena>,
 }
 
@@ -114,9 +138,20 @@ impl ResidentTable {
         self.dim
     }
 
-    /// Rows, below 2^31; ids are smaller.
+    /// Stored rows, below 2^31; row numbers are smaller. Those of ids come first, and behind them lies the
+    /// one for missing ids where these are answered.
     pub fn row_count(&self) -> u32 {
         self.rows
+    }
+
+    /// Ids that there are: those of a dense table are smaller, a hashed one has as many keys.
+    pub fn lookup_count(&self) -> u32 {
+        self.ids
+    }
+
+    /// How ids lead to rows.
+    pub fn kind(&self) -> TableKind {
+        self.kind
     }
 
     /// How a row is stored.
@@ -129,9 +164,46 @@ impl ResidentTable {
         self.stride
     }
 
-    /// All rows, one after another.
+    /// All stored rows, one after another.
     pub fn bytes(&self) -> &[u8] {
         &self.arena[self.offset..self.offset + self.len]
+    }
+
+    /// Writes the row number of each of `ids` to the same place of `out`; an id that is missing gets the
+    /// row for such ids. Allocates nothing; the work for an id is bounded.
+    ///
+    /// # Errors
+    /// The position of the first id that leads to no row: outside a dense table, or missing in one that
+    /// refuses such ids. What is in `out` then means nothing.
+    ///
+    /// # Panics
+    /// If `ids` and `out` have different lengths.
+    pub fn resolve(&self, ids: &[u64], out: &mut [u32]) -> Result<(), usize> {
+        let Some((index, bytes)) = &self.index else {
+            assert_eq!(ids.len(), out.len(), "a row for each id");
+            let mut outside = false;
+            for (row, &id) in out.iter_mut().zip(ids) {
+                outside |= id >= u64::from(self.ids);
+                *row = id as u32;
+            }
+            if !outside {
+                return Ok(());
+            }
+            return match ids.iter().position(|&id| id >= u64::from(self.ids)) {
+                Some(position) => Err(position),
+                None => Ok(()),
+            };
+        };
+        let missing = (self.kind.missing() != Missing::Error).then_some(self.ids);
+        index.resolve(&self.arena[bytes.clone()], ids, out, missing)
+    }
+
+    /// The keys of a hashed table with the rows that they lead to, in the order of the index; nothing for a
+    /// dense table.
+    pub fn entries(&self) -> impl Iterator<Item = (u64, u32)> {
+        let bytes = self.index.as_ref().map_or(0..0, |(_, bytes)| bytes.clone());
+        let (lines, _) = self.arena[bytes].as_chunks::<BUCKET_BYTES>();
+        lines.iter().skip(1).flat_map(entries)
     }
 
     /// Decodes one row.
@@ -158,7 +230,7 @@ impl ResidentTable {
 
 /// Where each table lies in the arena.
 pub(crate) struct Layout {
-    /// Offset and length of each table's rows, ascending.
+    /// Offset and length of each table's rows and index, ascending.
     places: Vec<(usize, usize)>,
     bytes: usize,
 }
@@ -168,7 +240,7 @@ impl Layout {
         let mut end = 0u64;
         let mut places = Vec::with_capacity(tables.len());
         for table in tables {
-            let len = table.row_region_bytes();
+            let len = table.resident_bytes();
             let align = if len >= LARGE_BYTES {
                 LARGE_ALIGN
             } else {
@@ -198,7 +270,7 @@ impl Layout {
         Ok(arena)
     }
 
-    /// The rows of each table as slices of their own.
+    /// The rows and index of each table as slices of their own.
     pub(crate) fn split<'a>(&self, arena: &'a mut [u8]) -> Vec<&'a mut [u8]> {
         let mut rest = arena;
         let mut at = 0;
@@ -213,7 +285,7 @@ impl Layout {
         slices
     }
 
-    /// Freezes the filled arena and gives it out as tables.
+    /// Freezes the filled arena, checks the indexes in it, and gives it out as tables.
     pub(crate) fn finish(
         &self,
         arena: Arena,
@@ -221,24 +293,66 @@ impl Layout {
         tables: &[TableInfo],
     ) -> Result<Resident, TableError> {
         let arena = Arc::new(arena.freeze()?);
-        let tables = tables
-            .iter()
-            .zip(&self.places)
-            .map(|(table, &(offset, len))| ResidentTable {
-                name: table.name.clone(),
-                dim: table.dim,
-                rows: u32::try_from(table.rows).expect("checked: below 2^31"),
-                format: table.format,
-                stride: table.stride,
+        let row = |count| u32::try_from(count).expect("checked: below 2^31");
+        let table = |(info, &(offset, len)): (&TableInfo, &(usize, usize))| {
+            let index = match info.kind {
+                TableKind::Dense => None,
+                TableKind::Hashed(_) => {
+                    let bytes = offset + info.index_at() as usize..offset + len;
+                    let index = check_index(info, &arena[bytes.clone()])?;
+                    Some((index, bytes))
+                }
+            };
+            Ok(ResidentTable {
+                name: info.name.clone(),
+                dim: info.dim,
+                ids: row(info.rows),
+                rows: row(info.stored_rows()),
+                format: info.format,
+                kind: info.kind,
+                stride: info.stride,
                 offset,
-                len,
+                len: info.row_region_bytes() as usize,
+                index,
                 arena: Arc::clone(&arena),
             })
-            .collect();
+        };
+        let tables: Result<Vec<ResidentTable>, TableError> =
+            tables.iter().zip(&self.places).map(table).collect();
         Ok(Resident {
             generation,
-            tables,
+            tables: tables?,
             arena,
         })
     }
+}
+
+/// Checks an index in memory, a part at a time by several threads.
+fn check_index(info: &TableInfo, bytes: &[u8]) -> Result<Index, TableError> {
+    const BUCKETS_A_JOB: usize = BLOCK_BYTES / BUCKET_BYTES;
+    let bad = |reason| TableError::BadIndex {
+        table: info.name.clone(),
+        reason,
+    };
+    let (lines, _) = bytes.as_chunks::<BUCKET_BYTES>();
+    let (first, buckets) = lines.split_first().expect("its first line");
+    let index = Index::parse(first, info.rows).map_err(bad)?;
+    let all = Mutex::new(Found::default());
+    let jobs = (0..buckets.len()).step_by(BUCKETS_A_JOB);
+    in_parallel(
+        jobs,
+        || (),
+        |(), from| {
+            let part = &buckets[from..buckets.len().min(from + BUCKETS_A_JOB)];
+            let previous = from.checked_sub(1).map(|before| &buckets[before]);
+            let found = index
+                .check_buckets(part, from as u64, previous, info.rows)
+                .map_err(bad)?;
+            let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+            *all = all.with(found);
+            Ok(())
+        },
+    )?;
+    let all = all.into_inner().unwrap_or_else(PoisonError::into_inner);
+    index.checked(all, info.rows).map_err(bad)
 }

@@ -1,7 +1,8 @@
 //! Published model shapes, at any scale.
 
 use crate::blocks::file_bytes;
-use crate::format::{MAX_ROWS, RowFormat, TableSpec};
+use crate::format::RowFormat;
+use crate::spec::{MAX_ROWS, TableKind, TableSpec};
 
 /// Tables are not scaled below this many rows (or below what they have), so that small tables keep
 /// their nature: hot, and in the caches.
@@ -47,6 +48,7 @@ impl Shape {
                 rows,
                 dim: 128,
                 format: RowFormat::F32,
+                kind: TableKind::Dense,
             },
             multi_hot,
         };

@@ -1,9 +1,13 @@
-//! Comparing every block with its checksum.
+//! Comparing every block with its checksum, and looking at indexes.
 
 use std::fs::File;
 use std::sync::{Mutex, PoisonError};
 
 use crate::blocks::{BLOCK_BYTES, Meter, block_count, block_range, in_parallel, read_at};
+use crate::header::HEADER_BYTES;
+use crate::index::{BUCKET_BYTES, Found, Index};
+use crate::manifest::TableInfo;
+use crate::spec::TableKind;
 use crate::{Generation, Progress, Stage, TableError};
 
 pub(crate) fn verify(generation: &Generation, progress: Progress<'_>) -> Result<(), TableError> {
@@ -43,7 +47,9 @@ pub(crate) fn verify(generation: &Generation, progress: Progress<'_>) -> Result<
     )?;
     let damaged = damaged.into_inner().unwrap_or_else(PoisonError::into_inner);
     let Some(&(index, block)) = damaged.iter().min() else {
-        return Ok(());
+        return tables
+            .iter()
+            .try_for_each(|table| verify_index(&generation, table));
     };
     let table = &tables[index];
     let range = block_range(table.file_bytes, block);
@@ -55,4 +61,38 @@ pub(crate) fn verify(generation: &Generation, progress: Progress<'_>) -> Result<
         to: range.end,
         others: damaged.len() as u64 - 1,
     })
+}
+
+/// Checks an index in its file, a part at a time.
+fn verify_index(generation: &Generation, info: &TableInfo) -> Result<(), TableError> {
+    if info.kind == TableKind::Dense {
+        return Ok(());
+    }
+    let bad = |reason| TableError::BadIndex {
+        table: info.name.clone(),
+        reason,
+    };
+    let path = generation.path(info);
+    let file = File::open(&path).map_err(TableError::io(&path))?;
+    let mut at = HEADER_BYTES as u64 + info.index_at();
+    let end = at + info.index_bytes();
+    let mut line = [0; BUCKET_BYTES];
+    read_at(&file, &path, &mut line, at)?;
+    at += line.len() as u64;
+    let index = Index::parse(&line, info.rows).map_err(bad)?;
+    let (mut first, mut previous, mut all) = (0, None, Found::default());
+    let mut buffer = vec![0; BLOCK_BYTES];
+    while at < end {
+        let bytes = &mut buffer[..(end - at).min(BLOCK_BYTES as u64) as usize];
+        read_at(&file, &path, bytes, at)?;
+        let (buckets, _) = bytes.as_chunks();
+        let found = index
+            .check_buckets(buckets, first, previous.as_ref(), info.rows)
+            .map_err(bad)?;
+        all = all.with(found);
+        first += buckets.len() as u64;
+        previous = buckets.last().copied();
+        at += bytes.len() as u64;
+    }
+    index.checked(all, info.rows).map(|_| ()).map_err(bad)
 }

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use rowmill_arena::HugePages;
 use rowmill_table::{
     Generation, HEADER_BYTES, LoadOptions, MANIFEST_FILE, Resident, RowFormat, Stage, TableError,
-    TableSpec, generate, silent,
+    TableKind, TableSpec, generate, silent,
 };
 use tempfile::TempDir;
 
@@ -21,6 +21,7 @@ fn spec(name: &str, rows: u64, dim: usize, format: RowFormat) -> TableSpec {
         rows,
         dim,
         format,
+        kind: TableKind::Dense,
     }
 }
 

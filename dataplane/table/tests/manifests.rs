@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use rowmill_table::{
-    MAX_ROWS, Manifest, RowFormat, TableError, TableInfo, TableSpec, generate, parse_manifest,
-    silent,
+    MAX_ROWS, Manifest, Missing, RowFormat, TableError, TableInfo, TableKind, TableSpec, generate,
+    parse_manifest, silent,
 };
 use serde_json::{Value, json};
 
@@ -16,6 +16,7 @@ fn good() -> Vec<u8> {
         rows: 50,
         dim: 8,
         format,
+        kind: TableKind::Dense,
     };
     generate(
         &dir,
@@ -102,6 +103,35 @@ fn impossible_tables() {
     assert!(
         matches!(with("format", json!("f64")), TableError::UnknownFormat { format, .. } if format == "f64")
     );
+    for (kind, missing) in [
+        ("dense", "zero"),
+        ("sorted", "error"),
+        ("hashed", "none"),
+        ("", ""),
+    ] {
+        let error = changed(|value| {
+            table(value).insert("kind".into(), json!(kind));
+            table(value).insert("missing".into(), json!(missing));
+        })
+        .unwrap_err();
+        assert!(
+            matches!(&error, TableError::UnknownKind { kind: found, .. } if found == kind),
+            "{error}"
+        );
+    }
+    // 127 rows of 32 bytes fill a page but for 32 bytes, so that their index takes one more.
+    let error = changed(|value| {
+        table(value).insert("rows".into(), json!(127));
+        table(value).insert("kind".into(), json!("hashed"));
+    });
+    assert!(matches!(
+        error,
+        Err(TableError::BadSize {
+            found: 8192,
+            expected: 12288,
+            ..
+        })
+    ));
     for columns in [
         json!([]),
         json!([{"name": "momentum", "offset": 0, "bytes": 32}]),
@@ -156,13 +186,13 @@ fn names_that_lead_elsewhere() {
 
 #[test]
 fn whole_manifests() {
-    let error = changed(|value| value["version"] = json!(2)).unwrap_err();
+    let error = changed(|value| value["version"] = json!(1)).unwrap_err();
     assert!(
         matches!(
             error,
             TableError::UnknownVersion {
-                found: 2,
-                known: 1,
+                found: 1,
+                known: 2,
                 ..
             }
         ),
@@ -270,24 +300,70 @@ fn every_message_says_what_to_do() {
 }
 
 fn any_tables() -> impl Strategy<Value = Vec<TableInfo>> {
-    let formats = prop_oneof![Just(RowFormat::F32), Just(RowFormat::Int8)];
-    let table = (1..=MAX_ROWS, 1usize..=512, formats);
+    let formats = prop::sample::select(&RowFormat::ALL[..]);
+    let kinds = prop::sample::select(vec![
+        TableKind::Dense,
+        TableKind::Hashed(Missing::Error),
+        TableKind::Hashed(Missing::Zero),
+        TableKind::Hashed(Missing::Default),
+    ]);
+    let table = (1..MAX_ROWS, 1usize..=512, formats, kinds);
     prop::collection::vec(table, 1..20).prop_map(|tables| {
-        let table = |(index, (rows, dim, format)): (usize, (u64, usize, RowFormat))| {
-            let stride = format.row_bytes(dim * 4);
-            let rows_bytes = rows * stride as u64;
-            TableInfo {
-                name: format!("table.{index}"),
-                rows,
-                dim: dim * 4,
-                format,
-                stride,
-                file: format!("file_{index}"),
-                file_bytes: 4096 + rows_bytes.next_multiple_of(4096),
-            }
-        };
+        let table =
+            |(index, (rows, dim, format, kind)): (usize, (u64, usize, RowFormat, TableKind))| {
+                let stride = format.row_bytes(dim * 4);
+                // As FORMAT.md has it.
+                let body_bytes = match kind {
+                    TableKind::Dense => rows * stride as u64,
+                    TableKind::Hashed(missing) => {
+                        let stored = rows + u64::from(missing != Missing::Error);
+                        let buckets = (rows * 4).div_ceil(15) + rows.div_ceil(5).min(16);
+                        (stored * stride as u64).next_multiple_of(64) + (1 + buckets) * 64
+                    }
+                };
+                TableInfo {
+                    name: format!("table.{index}"),
+                    rows,
+                    dim: dim * 4,
+                    format,
+                    kind,
+                    stride,
+                    file: format!("file_{index}"),
+                    file_bytes: 4096 + body_bytes.next_multiple_of(4096),
+                }
+            };
         tables.into_iter().enumerate().map(table).collect()
     })
+}
+
+/// The limit on the size of manifests leaves room for the longest that there can be.
+#[test]
+fn longest_manifest() {
+    let table = |index: usize| TableInfo {
+        name: format!("{index:0>128}"),
+        rows: MAX_ROWS - 1,
+        dim: 2048,
+        format: RowFormat::F32,
+        kind: TableKind::Hashed(Missing::Default),
+        stride: 8192,
+        file: format!("{index:0>255}"),
+        file_bytes: 0,
+    };
+    let tables: Vec<TableInfo> = (0..4096).map(table).collect();
+    let mut manifest = Manifest {
+        generation: u64::MAX,
+        tables,
+        checksum_file: "x".repeat(255),
+        checksum_crc: u32::MAX,
+    };
+    let rows = (MAX_ROWS * 8192).next_multiple_of(64);
+    let index = (1 + ((MAX_ROWS - 1) * 4).div_ceil(15) + 16) * 64;
+    for table in &mut manifest.tables {
+        table.file_bytes = 4096 + (rows + index).next_multiple_of(4096);
+    }
+    let bytes = manifest.to_bytes();
+    assert!(bytes.len() <= 4_198_400, "{}", bytes.len());
+    assert_eq!(parse_manifest(&bytes).unwrap(), manifest);
 }
 
 proptest! {

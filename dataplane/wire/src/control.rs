@@ -42,12 +42,15 @@ pub struct Welcome {
 pub struct TableEntry {
     /// Its name in schemas.
     pub name: String,
-    /// Rows.
+    /// Rows that ids can name.
     pub rows: u64,
     /// Elements a row.
     pub dim: u32,
-    /// Row format: 0 f32, 1 int8 with row-wise scale and bias.
+    /// Row format: 0 f32, 1 int8 with scale and bias as f32, 2 f16, 3 bf16, 4 int8 with scale and bias
+    /// as f16, 5 int4.
     pub format: u8,
+    /// What ids name rows by: 0 dense (their numbers), 1 hashed (any u64).
+    pub kind: u8,
 }
 
 /// A control message.
@@ -197,7 +200,8 @@ impl Control {
                     w.u64(t.rows);
                     w.u32(t.dim);
                     w.u8(t.format);
-                    w.zeros(3);
+                    w.u8(t.kind);
+                    w.zeros(2);
                 }
             }
             Control::Bind(schema) => schema.encode_to(w),
@@ -285,8 +289,9 @@ fn parse_tables(r: &mut Reader<'_>) -> Result<Control, Refusal> {
             rows: r.u64()?,
             dim: r.u32()?,
             format: r.u8()?,
+            kind: r.u8()?,
         };
-        r.zeros(3)?;
+        r.zeros(2)?;
         tables.push(entry);
     }
     Ok(Control::Tables {

@@ -1,7 +1,7 @@
 //! Bounds of the protocol, each with its derivation.
 
 /// Version of the protocol. A peer with another version is refused at connect.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Largest request frame in bytes: one slot of a connection's request ring (DESIGN.md section 4).
 pub const SLOT_BYTES: usize = 8192;
@@ -32,6 +32,10 @@ pub const MAX_IDS_PER_BAG: u32 = 8192;
 /// Most bags of a request over all its parts; far above the 700 samples of an MLPerf query.
 pub const MAX_BATCH: u32 = 1 << 16;
 
+/// Most ids of a feature that is not pooled, over all parts of a request: with the largest stride the
+/// last of its vectors begins below 2^63 + 2^40, and 2^23 vectors of 128 f32 are 4 GiB.
+pub const MAX_BLOCK_IDS: u32 = 1 << 23;
+
 /// Most regions that one connection may have registered at a time.
 pub const MAX_REGIONS: u32 = 16;
 
@@ -45,8 +49,8 @@ pub const MAX_NAME: usize = 128;
 /// 72,704 bytes, so 128 KiB holds every schema.
 pub const MAX_CONTROL_BYTES: usize = 128 << 10;
 
-/// Largest target offset or stride that a schema may name: keeps `offset + bag * stride` far from
-/// overflowing 64 bits (2^40 + 2^16 * 2^40 < 2^57).
+/// Largest target offset or stride that a schema may name: keeps `offset + vector * stride` from
+/// overflowing 64 bits (2^40 + 2^16 * 2^40 < 2^57 for bags, 2^40 + 2^23 * 2^40 < 2^64 for ids).
 pub const MAX_EXTENT: u64 = 1 << 40;
 
 const _: () = {
@@ -54,5 +58,6 @@ const _: () = {
     assert!(crate::request::BYTES_BEFORE_INLINE_MAX <= SLOT_BYTES / 2 + 256);
     assert!(SLOT_BYTES <= u16::MAX as usize);
     assert!(MAX_FEATURES * (2 * (MAX_NAME + 2) + 24) + 64 <= MAX_CONTROL_BYTES);
-    assert!(MAX_EXTENT as u128 * MAX_BATCH as u128 + MAX_EXTENT as u128 * 2 < u64::MAX as u128);
+    assert!(MAX_BATCH <= MAX_BLOCK_IDS);
+    assert!(MAX_EXTENT as u128 * MAX_BLOCK_IDS as u128 + MAX_EXTENT as u128 * 2 < u64::MAX as u128);
 };

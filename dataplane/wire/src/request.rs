@@ -15,7 +15,7 @@ pub const SPAN_BYTES: usize = 16;
 pub const BYTES_BEFORE_INLINE_MAX: usize =
     HEADER_BYTES + 3 * SEGMENT_BYTES + MAX_FEATURES * SPAN_BYTES;
 
-/// Flag: write raw f32 sums, without the mean's division.
+/// Flag: write raw f32 sums, without the division of means.
 pub const FLAG_PARTIALS: u8 = 1;
 
 /// What is asked for.
@@ -113,7 +113,7 @@ impl Segment {
 }
 
 /// The part of the segments that belongs to one feature, in elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FeatureSpan {
     /// First element in the lengths segment; `bags` lengths (or `bags + 1` offsets) follow.
     pub lengths_at: u32,
@@ -121,6 +121,9 @@ pub struct FeatureSpan {
     pub ids_at: u32,
     /// How many ids.
     pub ids: u32,
+    /// How many ids of the feature the parts before this one have, where it is not pooled: where in its
+    /// block the vectors of this part begin. 0 for all other features.
+    pub first_id: u32,
 }
 
 /// A request's header, checked.
@@ -334,18 +337,7 @@ impl<'a> Request<'a> {
                 return Err(Refusal::feature(Status::WeightsMismatch, i as u32));
             }
         }
-        self.spans_reserved()
-    }
-
-    fn spans_reserved(&self) -> Result<(), Refusal> {
-        let from = HEADER_BYTES + 3 * SEGMENT_BYTES;
-        let spans = &self.frame[from..from + self.features * SPAN_BYTES];
-        let clean = spans.chunks_exact(SPAN_BYTES).all(|s| s[12..16] == [0; 4]);
-        if clean {
-            Ok(())
-        } else {
-            Err(Refusal::whole(Status::Malformed))
-        }
+        Ok(())
     }
 
     /// The header.
@@ -369,6 +361,7 @@ impl<'a> Request<'a> {
                 lengths_at: word(b, 0),
                 ids_at: word(b, 4),
                 ids: word(b, 8),
+                first_id: word(b, 12),
             })
     }
 
@@ -486,7 +479,7 @@ pub fn encode(
         out[0..4].copy_from_slice(&span.lengths_at.to_le_bytes());
         out[4..8].copy_from_slice(&span.ids_at.to_le_bytes());
         out[8..12].copy_from_slice(&span.ids.to_le_bytes());
-        out[12..16].fill(0);
+        out[12..16].copy_from_slice(&span.first_id.to_le_bytes());
     }
     let mut at = from;
     for piece in inline {

@@ -73,12 +73,16 @@ statuses! {
     IdNegative = 38, "an id is negative", "send ids from 0 to rows - 1";
     /// Weights missing or not wanted.
     WeightsMismatch = 39, "weights are missing, or sent for features that take none", "send one weight for each id exactly when a feature is weighted";
+    /// An id that a hashed table lacks, where its answer to that is an error.
+    UnknownId = 40, "an id is not among those of the hashed table", "send ids that the table has, or import it with a zero or default row for the others";
+    /// More ids than the block of a feature that is not pooled holds.
+    BlockOverflow = 41, "a feature that is not pooled has more ids than its block holds", "bind the schema with a larger max_ids, or split the batch";
     /// A region id that is not registered.
     UnknownRegion = 48, "the region is not registered on this connection", "register the region first";
     /// A target that leaves its region.
     TargetOutOfRegion = 49, "the target does not lie inside its region", "register a larger region or lower the base";
     /// A target that is not a multiple of its element size.
-    TargetMisaligned = 50, "the target is misaligned", "make base, offset and stride multiples of 4 bytes";
+    TargetMisaligned = 50, "the target is misaligned", "make base, offset and stride multiples of the element's size: 4 bytes for f32, 2 for f16 and bf16";
     /// A segment that leaves its region.
     SegmentOutOfRegion = 51, "a segment does not lie inside its region", "register a larger region or fix the segment's offset and length";
     /// The region's memory was taken away.

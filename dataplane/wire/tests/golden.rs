@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 
 use rowmill_wire::control::{Control, TableEntry, Welcome};
-use rowmill_wire::limits::SLOT_BYTES;
+use rowmill_wire::limits::{MAX_BLOCK_IDS, MAX_EXTENT, SLOT_BYTES};
 use rowmill_wire::request::{FLAG_PARTIALS, Header, encode};
 use rowmill_wire::status::NOWHERE;
 use rowmill_wire::{
@@ -60,6 +60,7 @@ fn span(lengths_at: u32, ids_at: u32, ids: u32) -> FeatureSpan {
         lengths_at,
         ids_at,
         ids,
+        first_id: 0,
     }
 }
 
@@ -128,6 +129,30 @@ fn lookup_offsets() -> Frame {
     }
 }
 
+fn lookup_block() -> Frame {
+    let block = FeatureSpan {
+        first_id: 25,
+        ..span(30, 60, 40)
+    };
+    Frame {
+        header: Header {
+            op: Op::Lookup,
+            part: 1,
+            parts: 2,
+            schema: 2,
+            first_bag: 10,
+            bags: 10,
+            target_region: 3,
+            target_base: 6,
+            lengths: region(1, 0, Element::Bits32, 160),
+            ids: region(1, 160, Element::Bits64, 800),
+            ..Header::null(9)
+        },
+        spans: vec![span(10, 20, 30), block],
+        inline: Vec::new(),
+    }
+}
+
 fn null(header: Header) -> Frame {
     Frame {
         header,
@@ -149,6 +174,7 @@ fn requests() -> Vec<(&'static str, Frame)> {
         ("lookup-inline", lookup_inline()),
         ("lookup-regions", lookup_regions()),
         ("lookup-offsets", lookup_offsets()),
+        ("lookup-block", lookup_block()),
     ]
 }
 
@@ -184,6 +210,18 @@ fn completions() -> Vec<(&'static str, Completion)> {
         service_ns: 0,
         ..ok
     };
+    let unknown = Completion {
+        status: Status::UnknownId,
+        feature: 0,
+        index: 0,
+        service_ns: 9_000,
+        ..ok
+    };
+    let overflow = Completion {
+        status: Status::BlockOverflow,
+        index: NOWHERE,
+        ..out_of_range
+    };
     let busy = Completion {
         part: 1,
         status: Status::Busy,
@@ -199,6 +237,8 @@ fn completions() -> Vec<(&'static str, Completion)> {
         ("slice-placed", slice),
         ("final-ok", ok),
         ("final-id-out-of-range", out_of_range),
+        ("final-unknown-id", unknown),
+        ("final-block-overflow", overflow),
         ("final-busy", busy),
     ]
 }
@@ -225,6 +265,7 @@ fn schema() -> Schema {
         table: table.into(),
         pooling,
         output: Output::F32,
+        max_ids: 0,
         offset,
         stride: 1536,
     };
@@ -238,6 +279,35 @@ fn schema() -> Schema {
     }
 }
 
+fn blocks() -> Schema {
+    let feature = |name: &str, pooling, output, max_ids, offset, stride| Feature {
+        name: name.into(),
+        table: "t".into(),
+        pooling,
+        output,
+        max_ids,
+        offset,
+        stride,
+    };
+    let matrix = |name, pooling, output, offset| feature(name, pooling, output, 0, offset, 512);
+    Schema {
+        max_batch: 64,
+        features: vec![
+            matrix("w", Pooling::WeightedMean, Output::F16, 0),
+            matrix("m", Pooling::Max, Output::Bf16, 256),
+            feature(
+                "b",
+                Pooling::None,
+                Output::Bf16,
+                MAX_BLOCK_IDS,
+                1 << 15,
+                256,
+            ),
+            feature("f", Pooling::None, Output::F32, 1, MAX_EXTENT, MAX_EXTENT),
+        ],
+    }
+}
+
 fn controls() -> Vec<(&'static str, (u32, Control))> {
     let hello = Control::Hello {
         client: "bench".into(),
@@ -247,11 +317,12 @@ fn controls() -> Vec<(&'static str, (u32, Control))> {
         refusal: Refusal::feature(Status::UnknownTable, 2),
         detail: "feature `tags` wants table `cat_9`".into(),
     };
-    let table = |name: &str, rows, dim, format| TableEntry {
+    let table = |name: &str, rows, dim, (format, kind)| TableEntry {
         name: name.into(),
         rows,
         dim,
         format,
+        kind,
     };
     let tables = |first, tables| Control::Tables {
         total: 26,
@@ -259,8 +330,8 @@ fn controls() -> Vec<(&'static str, (u32, Control))> {
         tables,
     };
     let page = vec![
-        table("cat_24", 12_000_000, 128, 0),
-        table("größe", 3, 64, 1),
+        table("cat_24", 12_000_000, 128, (0, 0)),
+        table("größe", 3, 64, (5, 1)),
     ];
     vec![
         ("hello", (1, hello)),
@@ -270,6 +341,7 @@ fn controls() -> Vec<(&'static str, (u32, Control))> {
         ("tables", (2, tables(24, page))),
         ("tables-none", (3, tables(26, Vec::new()))),
         ("bind", (4, Control::Bind(schema()))),
+        ("bind-blocks", (4, Control::Bind(blocks()))),
         ("bound", (4, Control::Bound { schema: 0 })),
         ("register", (5, Control::Register { bytes: 1 << 30 })),
         ("registered", (5, Control::Registered { region: 1 })),

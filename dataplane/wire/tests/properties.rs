@@ -81,12 +81,15 @@ prop_compose! {
         wants_inline: [bool; 3],
         regions: [(u32, u64); 3],
         counts in vec(0u32..8, MAX_FEATURES),
+        first_ids: [u32; 3],
         extra in vec(any::<u8>(), 0..40),
     ) -> Frame {
         let per_feature = bags + u32::from(lengths_element.is_offsets());
         let mut ids_at = 0;
         let spans: Vec<FeatureSpan> = (0..features).map(|f| {
-            let span = FeatureSpan { lengths_at: f as u32 * per_feature, ids_at, ids: counts[f] };
+            let span = FeatureSpan {
+                lengths_at: f as u32 * per_feature, ids_at, ids: counts[f], first_id: first_ids[f % 3],
+            };
             ids_at += counts[f];
             span
         }).collect();
@@ -138,10 +141,11 @@ prop_compose! {
 prop_compose! {
     fn feature()(
         name in ".{0,32}", table in "[a-z0-9_]{0,128}",
-        pooling in select(vec![Pooling::Sum, Pooling::Mean, Pooling::WeightedSum]),
+        pooling in select(&Pooling::ALL), output in select(&Output::ALL), most in 1..=MAX_BLOCK_IDS,
         offset in 0..=MAX_EXTENT, stride in 0..=MAX_EXTENT,
     ) -> Feature {
-        Feature { name, table, pooling, output: Output::F32, offset, stride }
+        let max_ids = if pooling == Pooling::None { most } else { 0 };
+        Feature { name, table, pooling, output, max_ids, offset, stride }
     }
 }
 
@@ -163,12 +167,14 @@ prop_compose! {
 }
 
 fn control() -> impl Strategy<Value = Control> {
-    let table = ("[a-z]{0,128}", any::<u64>(), any::<u32>(), any::<u8>()).prop_map(
-        |(name, rows, dim, format)| TableEntry {
+    let codes = any::<(u8, u8)>();
+    let table = ("[a-z]{0,128}", any::<u64>(), any::<u32>(), codes).prop_map(
+        |(name, rows, dim, (format, kind))| TableEntry {
             name,
             rows,
             dim,
             format,
+            kind,
         },
     );
     let refused = (select(Status::ALL), any::<u32>(), any::<u32>(), ".{0,256}").prop_map(
@@ -393,6 +399,7 @@ fn the_largest_messages_fit() {
         rows: u64::MAX,
         dim: 2048,
         format: 1,
+        kind: 1,
     };
     let tables = Control::Tables {
         total: u32::MAX,
@@ -423,6 +430,18 @@ fn schemas_past_a_bound_are_found_before_they_are_sent() {
         check(|s| s.features = s.features.iter().cycle().take(257).cloned().collect()),
         whole(Status::TooLarge)
     );
+    let contradicts = Err(Refusal::feature(Status::Malformed, 1));
+    assert_eq!(check(|s| s.features[1].max_ids = 1), contradicts);
+    assert_eq!(
+        check(|s| s.features[1].pooling = Pooling::None),
+        contradicts
+    );
+    fn block(max_ids: u32) -> Feature {
+        Feature::block("f", "t", Output::F16, 4, max_ids, 0)
+    }
+    assert_eq!(check(|s| s.features[1] = block(0)), contradicts);
+    assert_eq!(check(|s| s.features[1] = block(MAX_BLOCK_IDS)), Ok(()));
+    assert_eq!(check(|s| s.features[1] = block(MAX_BLOCK_IDS + 1)), second);
     assert_eq!(check(|s| s.features[1].offset = MAX_EXTENT + 1), second);
     assert_eq!(check(|s| s.features[1].stride = MAX_EXTENT + 1), second);
 }
@@ -430,11 +449,7 @@ fn schemas_past_a_bound_are_found_before_they_are_sent() {
 #[test]
 fn frames_that_do_not_fit_are_not_written() {
     let mut out = [0; SLOT_BYTES];
-    let span = FeatureSpan {
-        lengths_at: 0,
-        ids_at: 0,
-        ids: 0,
-    };
+    let span = FeatureSpan::default();
     let header = Header::null(1);
     let most = vec![0; SLOT_BYTES - inline_offset(1)];
     assert_eq!(encode(&header, &[span], &[&most], &mut out), Ok(SLOT_BYTES));

@@ -122,7 +122,7 @@ pub enum ClientError {
         bound: usize,
     },
     /// Weights are missing or not wanted.
-    #[error("feature `{feature}` {}", if *wanted { "is a weighted sum: push it with weights" } else { "takes no weights: push it without, or bind it as a weighted sum" })]
+    #[error("feature `{feature}` {}", if *wanted { "is weighted: push it with weights" } else { "takes no weights: push it without, or bind it as a weighted sum or mean" })]
     Weights {
         /// The feature's name.
         feature: String,
@@ -160,7 +160,7 @@ pub enum ClientError {
         bytes: u64,
     },
     /// The range leaves its region, or is misaligned.
-    #[error("bytes {offset} to {} are no place for a target in a region of {region} bytes; stay inside, at a multiple of 4", offset.saturating_add(*bytes))]
+    #[error("bytes {offset} to {} are no place for a target in a region of {region} bytes; stay inside, at a multiple of 2", offset.saturating_add(*bytes))]
     TargetPlace {
         /// Where the wanted range begins.
         offset: u64,
@@ -168,6 +168,16 @@ pub enum ClientError {
         bytes: u64,
         /// The region's size.
         region: u64,
+    },
+    /// The target begins between two elements of the answer.
+    #[error(
+        "the target begins at byte {offset} of its region, no multiple of the {element} bytes of the schema's largest element; take another one"
+    )]
+    TargetMisaligned {
+        /// Where it begins.
+        offset: u64,
+        /// Bytes of the largest element.
+        element: u64,
     },
     /// The target is smaller than the answer.
     #[error(

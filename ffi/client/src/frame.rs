@@ -10,6 +10,7 @@ use rowmill_wire::request::{Header, encode, inline_offset};
 use rowmill_wire::{Element, FeatureSpan, Place, Segment, SplitRule};
 
 use crate::batch::Batch;
+use crate::schema::BoundSchema;
 
 /// Where the data of a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +39,8 @@ pub(crate) struct Plan {
     /// them for the end.
     ids_before: Vec<u32>,
     weighted: bool,
+    /// Whether each feature is not pooled, so that its spans say where in its block a part begins.
+    blocks: Vec<bool>,
     frame: Box<[u8; SLOT_BYTES]>,
     spans: Vec<FeatureSpan>,
     inline: Vec<u8>,
@@ -49,16 +52,20 @@ impl Plan {
             pieces: Vec::new(),
             ids_before: Vec::new(),
             weighted: false,
+            blocks: Vec::new(),
             frame: Box::new([0; SLOT_BYTES]),
             spans: Vec::new(),
             inline: Vec::with_capacity(SLOT_BYTES),
         }
     }
 
-    /// Splits the batch; `weighted` says whether its weights are to be sent.
-    pub(crate) fn split(&mut self, batch: &Batch, rule: SplitRule, weighted: bool) {
+    /// Splits a batch that has the schema's features.
+    pub(crate) fn split(&mut self, batch: &Batch, rule: SplitRule, schema: &BoundSchema) {
         let features = batch.features();
-        self.weighted = weighted;
+        self.weighted = schema.any_weighted();
+        self.blocks.clear();
+        self.blocks
+            .extend((0..features).map(|f| !schema.is_pooled(f)));
         self.pieces.clear();
         self.ids_before.clear();
         self.ids_before.resize(features, 0);
@@ -87,6 +94,14 @@ impl Plan {
         match self.pieces.len() {
             0 | 1 => &[],
             parts => &self.ids_before[..self.ids_before.len() / (parts + 1) * parts],
+        }
+    }
+
+    /// How many ids of the feature the parts before have, where that is asked for.
+    fn first_id(&self, batch: &Batch, part: usize, feature: usize) -> u32 {
+        match self.blocks[feature] {
+            true => self.ids_before[part * batch.features() + feature],
+            false => 0,
         }
     }
 
@@ -195,6 +210,7 @@ impl Plan {
                 lengths_at: f as u32 * piece.bags,
                 ids_at: before,
                 ids: to - from,
+                first_id: self.first_id(batch, part, f),
             });
             before += to - from;
         }
@@ -255,6 +271,7 @@ impl Plan {
                 lengths_at,
                 ids_at: from,
                 ids: to - from,
+                first_id: self.first_id(batch, part, f),
             });
         }
         let [ids, weights, end] = self.source_places(batch);

@@ -246,7 +246,7 @@ impl Regions {
         let inside = offset
             .checked_add(bytes)
             .is_some_and(|end| end <= region.bytes);
-        if !inside || bytes == 0 || !offset.is_multiple_of(4) {
+        if !inside || bytes == 0 || !offset.is_multiple_of(2) {
             return Err(ClientError::TargetPlace {
                 offset,
                 bytes,

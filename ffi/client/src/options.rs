@@ -15,6 +15,8 @@ pub struct Options {
     pub source_bytes: usize,
     /// How [`Wait::Block`] waits.
     pub backoff: Backoff,
+    /// How long to wait for the answer to a control call, the one that connects too.
+    pub reply_limit: Duration,
 }
 
 impl Default for Options {
@@ -24,6 +26,7 @@ impl Default for Options {
             credits: 8,
             source_bytes: 16 << 20,
             backoff: Backoff::default(),
+            reply_limit: Duration::from_secs(10),
         }
     }
 }

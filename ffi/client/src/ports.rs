@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use rowmill_arena::Window;
-use rowmill_port::shm::ShmClient;
+use rowmill_port::shm::{ShmClient, ShmClientConfig};
 use rowmill_port::{ClientPort, PortError, RegionId};
 use rowmill_wire::control::{TableEntry, Welcome};
 use rowmill_wire::{Completion, Schema};
@@ -24,7 +24,14 @@ impl Client {
     /// nothing answers there or the connection is refused.
     pub fn connect(url: &str, options: Options) -> Result<Session<AnyPort>, ClientError> {
         let port = match scheme(url)? {
-            Scheme::Shm => AnyPort::Shm(ShmClient::connect(url, &options.name, options.credits)?),
+            Scheme::Shm => {
+                let config = ShmClientConfig {
+                    credits: options.credits,
+                    reply_limit: options.reply_limit,
+                    ..ShmClientConfig::default()
+                };
+                AnyPort::Shm(ShmClient::connect_with(url, &options.name, config)?)
+            }
         };
         Session::over(port, options)
     }

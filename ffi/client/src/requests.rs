@@ -60,6 +60,11 @@ impl<P: ClientPort> Session<P> {
             most,
             "bind the schema with a larger max_batch",
         )?;
+        check_blocks(schema, batch)?;
+        let (offset, element) = (target.extent.offset, schema.element_bytes());
+        if !offset.is_multiple_of(element) {
+            return Err(ClientError::TargetMisaligned { offset, element });
+        }
         let needed = schema.target_bytes(bags);
         if needed > target.bytes {
             return Err(ClientError::TargetTooSmall {
@@ -72,7 +77,7 @@ impl<P: ClientPort> Session<P> {
             lanes: welcome.split.lanes.min(MAX_LANES),
             ..welcome.split
         };
-        self.plan.split(batch, rule, schema.any_weighted());
+        self.plan.split(batch, rule, schema);
         let mut longest = 0;
         for piece in &self.plan.pieces {
             let (ids, lengths) = (piece.ids, u64::from(piece.bags) * batch.features() as u64);
@@ -274,13 +279,14 @@ impl<P: ClientPort> Session<P> {
         Ok(())
     }
 
-    /// Copies the vector of a bag of a placed slice, while the request goes on.
+    /// Copies the vector of a bag of a placed slice, while the request goes on. The feature is one that
+    /// is pooled.
     ///
     /// # Errors
     /// [`ClientError::UnknownTicket`] after the answer was taken (use [`Session::read_vector`]).
     ///
     /// # Panics
-    /// If the bag is not in the slice, or as [`Session::read_vector`].
+    /// If the bag is not in the slice, the feature is not pooled, or as [`Session::read_vector`].
     pub fn read_slice(
         &self,
         slice: &Slice,
@@ -291,6 +297,10 @@ impl<P: ClientPort> Session<P> {
     ) -> Result<(), ClientError> {
         let bags = slice.first_bag..slice.first_bag + slice.bags;
         assert!(bags.contains(&bag), "the bag lies in the slice");
+        assert!(
+            schema.is_pooled(feature),
+            "a bag has a vector where it is pooled"
+        );
         let target = self
             .flight
             .target(slice.ticket)
@@ -349,6 +359,19 @@ impl<P: ClientPort> Session<P> {
         }
         error.into()
     }
+}
+
+fn check_blocks(schema: &BoundSchema, batch: &Batch) -> Result<(), ClientError> {
+    let blocks = (0..schema.features()).filter(|&f| !schema.is_pooled(f));
+    for f in blocks {
+        within(
+            "ids of a feature that is not pooled",
+            (batch.start(f + 1) - batch.start(f)).into(),
+            schema.schema().features[f].max_ids.into(),
+            "bind the schema with a larger max_ids, or split the batch",
+        )?;
+    }
+    Ok(())
 }
 
 fn check_features(schema: &BoundSchema, batch: &Batch) -> Result<(), ClientError> {

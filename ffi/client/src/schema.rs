@@ -1,7 +1,7 @@
 //! A bound schema: what requests refer to, and where their answers lie.
 
-use rowmill_wire::Schema;
 use rowmill_wire::control::TableEntry;
+use rowmill_wire::{Output, Pooling, Schema};
 
 /// A schema that the dataplane has bound for this session, with what the client needs to know of its
 /// tables. Made by `Session::bind`.
@@ -31,7 +31,7 @@ impl BoundSchema {
         let weighted = schema
             .features
             .iter()
-            .map(|f| f.pooling == rowmill_wire::Pooling::WeightedSum)
+            .map(|f| f.pooling.is_weighted())
             .collect();
         Some(BoundSchema {
             session,
@@ -60,6 +60,36 @@ impl BoundSchema {
         self.dims[feature] as usize
     }
 
+    /// The type of the feature's elements.
+    ///
+    /// # Panics
+    /// If the schema has no such feature.
+    pub fn output(&self, feature: usize) -> Output {
+        self.schema.features[feature].output
+    }
+
+    /// Whether the feature's bags are pooled; else it has a vector for each id.
+    ///
+    /// # Panics
+    /// If the schema has no such feature.
+    pub fn is_pooled(&self, feature: usize) -> bool {
+        self.schema.features[feature].pooling != Pooling::None
+    }
+
+    /// Bytes of one of the feature's vectors.
+    ///
+    /// # Panics
+    /// If the schema has no such feature.
+    pub fn vector_bytes(&self, feature: usize) -> u64 {
+        u64::from(self.dims[feature]) * self.output(feature).bytes()
+    }
+
+    /// Bytes of the largest element, which targets begin at a multiple of.
+    pub(crate) fn element_bytes(&self) -> u64 {
+        let bytes = self.schema.features.iter().map(|f| f.output.bytes());
+        bytes.max().unwrap_or(1)
+    }
+
     /// Whether requests bring weights for the feature.
     pub(crate) fn is_weighted(&self, feature: usize) -> bool {
         self.weighted[feature]
@@ -75,19 +105,21 @@ impl BoundSchema {
         self.schema.features.iter().position(|f| f.name == name)
     }
 
-    /// Bytes from the target's base to the vector of a bag.
+    /// Bytes from the target's base to a vector: that of the bag of this number, or of the id of this
+    /// number among the feature's ids where it is not pooled.
     ///
     /// # Panics
     /// If the schema has no such feature.
-    pub fn vector_offset(&self, feature: usize, bag: u32) -> u64 {
+    pub fn vector_offset(&self, feature: usize, vector: u32) -> u64 {
         let f = &self.schema.features[feature];
-        f.offset + u64::from(bag) * f.stride
+        f.offset + u64::from(vector) * f.stride
     }
 
-    /// Bytes that a target needs for `bags` bags: up to the end of the last vector.
+    /// Bytes that a target needs for `bags` bags: up to the end of the last vector, and to the end of the
+    /// blocks of features that are not pooled.
     pub fn target_bytes(&self, bags: u32) -> u64 {
-        let last = bags.saturating_sub(1);
-        let end = |f| self.vector_offset(f, last) + self.dim(f) as u64 * 4;
+        let vectors = |f: usize| self.schema.features[f].max_vectors(bags);
+        let end = |f| self.vector_offset(f, vectors(f).saturating_sub(1)) + self.vector_bytes(f);
         (0..self.features()).map(end).max().unwrap_or(0)
     }
 }

@@ -3,8 +3,8 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use rowmill_port::{ClientPort, PortError, RegionId};
-use rowmill_wire::Schema;
 use rowmill_wire::control::{TableEntry, Welcome};
+use rowmill_wire::{Output, Schema};
 
 use crate::error::ClientError;
 use crate::flight::Flight;
@@ -163,7 +163,7 @@ impl<P: ClientPort> Session<P> {
     ///
     /// # Errors
     /// [`ClientError::TargetInUse`] where another target has some of it, [`ClientError::TargetPlace`]
-    /// where it is empty, misaligned, or leaves the region.
+    /// where it is empty, at an odd byte, or leaves the region.
     ///
     /// # Panics
     /// If the region was given up.
@@ -188,8 +188,15 @@ impl<P: ClientPort> Session<P> {
     /// # Panics
     /// If they don't all lie inside the target.
     pub fn read_f32s(&self, target: &Target, offset: u64, out: &mut [f32]) {
+        self.read(target, offset, bytemuck::cast_slice_mut(out));
+    }
+
+    /// Copies bytes out of a target as they were placed, from `offset` bytes on.
+    ///
+    /// # Panics
+    /// If they don't all lie inside the target.
+    pub fn read(&self, target: &Target, offset: u64, bytes: &mut [u8]) {
         self.own(target.session);
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(out);
         let end = offset.checked_add(bytes.len() as u64);
         assert!(
             end.is_some_and(|end| end <= target.bytes),
@@ -224,7 +231,9 @@ impl<P: ClientPort> Session<P> {
         }
     }
 
-    /// Copies the pooled vector of a bag out of an answer's target; `out` has the feature's dim.
+    /// Copies a vector out of an answer's target: that of a bag, or of an id where the feature is not
+    /// pooled (see [`BoundSchema::vector_offset`]). `out` has the feature's dim; elements of 2 bytes are
+    /// widened.
     ///
     /// # Panics
     /// If there is no such feature, `out` has another length, or the vector is not in the target.
@@ -233,7 +242,7 @@ impl<P: ClientPort> Session<P> {
         target: &Target,
         schema: &BoundSchema,
         feature: usize,
-        bag: u32,
+        vector: u32,
         out: &mut [f32],
     ) {
         assert_eq!(
@@ -241,11 +250,24 @@ impl<P: ClientPort> Session<P> {
             schema.dim(feature),
             "one element for each dimension"
         );
-        self.read_f32s(target, schema.vector_offset(feature, bag), out);
+        let mut at = schema.vector_offset(feature, vector);
+        let widen: fn(u16) -> f32 = match schema.output(feature) {
+            Output::F32 => return self.read_f32s(target, at, out),
+            Output::F16 => |bits| half::f16::from_bits(bits).to_f32(),
+            Output::Bf16 => |bits| half::bf16::from_bits(bits).to_f32(),
+        };
+        let mut halves = [0u16; 256];
+        for part in out.chunks_mut(halves.len()) {
+            let halves = &mut halves[..part.len()];
+            self.read(target, at, bytemuck::cast_slice_mut(halves));
+            at += 2 * part.len() as u64;
+            for (x, &bits) in part.iter_mut().zip(&*halves) {
+                *x = widen(bits);
+            }
+        }
     }
 
-    /// Copies the pooled vectors of `out.len() / dim` bags of a feature, from `first_bag` on, one
-    /// after another.
+    /// Copies `out.len() / dim` vectors of a feature, from number `first` on, one after another.
     ///
     /// # Panics
     /// As [`Session::read_vector`]; if `out` is no whole number of vectors.
@@ -254,13 +276,13 @@ impl<P: ClientPort> Session<P> {
         target: &Target,
         schema: &BoundSchema,
         feature: usize,
-        first_bag: u32,
+        first: u32,
         out: &mut [f32],
     ) {
         let dim = schema.dim(feature);
         assert!(out.len().is_multiple_of(dim), "whole vectors");
-        for (bag, out) in (first_bag..).zip(out.chunks_exact_mut(dim)) {
-            self.read_vector(target, schema, feature, bag, out);
+        for (vector, out) in (first..).zip(out.chunks_exact_mut(dim)) {
+            self.read_vector(target, schema, feature, vector, out);
         }
     }
 

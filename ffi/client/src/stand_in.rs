@@ -13,8 +13,8 @@ use rowmill_wire::control::{TableEntry, Welcome};
 use rowmill_wire::request::{Header, Request};
 use rowmill_wire::status::NOWHERE;
 use rowmill_wire::{
-    Completion, CompletionKind, Element, Op, Place, Pooling, Refusal, Schema, Segment, SplitRule,
-    Status,
+    Completion, CompletionKind, Element, Feature, Op, Output, Place, Pooling, Refusal, Schema,
+    Segment, SplitRule, Status,
 };
 
 /// Dimension of all tables.
@@ -32,6 +32,8 @@ pub(crate) struct Arrived {
     pub(crate) inline: bool,
     /// Feature by feature, bag by bag.
     pub(crate) bags: Vec<Vec<Bag>>,
+    /// Of each feature, where in its block the part begins.
+    pub(crate) first_ids: Vec<u32>,
 }
 
 pub(crate) struct StandIn {
@@ -133,6 +135,7 @@ impl StandIn {
             header,
             inline,
             bags,
+            first_ids: request.spans().map(|span| span.first_id).collect(),
         }
     }
 
@@ -142,32 +145,40 @@ impl StandIn {
         let region = self.regions[h.target_region as usize]
             .as_ref()
             .expect("registered");
-        for (feature, bags) in self.schemas[h.schema as usize]
-            .features
-            .iter()
-            .zip(&frame.bags)
-        {
-            for (b, (ids, weights)) in bags.iter().enumerate() {
-                let bag = u64::from(h.first_bag) + b as u64;
+        let put = |feature: &Feature, vector: u64, d: u32, x: f32| {
+            let bytes = match feature.output {
+                Output::F32 => x.to_le_bytes().to_vec(),
+                Output::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
+                Output::Bf16 => half::bf16::from_f32(x).to_le_bytes().to_vec(),
+            };
+            let at =
+                feature.offset + vector * feature.stride + u64::from(d) * feature.output.bytes();
+            region
+                .window_at(h.target_base + at, bytes.len() as u64)
+                .expect("inside the region")
+                .write(0, &bytes);
+        };
+        let features = &self.schemas[h.schema as usize].features;
+        for (f, (feature, bags)) in features.iter().zip(&frame.bags).enumerate() {
+            let value = |id: u64, d: u32| id as f32 + d as f32;
+            if feature.pooling == Pooling::None {
+                let ids = bags.iter().flat_map(|(ids, _)| ids);
+                for (i, &id) in (u64::from(frame.first_ids[f])..).zip(ids) {
+                    (0..DIM).for_each(|d| put(feature, i, d, value(id, d)));
+                }
+                continue;
+            }
+            for (bag, (ids, weights)) in (u64::from(h.first_bag)..).zip(bags) {
                 for d in 0..DIM {
-                    let weight = |i: usize| {
-                        if feature.pooling == Pooling::WeightedSum {
-                            weights[i]
-                        } else {
-                            1.0
-                        }
-                    };
-                    let sum: f32 = ids
-                        .iter()
-                        .enumerate()
-                        .map(|(i, &id)| weight(i) * (id as f32 + d as f32))
-                        .sum();
-                    let at =
-                        h.target_base + feature.offset + bag * feature.stride + u64::from(d) * 4;
-                    region
-                        .window_at(at, 4)
-                        .expect("inside the region")
-                        .write(0, &sum.to_le_bytes());
+                    let weighted = feature.pooling == Pooling::WeightedSum;
+                    let weight = |i: usize| if weighted { weights[i] } else { 1.0 };
+                    let ids = ids.iter().enumerate();
+                    put(
+                        feature,
+                        bag,
+                        d,
+                        ids.map(|(i, &id)| weight(i) * value(id, d)).sum(),
+                    );
                 }
             }
         }
@@ -231,6 +242,7 @@ impl ClientPort for StandIn {
             rows: 1 << 20,
             dim: DIM,
             format: 0,
+            kind: 0,
         };
         Ok(vec![table("items"), table("users")])
     }
@@ -277,6 +289,7 @@ impl ClientPort for StandIn {
                     header: Header::null(request),
                     inline: true,
                     bags: Vec::new(),
+                    first_ids: Vec::new(),
                 },
                 CompletionKind::Final,
                 Refusal::whole(Status::Ok),

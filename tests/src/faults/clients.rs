@@ -148,6 +148,10 @@ pub(super) fn slot_used_again(site: &Site) -> Result<Verdict> {
             hostile.is_cut_off()?;
         }
         scene.service.wait_for_log("cut an shm client off", BOUND)?;
+        let counted = "rowmill_clients_cut_off_total 5\n";
+        let pages = || scene.service.ask(b"GET /metrics HTTP/1.1\r\n\r\n");
+        until(BOUND, || pages().is_ok_and(|text| text.contains(counted)))
+            .context("they are not counted")?;
         Ok("5 clients".into())
     })
 }

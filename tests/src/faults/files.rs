@@ -54,6 +54,16 @@ impl Model<'_> {
         .context("the manifest")
     }
 
+    /// Gives the only table's only block, `bytes`, the checksums that it has.
+    fn reseal(&self, bytes: &[u8]) -> Result<()> {
+        let text = fs::read(self.manifest()).context("the manifest")?;
+        let mut manifest = rowmill_table::parse_manifest(&text)?;
+        let checksums = crc32fast::hash(bytes).to_le_bytes();
+        fs::write(self.folder.join(&manifest.checksum_file), checksums).context("the checksums")?;
+        manifest.checksum_crc = crc32fast::hash(&checksums);
+        fs::write(self.manifest(), manifest.to_bytes()).context("the manifest")
+    }
+
     /// That neither `rowmilld` starts on it nor `rowmill table verify` accepts it, both with all `parts`
     /// in what they say, and soon.
     fn is_refused(&self, parts: &[&str]) -> Result<()> {
@@ -129,6 +139,54 @@ pub(super) fn flipped(site: &Site) -> Result<Verdict> {
     let mut service = site.start(&site.settings()?)?;
     super::watch::after(&mut service, &site.tables()?)?;
     passed(9)
+}
+
+/// The index of a hashed table is damaged: by bits, and by a writer that gives it good checksums.
+pub(super) fn index(site: &Site) -> Result<Verdict> {
+    let folder = site.path("hashed");
+    let spec: rowmill_table::TableSpec = "keyed:1000:8:f32:hashed"
+        .parse()
+        .map_err(anyhow::Error::msg)?;
+    let rows_end = 4096 + spec.row_region_bytes() as usize;
+    rowmill_table::generate(&folder, 1, &[spec], 7, &rowmill_table::silent)?;
+    let model = Model { site, folder };
+    let path = model.table("keyed")?;
+    let good = fs::read(&path).context("a table")?;
+    let start = (rows_end..good.len())
+        .find(|&at| good[at..].starts_with(b"ROWMILLI"))
+        .context("an index behind the rows")?;
+    let first = start + 64;
+    for at in [start, start + 8, first, good.len() - 1] {
+        let mut bad = good.clone();
+        bad[at] ^= 1;
+        fs::write(&path, bad).context("a table")?;
+        model.is_refused(&["table keyed is damaged: block 0"])?;
+    }
+    // A bucket has five keys of 8 bytes, their rows of 4, and a word that begins with the number of keys.
+    let full = (first..good.len())
+        .step_by(64)
+        .find(|&bucket| good[bucket + 60] >= 2)
+        .context("a bucket of two keys")?;
+    let changes: [(usize, &[u8], &str); 8] = [
+        (start, b"ROWMILLX", "does not start with ROWMILLI"),
+        (start + 8, &[0x55; 8], "key"),
+        (start + 16, &[255; 8], "buckets instead of"),
+        (start + 40, &[1], "must be zero"),
+        (full, &good[full + 8..full + 16], "twice or out of order"),
+        (full + 40, &1000u32.to_le_bytes(), "to row 1000 of 1000"),
+        (full + 60, &[6], "impossible bucket"),
+        (full + 60, &[1], "has more in bucket"),
+    ];
+    for (at, bytes, part) in changes {
+        let mut bad = good.clone();
+        bad[at..at + bytes.len()].copy_from_slice(bytes);
+        fs::write(&path, &bad).context("a table")?;
+        model.reseal(&bad)?;
+        model
+            .is_refused(&["table keyed: its index", part])
+            .with_context(|| part.to_owned())?;
+    }
+    passed(4 + changes.len())
 }
 
 /// A table's file ends early, or late.
@@ -293,7 +351,14 @@ pub(super) fn nonsense(site: &Site) -> Result<Verdict> {
             "something-else",
             "can't be understood",
         ),
-        ("\"version\": 1", "\"version\": 2", "has version 2"),
+        ("\"version\": 2", "\"version\": 3", "has version 3"),
+        ("\"kind\": \"dense\"", "\"kind\": \"sparse\"", "sparse"),
+        ("\"missing\": \"error\"", "\"missing\": \"zero\"", "zero"),
+        (
+            "\"kind\": \"dense\"",
+            "\"kind\": \"hashed\"",
+            "its tables make",
+        ),
         ("\"rows\": 5000", "\"rows\": 0", "0 rows are not possible"),
         (
             "\"rows\": 5000",

@@ -194,6 +194,7 @@ impl Hostile {
                 lengths_at: 0,
                 ids_at: 0,
                 ids,
+                first_id: 0,
             }],
             inline: Vec::new(),
         }
@@ -413,6 +414,7 @@ impl Draft {
             lengths_at: f * bags,
             ids_at: f * half,
             ids: half,
+            first_id: 0,
         };
         let mut ids = ids.to_vec();
         for id in &mut ids[half as usize..] {

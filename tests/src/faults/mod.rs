@@ -8,7 +8,11 @@ mod endings;
 mod files;
 mod hostile;
 mod ids;
+mod imports;
+mod large_imports;
+mod limits;
 mod load;
+mod modes;
 mod patron;
 mod places;
 pub mod programs;
@@ -61,6 +65,8 @@ const UNHARMED: &str =
     "answered within 1 s; the innocent's answers bit-equal, each within 1 s; nothing leaked";
 /// What all programs that refuse to start are bound by.
 const AT_START: &str = "exit code 1 within 1 s";
+/// What all imports that are refused are bound by.
+const AT_IMPORT: &str = "exit code 1 within 1 s, nothing left behind";
 
 impl Fault {
     const fn new(
@@ -115,6 +121,12 @@ pub const ALL: &[Fault] = &[
         ids::negative,
     ),
     Fault::new(
+        "key-unknown",
+        "UnknownId, feature, index",
+        UNHARMED,
+        modes::unknown_key,
+    ),
+    Fault::new(
         "feature-unknown",
         "UnknownTable, -Schema, -Feature",
         UNHARMED,
@@ -137,6 +149,24 @@ pub const ALL: &[Fault] = &[
         "TargetMisaligned",
         UNHARMED,
         schemas::misaligned,
+    ),
+    Fault::new(
+        "target-misaligned-halves",
+        "TargetMisaligned",
+        UNHARMED,
+        modes::misaligned_halves,
+    ),
+    Fault::new(
+        "block-overflow",
+        "BlockOverflow, Malformed, TooLarge",
+        UNHARMED,
+        modes::overflowing_block,
+    ),
+    Fault::new(
+        "partials-unsupported",
+        "Unsupported, feature",
+        UNHARMED,
+        modes::no_partials,
     ),
     Fault::new(
         "limits-reached",
@@ -168,7 +198,7 @@ pub const ALL: &[Fault] = &[
         UNHARMED,
         regions::truncated,
     ),
-    Fault::new("region-hole", "OK, of zeros", UNHARMED, regions::hole),
+    Fault::new("region-hole", "RegionLost", UNHARMED, regions::hole),
     Fault {
         huge_pages: 8,
         ..Fault::new(
@@ -248,6 +278,12 @@ pub const ALL: &[Fault] = &[
         files::header,
     ),
     Fault::new(
+        "table-index-damaged",
+        "table and place named",
+        AT_START,
+        files::index,
+    ),
+    Fault::new(
         "checksums-damaged",
         "file named",
         AT_START,
@@ -276,6 +312,102 @@ pub const ALL: &[Fault] = &[
         "file name refused",
         AT_START,
         files::traversal,
+    ),
+    Fault::new(
+        "import-not-finite",
+        "file, row, column",
+        AT_IMPORT,
+        imports::not_finite,
+    ),
+    Fault::new(
+        "import-value-unfit",
+        "file, row, dimension",
+        AT_IMPORT,
+        imports::unfit,
+    ),
+    Fault::new(
+        "import-truncated",
+        "sizes promised and found",
+        AT_IMPORT,
+        imports::truncated,
+    ),
+    Fault::new(
+        "import-misshapen",
+        "file, type or shape",
+        AT_IMPORT,
+        imports::misshapen,
+    ),
+    Fault::new(
+        "import-header-lies",
+        "file, tensor, places",
+        AT_IMPORT,
+        imports::lying_header,
+    ),
+    Fault::new(
+        "import-duplicate-id",
+        "file, both rows, the id",
+        AT_IMPORT,
+        imports::duplicate_keys,
+    ),
+    Fault::new(
+        "import-lookalike",
+        "what it is instead",
+        AT_IMPORT,
+        imports::lookalikes,
+    ),
+    Fault::new(
+        "import-killed",
+        "no generation, no drafts after the next",
+        "what is there opens and is undamaged",
+        large_imports::killed,
+    ),
+    Fault::new(
+        "import-larger-than-memory",
+        "imported",
+        "holds at most 192 MiB",
+        large_imports::memory,
+    ),
+    Fault::new(
+        "log-unread",
+        "lines dropped and counted",
+        "each call answered within 1 s; SIGTERM ends it with 0",
+        limits::log_unread,
+    ),
+    Fault::new(
+        "region-sparse",
+        "RegionRefused, RegionLost",
+        UNHARMED,
+        limits::sparse_regions,
+    ),
+    Fault::new(
+        "regions-together",
+        "LimitReached",
+        "refused; room again once one is gone",
+        limits::regions_together,
+    ),
+    Fault::new(
+        "descriptors-too-few",
+        "a warning, LimitReached",
+        "clients, admin pages and a region at the brim",
+        limits::few_descriptors,
+    ),
+    Fault::new(
+        "address-space-too-little",
+        "what is needed and left",
+        AT_START,
+        limits::little_address_space,
+    ),
+    Fault::new(
+        "sighup",
+        "draining, exit code 0",
+        "ignored under nohup",
+        limits::hangup,
+    ),
+    Fault::new(
+        "lookup-of-stopped-service",
+        "no answer",
+        "exit code 1 at 2 s after the deadline at most",
+        limits::lookup_of_a_stopped_service,
     ),
     Fault::new(
         "memory-too-little",

@@ -11,8 +11,8 @@ use rowmill_client::{
     Answer, AnyPort, Batch, BoundSchema, Client, Division, Failure, Options, Pooling, Region,
     RequestOptions, Schema, Session, Status, Ticket, Wait,
 };
-use rowmill_pooling::{Mode, RowFormat as Format, Rows, scalar};
-use rowmill_table::{Resident, ResidentTable, RowFormat};
+use rowmill_pooling::{Mode, Rows, scalar};
+use rowmill_table::Resident;
 
 /// How long any answer to an innocent client may take.
 pub(crate) const BOUND: Duration = Duration::from_secs(1);
@@ -34,19 +34,7 @@ const FEATURES: [(&str, &str, Pooling, u32); 3] = [
 /// # Panics
 /// If the model has no such table.
 pub(crate) fn rows<'a>(tables: &'a Resident, name: &str) -> Rows<'a> {
-    let table: &ResidentTable = tables.table(name).expect("a table of the model");
-    let format = match table.format() {
-        RowFormat::F32 => Format::F32,
-        RowFormat::Int8 => Format::Int8,
-    };
-    let rows = Rows::new(
-        table.bytes(),
-        table.stride(),
-        table.row_count(),
-        table.dim(),
-        format,
-    );
-    rows.expect("tables that were loaded are sound")
+    rowmill_engine::rows(tables.table(name).expect("a table of the model"))
 }
 
 /// What became of a request.

@@ -51,7 +51,8 @@ type Patch = (&'static str, usize, &'static [u8], Status, u32);
 
 /// The frame of [`Hostile::good`] has 208 bytes.
 const INCONSISTENT: &[Patch] = &[
-    ("version 2", 0, &[2], UnsupportedVersion, NOWHERE),
+    ("version 1", 0, &[1], UnsupportedVersion, NOWHERE),
+    ("version 3", 0, &[3], UnsupportedVersion, NOWHERE),
     ("version 0", 0, &[0], UnsupportedVersion, NOWHERE),
     ("operation 9", 2, &[9], Unsupported, NOWHERE),
     ("flag 128", 3, &[128], Unsupported, NOWHERE),
@@ -132,11 +133,11 @@ const INCONSISTENT: &[Patch] = &[
     ),
     ("65537 bags", BAGS, &[1, 0, 1], TooLarge, NOWHERE),
     (
-        "a reserved byte of a span",
+        "a first id of a feature that is pooled",
         SPANS + 15,
         &[1],
         Malformed,
-        NOWHERE,
+        0,
     ),
     ("another generation", GENERATION, &[99], Retry, NOWHERE),
     (

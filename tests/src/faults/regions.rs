@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use fastrand::Rng;
-use rowmill_arena::{Arena, HUGE_2M, HugePages, Region, sealed_memfd};
+use rowmill_arena::{Arena, HUGE_2M, HugePages, Region, guards_holes, sealed_memfd};
 use rowmill_client::PortError;
 use rowmill_port::{ClientPort, RegionId};
 use rowmill_wire::limits::SLOT_BYTES;
@@ -284,19 +284,25 @@ fn punch(fd: &OwnedFd, bytes: usize) -> Result<()> {
     fallocate(fd, flags, 0, bytes as u64).context("punching a hole")
 }
 
-/// A hole in small pages: the kernel gives zeros.
+/// A hole in small pages is memory taken away; without a guard the kernel gives zeros.
 pub(super) fn hole(site: &Site) -> Result<Verdict> {
     beside_an_innocent(site, &site.settings()?, |scene| {
         let mut hostile = Hostile::connect(&scene.service.endpoint, scene.tables)?;
-        let fd = sealed_memfd("holes", 1 << 20, HugePages::Off)?;
-        let region = hostile.raw().register_memfd(fd.as_fd(), 1 << 20)?;
+        let status = match guards_holes() {
+            true => Status::RegionLost,
+            false => Status::Ok,
+        };
         for _ in 0..100 {
-            punch(&fd, 1 << 20)?;
-            into(&mut hostile, region, Status::Ok)?;
-            punch(&fd, 1 << 20)?;
-            from(&mut hostile, region, Status::Ok)?;
+            for step in [into, from] {
+                let fd = sealed_memfd("holes", 1 << 20, HugePages::Off)?;
+                let region = hostile.raw().register_memfd(fd.as_fd(), 1 << 20)?;
+                punch(&fd, 1 << 20)?;
+                step(&mut hostile, region, status)?;
+                hostile.is_served()?;
+                hostile.raw().unregister(region)?;
+            }
         }
-        Ok("200 holes".into())
+        Ok(format!("200 holes: {status}"))
     })
 }
 

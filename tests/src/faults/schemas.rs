@@ -69,7 +69,12 @@ pub(super) fn unknown(site: &Site) -> Result<Verdict> {
 }
 
 /// That binding this schema is refused so, with this in the text.
-fn refuses(hostile: &mut Hostile, schema: &Schema, refusal: Refusal, part: &str) -> Result<()> {
+pub(super) fn refuses(
+    hostile: &mut Hostile,
+    schema: &Schema,
+    refusal: Refusal,
+    part: &str,
+) -> Result<()> {
     match hostile.raw().bind(schema) {
         Err(PortError::Refused {
             refusal: found,

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rowmill_arena::HugePages;
-use rowmill_table::{Generation, LoadOptions, Resident, RowFormat, TableSpec, generate, silent};
+use rowmill_table::{
+    Generation, LoadOptions, Missing, Resident, RowFormat, TableKind, TableSpec, generate, silent,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -69,7 +71,8 @@ impl Site {
         format!("shm:{}", self.path("r.sock").display())
     }
 
-    /// Makes the model: `small` (f32, 16 dimensions), `quant` (int8, 32), `wide` (f32, 2048).
+    /// Makes the model: `small` (f32, 16 dimensions), `quant` (int8, 32), `wide` (f32, 2048), and `keyed`
+    /// (f16, 16), which is hashed and answers no id that it lacks.
     ///
     /// # Errors
     /// Where it can't be written.
@@ -79,11 +82,17 @@ impl Site {
             rows: rows.into(),
             dim,
             format,
+            kind: TableKind::Dense,
+        };
+        let keyed = TableSpec {
+            kind: TableKind::Hashed(Missing::Error),
+            ..spec("keyed", 700, 16, RowFormat::F16)
         };
         let specs = [
             spec("small", SMALL_ROWS, 16, RowFormat::F32),
             spec("quant", QUANT_ROWS, 32, RowFormat::Int8),
             spec("wide", 64, WIDE_DIM, RowFormat::F32),
+            keyed,
         ];
         let model = self.path("model");
         if !model.exists() {
@@ -237,7 +246,11 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    fn start(site: &Site, configuration: &Path) -> Result<Service> {
+    /// Starts a service of this configuration and waits until it serves.
+    ///
+    /// # Errors
+    /// With its log where it does not.
+    pub(crate) fn start(site: &Site, configuration: &Path) -> Result<Service> {
         static STARTED: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = STARTED.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let log = site.path(&format!("rowmilld-{number}.log"));

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use rowmill_table::{Header, Manifest, RowFormat, TableInfo, TableSpec};
+use rowmill_table::{Header, Manifest, RowFormat, TableInfo, TableKind, TableSpec};
 use serde_json::Value;
 
 use super::Verdict;
@@ -27,6 +27,7 @@ fn giant(site: &Site) -> Result<Option<PathBuf>> {
         rows: i32::MAX as u64,
         dim: 1024,
         format: RowFormat::F32,
+        kind: TableKind::Dense,
     };
     let stride = spec.format.row_bytes(spec.dim);
     let file_bytes = 4096 + (spec.rows * stride as u64).next_multiple_of(4096);
@@ -46,6 +47,7 @@ fn giant(site: &Site) -> Result<Option<PathBuf>> {
         rows: spec.rows,
         dim: spec.dim,
         format: spec.format,
+        kind: spec.kind,
         stride,
         file: "giant.rows".into(),
         file_bytes,
@@ -270,6 +272,11 @@ pub(super) fn bad_configuration(site: &Site) -> Result<Verdict> {
             "limits.credits: is 0; write 1 to 256",
         ),
         ("credits = 6", "credits = 257", "limits.credits"),
+        (
+            "[admin]",
+            "[log]\nfilter = \"inof\"\n[admin]",
+            "log.filter: `inof` is neither a level",
+        ),
         ("slots = 8", "slots = 99999999999999999999", "slots"),
         ("max_ids = 1048576", "max_ids = 0", "limits.max_ids"),
         ("127.0.0.1:0", "localhost", "is no address"),

@@ -8,7 +8,7 @@ use rowmill_port::RegionId;
 use rowmill_wire::request::{FLAG_PARTIALS, Header};
 use rowmill_wire::{Completion, FeatureSpan, Op, Place, Request, Segment};
 
-use super::model::SchemaModel;
+use super::model::{FeatureModel, SchemaModel};
 
 /// The bytes of a segment as far as the worker has read them.
 #[derive(Debug, Default)]
@@ -84,6 +84,11 @@ impl Capture {
     }
 }
 
+/// A place in the region instead of in the target.
+fn shifted(place: Range<u64>, base: u64) -> Range<u64> {
+    place.start.wrapping_add(base)..place.end.wrapping_add(base)
+}
+
 /// Most bytes of a segment that are kept.
 const CAPTURE_MAX: u64 = 1 << 20;
 
@@ -114,6 +119,19 @@ pub struct Flight {
 }
 
 impl Flight {
+    /// The most bytes that work on this request itself can be estimated at: its rows, at most f32, and its
+    /// vectors.
+    pub fn own_bytes(&self) -> u64 {
+        let (Some(header), Some(model)) = (&self.header, &self.model) else {
+            return 0;
+        };
+        let of_feature = |(span, feature): (&FeatureSpan, &FeatureModel)| {
+            let vectors = u64::from(span.ids) + u64::from(header.bags);
+            u64::from(span.ids) * (4 * feature.dim as u64 + 8) + vectors * feature.vector_bytes()
+        };
+        self.spans.iter().zip(&model.features).map(of_feature).sum()
+    }
+
     /// A frame as a worker took it. `schema` finds a bound schema by its number.
     pub fn new(
         at_ns: u64,
@@ -189,12 +207,23 @@ impl Flight {
         low..high
     }
 
-    /// The bytes of the vectors of some of its bags, counted from 0 within the part.
+    /// The bytes of the vectors of some of its bags, counted from 0 within the part, and of all ids of
+    /// features that are not pooled.
     pub fn owned(&self, bags: Range<u32>) -> impl Iterator<Item = Range<u64>> + '_ {
-        self.vectors(bags).map(|(.., place)| place)
+        let base = self.header.map_or(0, |h| h.target_base);
+        let features = self.model.iter().flat_map(|m| &m.features);
+        let rows = features
+            .zip(&self.spans)
+            .filter(|(f, _)| !f.is_pooled())
+            .flat_map(move |(f, span)| {
+                // A request with more is refused.
+                let end = span.first_id.saturating_add(span.ids).min(f.max_ids);
+                (span.first_id..end).map(move |id| shifted(f.place(id), base))
+            });
+        self.vectors(bags).map(|(.., place)| place).chain(rows)
     }
 
-    /// Feature, bag and place of each vector.
+    /// Feature, bag and place of each vector of a bag.
     fn vectors(&self, bags: Range<u32>) -> impl Iterator<Item = (usize, u32, Range<u64>)> + '_ {
         let header = self.header.unwrap_or(Header::null(0));
         let bags = bags.start..bags.end.min(header.bags);
@@ -202,17 +231,14 @@ impl Flight {
             .model
             .iter()
             .flat_map(|m| m.features.iter().enumerate());
-        features.flat_map(move |(i, f)| {
-            bags.clone().map(move |bag| {
-                let place = f.place(header.first_bag + bag);
-                (
-                    i,
-                    bag,
-                    place.start.wrapping_add(header.target_base)
-                        ..place.end.wrapping_add(header.target_base),
-                )
+        features
+            .filter(|(_, f)| f.is_pooled())
+            .flat_map(move |(i, f)| {
+                bags.clone().map(move |bag| {
+                    let place = f.place(header.first_bag + bag);
+                    (i, bag, shifted(place, header.target_base))
+                })
             })
-        })
     }
 
     /// The first of some bags whose vector is not what was asked for, as a sentence. `stored` gives
@@ -228,12 +254,29 @@ impl Flight {
         let (Some(model), Some(header)) = (&self.model, self.header) else {
             return Ok(());
         };
+        let unread = |feature: usize, bag: u32| {
+            format!("feature {feature}, bag {bag}: announced before its ids were read")
+        };
+        for (feature, f) in model.features.iter().enumerate() {
+            let bags = bags.start..bags.end.min(header.bags);
+            for bag in bags.filter(|_| !f.is_pooled()) {
+                let bag_ids = self.bag(feature, bag);
+                let (start, ids, _) = bag_ids.ok_or_else(|| unread(feature, bag))?;
+                let first = self.spans[feature].first_id + start as u32;
+                for (vector, id) in (first..).zip(ids) {
+                    let place = shifted(f.place(vector), header.target_base);
+                    let wanted = model.row(feature, id);
+                    if wanted.is_none() || stored(place.clone()) != wanted {
+                        return Err(format!(
+                            "feature {feature}, bag {bag}, id {id} at {place:?} is not the row {wanted:?}"
+                        ));
+                    }
+                }
+            }
+        }
         for (feature, bag, place) in self.vectors(bags) {
-            let Some((ids, weights)) = self.bag(feature, bag) else {
-                return Err(format!(
-                    "feature {feature}, bag {bag}: announced before its ids were read"
-                ));
-            };
+            let bag_ids = self.bag(feature, bag);
+            let (_, ids, weights) = bag_ids.ok_or_else(|| unread(feature, bag))?;
             let partials = header.flags & FLAG_PARTIALS != 0;
             let Some(wanted) = model.vector(feature, &ids, weights.as_deref(), partials) else {
                 return Err(format!(
@@ -249,8 +292,9 @@ impl Flight {
         Ok(())
     }
 
-    /// The ids and weights of a bag, as the worker has read them.
-    fn bag(&self, feature: usize, bag: u32) -> Option<(Vec<u64>, Option<Vec<f32>>)> {
+    /// How many ids of the part come before a bag, and the bag's ids and weights, as the worker has read
+    /// them.
+    fn bag(&self, feature: usize, bag: u32) -> Option<(u64, Vec<u64>, Option<Vec<f32>>)> {
         let (header, span) = (self.header?, self.spans[feature]);
         let lengths = &self.captures[0];
         let first = u64::from(span.lengths_at);
@@ -267,13 +311,13 @@ impl Flight {
         };
         let at = u64::from(span.ids_at) + start;
         let ids = self.captures[1].elements(&header.ids, at, end - start)?;
-        let weighted =
-            self.model.as_ref()?.features[feature].pooling == rowmill_wire::Pooling::WeightedSum;
+        let weighted = self.model.as_ref()?.features[feature].pooling.is_weighted();
         let weights = match weighted {
             true => Some(self.captures[2].elements(&header.weights, at, end - start)?),
             false => None,
         };
         Some((
+            start,
             ids,
             weights.map(|w| {
                 w.into_iter()

@@ -2,6 +2,7 @@
 //! one way, with the status that they have to get.
 
 use fastrand::Rng;
+use rowmill_table::TableKind;
 use rowmill_wire::control::Welcome;
 use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::request::{FLAG_PARTIALS, Header, encode, inline_offset};
@@ -69,7 +70,15 @@ pub fn draw(
     let bags = work.bags;
     let (mut header, mut spans) = (Header::null(request), Vec::new());
     header.op = Op::Lookup;
-    header.flags = if rng.bool() { FLAG_PARTIALS } else { 0 };
+    header.flags = if rng.bool() && model.has_partials() {
+        FLAG_PARTIALS
+    } else {
+        0
+    };
+    for (f, first) in work.first_ids.iter_mut().enumerate() {
+        let (f, ids) = (&model.features[f], work.ids[f].len() as u32);
+        *first = rng.u32(0..=f.max_ids.saturating_sub(ids));
+    }
     header.attempt = rng.u16(..);
     header.parts = rng.u8(1..=4);
     header.part = rng.u8(0..header.parts);
@@ -88,7 +97,8 @@ pub fn draw(
     } else {
         None
     };
-    let (offsets, wide_lengths, wide_ids) = (rng.bool(), rng.bool(), rng.bool());
+    let (offsets, wide_lengths) = (rng.bool(), rng.bool());
+    let wide_ids = model.is_wide() || rng.bool();
     let (mut lengths, mut ids, mut weights) = (Vec::new(), Vec::new(), Vec::new());
     let (mut lengths_at, mut ids_at, mut sum) = (0, 0, u64::from(rng.u32(0..3)));
     for (f, own) in work.lengths.iter().enumerate() {
@@ -96,6 +106,7 @@ pub fn draw(
             lengths_at,
             ids_at,
             ids: work.ids[f].len() as u32,
+            first_id: work.first_ids[f],
         });
         if offsets {
             push(&mut lengths, sum, wide_lengths);
@@ -196,10 +207,10 @@ fn spoil(
     work: &mut Work,
 ) -> Option<Status> {
     let f = rng.usize(0..work.ids.len());
-    match rng.u8(0..11) {
+    match rng.u8(0..14) {
         0 => header.schema = 15,
         1 => header.target_region = 14,
-        2 => header.target_base += 2,
+        2 => header.target_base += 1,
         3 => header.target_base = 1 << 40,
         4 => header.target_base = u64::MAX - 3,
         5 => header.generation = 77,
@@ -208,13 +219,29 @@ fn spoil(
         8 => return Some(Status::WeightsMismatch),
         9 if !work.ids[f].is_empty() => {
             let at = rng.usize(0..work.ids[f].len());
-            work.ids[f][at] = model.features[f].rows.into();
-            return Some(Status::IdOutOfRange);
+            work.ids[f][at] = model.features[f].bad_id(rng)?;
+            return Some(match model.features[f].kind {
+                TableKind::Dense => Status::IdOutOfRange,
+                TableKind::Hashed(_) => Status::UnknownId,
+            });
         }
         10 => {
             let bag = rng.usize(0..work.lengths[f].len());
             work.lengths[f][bag] += 1;
             return Some(Status::LengthsMismatch);
+        }
+        11 if !model.has_partials() => {
+            header.flags = FLAG_PARTIALS;
+            return Some(Status::Unsupported);
+        }
+        12 if model.features[f].is_pooled() => {
+            work.first_ids[f] = 1;
+            return Some(Status::Malformed);
+        }
+        13 if !model.features[f].is_pooled() => {
+            let ids = work.ids[f].len() as u32;
+            work.first_ids[f] = model.features[f].max_ids - ids + 1;
+            return Some(Status::BlockOverflow);
         }
         _ => return None,
     }
@@ -222,7 +249,7 @@ fn spoil(
         (header.schema == 15, Status::UnknownSchema),
         (header.target_region == 14, Status::UnknownRegion),
         (
-            !header.target_base.is_multiple_of(4),
+            !header.target_base.is_multiple_of(2),
             Status::TargetMisaligned,
         ),
         (header.generation == 77, Status::Retry),

@@ -1,11 +1,13 @@
 //! What requests mean, told a second time: schemas with their tables, made-up batches, and the
 //! scalar reference's vector of any bag.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fastrand::Rng;
-use rowmill_pooling::{Mode, RowFormat as PoolingFormat, Rows, scalar};
-use rowmill_table::{Resident, ResidentTable, RowFormat};
+use rowmill_engine::rows;
+use rowmill_pooling::{Mode, scalar};
+use rowmill_table::{Missing, Resident, ResidentTable, TableKind};
 use rowmill_wire::{Feature, Output, Pooling, Schema};
 
 /// One feature of a schema with its table.
@@ -15,26 +17,77 @@ pub struct FeatureModel {
     pub table: usize,
     /// Elements of a vector.
     pub dim: usize,
-    /// Rows of the table.
+    /// Rows of the table that ids name.
     pub rows: u32,
+    /// What ids are.
+    pub kind: TableKind,
+    /// The keys of a hashed table and their rows, by the table's own list and not its index.
+    keys: BTreeMap<u64, u32>,
     /// How bags are pooled.
     pub pooling: Pooling,
-    /// Bytes from the base to bag 0's vector.
+    /// The type of elements.
+    pub output: Output,
+    /// Ids that its block holds, where it is not pooled.
+    pub max_ids: u32,
+    /// Bytes from the base to the first vector.
     pub offset: u64,
-    /// Bytes between bags.
+    /// Bytes between vectors.
     pub stride: u64,
 }
 
 impl FeatureModel {
     /// Bytes of a vector.
     pub fn vector_bytes(&self) -> u64 {
-        4 * self.dim as u64
+        self.output.bytes() * self.dim as u64
     }
 
-    /// The bytes of a bag's vector, counted from the target's base.
-    pub fn place(&self, bag: u32) -> core::ops::Range<u64> {
-        let start = self.offset + u64::from(bag) * self.stride;
+    /// Whether a bag has one vector; else each id has.
+    pub fn is_pooled(&self) -> bool {
+        self.pooling != Pooling::None
+    }
+
+    /// The bytes of a vector, that of a bag or of an id, counted from the target's base.
+    pub fn place(&self, vector: u32) -> core::ops::Range<u64> {
+        let start = self.offset + u64::from(vector) * self.stride;
         start..start + self.vector_bytes()
+    }
+
+    /// The row that an id leads to.
+    fn row(&self, id: u64) -> Option<u32> {
+        match self.kind {
+            TableKind::Dense => u32::try_from(id).ok().filter(|&id| id < self.rows),
+            TableKind::Hashed(missing) => {
+                let extra = (missing != Missing::Error).then_some(self.rows);
+                self.keys.get(&id).copied().or(extra)
+            }
+        }
+    }
+
+    fn has_partials(&self) -> bool {
+        !matches!(self.pooling, Pooling::Max | Pooling::None) && self.output == Output::F32
+    }
+
+    /// Draws an id that has to be answered.
+    fn draw_id(&self, rng: &mut Rng) -> u64 {
+        let key = |n: usize| *self.keys.keys().nth(n).expect("as many keys as rows");
+        match self.kind {
+            TableKind::Dense => rng.u64(0..self.rows.into()),
+            TableKind::Hashed(missing) if missing != Missing::Error && rng.u8(0..4) == 0 => {
+                rng.u64(..)
+            }
+            TableKind::Hashed(_) => key(rng.usize(0..self.rows as usize)),
+        }
+    }
+
+    /// An id that has to be refused. `None` where there is none.
+    pub fn bad_id(&self, rng: &mut Rng) -> Option<u64> {
+        match self.kind {
+            TableKind::Dense => Some(self.rows.into()),
+            TableKind::Hashed(Missing::Error) => {
+                core::iter::repeat_with(|| rng.u64(..)).find(|id| !self.keys.contains_key(id))
+            }
+            TableKind::Hashed(_) => None,
+        }
     }
 }
 
@@ -61,8 +114,12 @@ impl SchemaModel {
             FeatureModel {
                 table,
                 dim: resident.dim(),
-                rows: resident.row_count(),
+                rows: resident.lookup_count(),
+                kind: resident.kind(),
+                keys: resident.entries().collect(),
                 pooling: f.pooling,
+                output: f.output,
+                max_ids: f.max_ids,
                 offset: f.offset,
                 stride: f.stride,
             }
@@ -76,22 +133,46 @@ impl SchemaModel {
 
     /// Whether requests bring weights.
     pub fn is_weighted(&self) -> bool {
-        self.features
-            .iter()
-            .any(|f| f.pooling == Pooling::WeightedSum)
+        self.features.iter().any(|f| f.pooling.is_weighted())
+    }
+
+    /// Whether raw sums can be asked for.
+    pub fn has_partials(&self) -> bool {
+        self.features.iter().all(FeatureModel::has_partials)
+    }
+
+    /// Whether ids have to be of 64 bits.
+    pub fn is_wide(&self) -> bool {
+        let hashed = |f: &FeatureModel| f.kind != TableKind::Dense;
+        self.features.iter().any(hashed)
     }
 
     /// Bytes of a target for `bags` bags.
     pub fn target_bytes(&self, bags: u32) -> u64 {
         self.features
             .iter()
-            .map(|f| f.place(bags - 1).end)
+            .map(|f| {
+                f.place(if f.is_pooled() { bags } else { f.max_ids } - 1)
+                    .end
+            })
             .max()
             .unwrap_or(0)
     }
 
-    /// The bytes of one bag's vector by the scalar reference. `None` where an id is not in the table,
-    /// for which there must be no answer.
+    fn table(&self, feature: usize) -> &ResidentTable {
+        &self.tables.tables()[self.features[feature].table]
+    }
+
+    /// The bytes of the vector of an id of a feature that is not pooled. `None` as for a bag.
+    pub fn row(&self, feature: usize, id: u64) -> Option<Vec<u8>> {
+        let f = &self.features[feature];
+        let mut vector = vec![0.0; f.dim];
+        scalar::row(&rows(self.table(feature)), f.row(id)?, &mut vector);
+        Some(stored(&vector, f.output))
+    }
+
+    /// The bytes of one bag's vector by the scalar reference. `None` where an id is not in the table
+    /// or partials are asked for that there are none of: for which there must be no answer.
     pub fn vector(
         &self,
         feature: usize,
@@ -100,72 +181,90 @@ impl SchemaModel {
         partials: bool,
     ) -> Option<Vec<u8>> {
         let f = &self.features[feature];
-        let rows = rows(&self.tables.tables()[f.table]);
-        let fits = |&id: &u64| u32::try_from(id).ok().filter(|&id| id < f.rows);
-        let ids: Vec<u32> = ids.iter().map(fits).collect::<Option<_>>()?;
-        let (mode, weights) = match f.pooling {
-            Pooling::Sum => (Mode::Sum, None),
-            Pooling::Mean if partials => (Mode::Sum, None),
-            Pooling::Mean => (Mode::Mean, None),
-            Pooling::WeightedSum => (Mode::Sum, weights),
+        if partials && !self.has_partials() {
+            return None;
+        }
+        let ids: Vec<u32> = ids.iter().map(|&id| f.row(id)).collect::<Option<_>>()?;
+        let mode = match f.pooling {
+            Pooling::Sum | Pooling::WeightedSum => Mode::Sum,
+            Pooling::Mean | Pooling::WeightedMean if partials => Mode::Sum,
+            Pooling::Mean | Pooling::WeightedMean => Mode::Mean,
+            Pooling::Max => Mode::Max,
+            Pooling::None => return None,
         };
+        let weights = weights.filter(|_| f.pooling.is_weighted());
         let mut vector = vec![0.0; f.dim];
-        scalar::bag(&rows, &ids, weights, mode, &mut vector);
-        Some(vector.iter().flat_map(|x| x.to_le_bytes()).collect())
+        scalar::bag(&rows(self.table(feature)), &ids, weights, mode, &mut vector);
+        Some(stored(&vector, f.output))
     }
 }
 
-fn rows(table: &ResidentTable) -> Rows<'_> {
-    let format = match table.format() {
-        RowFormat::F32 => PoolingFormat::F32,
-        RowFormat::Int8 => PoolingFormat::Int8,
+fn stored(vector: &[f32], output: Output) -> Vec<u8> {
+    let output = match output {
+        Output::F32 => rowmill_pooling::Output::F32,
+        Output::F16 => rowmill_pooling::Output::F16,
+        Output::Bf16 => rowmill_pooling::Output::Bf16,
     };
-    Rows::new(
-        table.bytes(),
-        table.stride(),
-        table.row_count(),
-        table.dim(),
-        format,
-    )
-    .expect("resident tables are sound")
+    let mut bytes = vec![0; vector.len() * output.bytes()];
+    for (&x, place) in vector.iter().zip(bytes.chunks_exact_mut(output.bytes())) {
+        scalar::store(x, output, place);
+    }
+    bytes
 }
 
 /// Draws a schema that has to be accepted: features side by side with gaps, or one after another.
 pub fn draw_schema(rng: &mut Rng, tables: &Resident) -> Schema {
     let max_batch = rng.u32(1..=48);
-    let weights = rng.u8(0..3);
+    let (weights, outputs) = (rng.u8(0..3), rng.bool());
     let blocks = rng.bool();
-    let (mut offset, mut features) = (4 * rng.u64(0..4), Vec::new());
-    for i in 0..rng.usize(1..=6) {
-        let table = &tables.tables()[rng.usize(0..tables.tables().len())];
-        let pooling = match (weights, rng.u8(0..3)) {
-            (0, _) | (1, 0) => Pooling::WeightedSum,
-            (_, 1) => Pooling::Mean,
-            _ => Pooling::Sum,
-        };
-        let bytes = 4 * table.dim() as u64;
-        let gap = 4 * rng.u64(0..4);
-        features.push(Feature {
-            name: format!("feature-{i}"),
-            table: table.name().into(),
-            pooling,
-            output: Output::F32,
-            offset,
-            stride: bytes + gap,
-        });
-        offset += if blocks {
-            u64::from(max_batch) * (bytes + gap)
-        } else {
-            bytes + gap
-        };
+    let mut features: Vec<Feature> = (0..rng.usize(1..=6))
+        .map(|i| draw_feature(rng, tables, i, weights, outputs))
+        .collect();
+    let first = 4 * rng.u64(0..4);
+    let mut offset = first;
+    let pooled = |f: &&mut Feature| f.pooling != Pooling::None;
+    for f in features.iter_mut().filter(pooled) {
+        let element = f.output.bytes();
+        f.offset = offset.next_multiple_of(element);
+        f.stride += element * rng.u64(0..4);
+        let vectors = if blocks { max_batch } else { 1 };
+        offset = f.offset + u64::from(vectors) * f.stride;
     }
     if !blocks {
-        let first = features[0].offset;
-        features.iter_mut().for_each(|f| f.stride = offset - first);
+        let row = (offset - first).next_multiple_of(4);
+        features
+            .iter_mut()
+            .filter(pooled)
+            .for_each(|f| f.stride = row);
+        offset = first + u64::from(max_batch) * row;
+    }
+    for f in features.iter_mut().filter(|f| f.pooling == Pooling::None) {
+        let element = f.output.bytes();
+        f.max_ids = rng.u32(1..=max_batch * 6);
+        f.offset = offset.next_multiple_of(element);
+        f.stride += element * rng.u64(0..4);
+        offset = f.offset + u64::from(f.max_ids) * f.stride;
     }
     Schema {
         max_batch,
         features,
+    }
+}
+
+/// A feature without a place. `weights`: all have some (0), some have (1), none has.
+fn draw_feature(rng: &mut Rng, tables: &Resident, i: usize, weights: u8, outputs: bool) -> Feature {
+    let table = &tables.tables()[rng.usize(0..tables.tables().len())];
+    let plain = [Pooling::Sum, Pooling::Mean, Pooling::Max, Pooling::None][rng.usize(0..4)];
+    let weighted = [Pooling::WeightedSum, Pooling::WeightedMean][rng.usize(0..2)];
+    let pooling = match (weights, rng.bool()) {
+        (0, _) | (1, true) => weighted,
+        _ => plain,
+    };
+    let output = Output::ALL[if outputs { rng.usize(0..3) } else { 0 }];
+    let name = format!("feature-{i}");
+    Feature {
+        pooling,
+        ..Feature::block(&name, table.name(), output, table.dim() as u32, 0, 0)
     }
 }
 
@@ -174,8 +273,8 @@ pub fn break_schema(rng: &mut Rng, schema: &mut Schema) {
     let f = rng.usize(0..schema.features.len());
     match rng.u8(0..4) {
         0 => schema.features[f].table = "no such table".into(),
-        1 => schema.features[f].offset += 2,
-        2 => schema.features[f].stride = 4 * u64::from(schema.max_batch == 1),
+        1 => schema.features[f].offset += 1,
+        2 => schema.features[f].stride = 0,
         _ => {
             let mut twin = schema.features[f].clone();
             twin.offset += 4;
@@ -199,6 +298,8 @@ pub struct Work {
     pub ids: Vec<Vec<u64>>,
     /// Of each feature, a weight for each id.
     pub weights: Vec<Vec<f32>>,
+    /// Of each feature that is not pooled, the ids in the parts before.
+    pub first_ids: Vec<u32>,
 }
 
 impl Work {
@@ -216,10 +317,18 @@ impl Work {
                     rng.u32(0..=2 * ids_per_bag)
                 }
             };
-            let lengths: Vec<u32> = (0..bags).map(|_| length(rng)).collect();
+            let mut lengths: Vec<u32> = (0..bags).map(|_| length(rng)).collect();
+            if !f.is_pooled() {
+                // No more than the block holds.
+                let mut left = f.max_ids;
+                for length in &mut lengths {
+                    *length = left.min(*length);
+                    left -= *length;
+                }
+            }
+            work.first_ids.push(0);
             let count = lengths.iter().sum::<u32>() as usize;
-            work.ids
-                .push((0..count).map(|_| rng.u64(0..f.rows.into())).collect());
+            work.ids.push((0..count).map(|_| f.draw_id(rng)).collect());
             work.weights
                 .push((0..count).map(|_| rng.f32() * 4.0 - 2.0).collect());
             work.lengths.push(lengths);
@@ -232,14 +341,27 @@ impl Work {
         self.ids.iter().map(Vec::len).sum()
     }
 
-    /// The bytes that the target has to hold for a bag.
+    /// How many vectors a feature has.
+    pub fn vectors(&self, model: &SchemaModel, feature: usize) -> u32 {
+        match model.features[feature].is_pooled() {
+            true => self.bags,
+            false => self.ids[feature].len() as u32,
+        }
+    }
+
+    /// The bytes that the target has to hold for a vector: of a bag, or of an id.
     pub fn expected(
         &self,
         model: &SchemaModel,
         feature: usize,
-        bag: u32,
+        vector: u32,
         partials: bool,
     ) -> Vec<u8> {
+        if !model.features[feature].is_pooled() {
+            let row = model.row(feature, self.ids[feature][vector as usize]);
+            return row.expect("drawn ids are in the table");
+        }
+        let bag = vector;
         let lengths = &self.lengths[feature];
         let from = lengths[..bag as usize].iter().sum::<u32>() as usize;
         let range = from..from + lengths[bag as usize] as usize;

@@ -149,23 +149,15 @@ impl Patron {
         match answer.outcome {
             Ok(()) => {
                 for (feature, f) in visit.model.features.iter().enumerate() {
-                    let mut vector = vec![0.0; f.dim];
-                    for bag in 0..sent.work.bags {
-                        visit.session.read_vector(
-                            &answer.target,
-                            &visit.schema,
-                            feature,
-                            bag,
-                            &mut vector,
-                        );
-                        let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
-                        if bytes
-                            != sent
-                                .work
-                                .expected(&visit.model, feature, bag, sent.options.partials)
-                        {
+                    let mut bytes = vec![0; f.vector_bytes() as usize];
+                    let vectors = sent.work.vectors(&visit.model, feature);
+                    for vector in 0..vectors {
+                        let at = visit.schema.vector_offset(feature, vector);
+                        visit.session.read(&answer.target, at, &mut bytes);
+                        let (model, partials) = (&visit.model, sent.options.partials);
+                        if bytes != sent.work.expected(model, feature, vector, partials) {
                             return Err(Violation(format!(
-                                "conn {} request {:#x}: feature {feature}, bag {bag} is not what the reference gives",
+                                "conn {} request {:#x}: feature {feature}, vector {vector} is not what the reference gives",
                                 visit.pass.conn.0,
                                 answer.ticket.request()
                             )));
@@ -225,7 +217,7 @@ impl Patron {
             remaining: (rng.u8(0..4) == 0)
                 .then(|| core::time::Duration::from_micros(rng.u64(1..200))),
             slice_bags: if rng.bool() { rng.u32(0..=bags) } else { 0 },
-            partials: rng.u8(0..4) == 0,
+            partials: rng.u8(0..4) == 0 && visit.model.has_partials(),
             attempt: rng.u16(0..4),
             generation: 0,
         };
@@ -317,7 +309,7 @@ impl Patron {
 
 fn fill(rng: &mut Rng, visit: &Visit, work: &Work) -> Batch {
     let mut batch = Batch::new(work.bags as usize).expect("at least one bag");
-    let wide = rng.bool();
+    let wide = visit.model.is_wide() || rng.bool();
     for (f, feature) in visit.model.features.iter().enumerate() {
         let mut offsets: Vec<u32> = vec![rng.u32(0..3)];
         for length in &work.lengths[f] {
@@ -329,7 +321,7 @@ fn fill(rng: &mut Rng, visit: &Visit, work: &Work) -> Batch {
             Division::Offsets(&offsets)
         };
         let narrow: Vec<u32> = work.ids[f].iter().map(|&id| id as u32).collect();
-        let weighted = feature.pooling == rowmill_wire::Pooling::WeightedSum;
+        let weighted = feature.pooling.is_weighted();
         let pushed = match (wide, weighted) {
             (true, true) => batch.push_weighted(division, &work.ids[f][..], &work.weights[f]),
             (true, false) => batch.push(division, &work.ids[f][..]),

@@ -23,7 +23,11 @@ pub struct Tally {
     pub cancelled: u64,
     /// Parts ended because a region was lost or given up.
     pub region_gone: u64,
-    /// Parts refused for what they said.
+    /// Parts refused for a key that a hashed table lacks.
+    pub unknown_ids: u64,
+    /// Parts refused for more ids than a block holds.
+    pub overflows: u64,
+    /// Parts refused for anything else that they said.
     pub refused: u64,
     /// Connections cut off by the dataplane.
     pub closed: u64,
@@ -38,6 +42,8 @@ impl Tally {
             Status::Expired => &mut self.expired,
             Status::Cancelled => &mut self.cancelled,
             Status::RegionLost | Status::UnknownRegion => &mut self.region_gone,
+            Status::UnknownId => &mut self.unknown_ids,
+            Status::BlockOverflow => &mut self.overflows,
             _ => &mut self.refused,
         } += 1;
     }
@@ -152,10 +158,12 @@ fn check_ok(
     if now.honest && flight.has_read_twice() {
         return Err("ids or weights were read twice".into());
     }
-    if now.honest && flight.alone && header.bags == 1 && now.worked > now.wait_most {
+    // What was worked on meanwhile includes the request itself.
+    let most = now.wait_most + flight.own_bytes();
+    if now.honest && flight.alone && header.bags == 1 && now.worked > most {
         return Err(format!(
-            "a single bag waited for {} bytes, more than {}",
-            now.worked, now.wait_most
+            "a single bag waited for {} bytes, more than {most}",
+            now.worked
         ));
     }
     Ok(())

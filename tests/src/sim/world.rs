@@ -14,7 +14,7 @@ use rowmill_port::{ConnId, RegionId};
 use rowmill_rowmilld::config::Limits;
 use rowmill_rowmilld::mailbox::Mailbox;
 use rowmill_rowmilld::service::Sessions;
-use rowmill_table::{Resident, RowFormat, TableSpec, silent};
+use rowmill_table::{Missing, Resident, RowFormat, TableKind, TableSpec, silent};
 
 use super::dataplane::{Dataplane, Pace};
 use super::ledger::{Ledger, Pass, Violation};
@@ -175,6 +175,7 @@ impl World {
             },
             min_bags_per_part: rng.u32(1..=8),
             max_region_bytes: 8 << 20,
+            ..Limits::default()
         };
         let bounds = Bounds {
             lanes: workers,
@@ -339,10 +340,12 @@ fn draw_tables(rng: &mut Rng) -> Vec<TableSpec> {
         name: format!("table-{i}"),
         rows: rng.u64(1..=300),
         dim: 4 * [1, 2, 3, 4, 5, 8, 16, 33, 64][rng.usize(0..9)],
-        format: if rng.bool() {
-            RowFormat::F32
-        } else {
-            RowFormat::Int8
+        format: RowFormat::ALL[rng.usize(0..RowFormat::ALL.len())],
+        kind: match rng.u8(0..6) {
+            0 => TableKind::Hashed(Missing::Error),
+            1 => TableKind::Hashed(Missing::Zero),
+            2 => TableKind::Hashed(Missing::Default),
+            _ => TableKind::Dense,
         },
     };
     (0..6).map(&mut table).collect()

@@ -6,9 +6,16 @@ const FOLDERS: &[&str] = &["dataplane/arena/", "dataplane/port/", "ffi/"];
 /// The crate that denies it and allows it by file.
 const POOLING: &str = "dataplane/pooling/";
 
-/// Those files: one for each instruction set, the place that selects among them, and the
-/// measurement of the memory's limit, which is written for one instruction set too.
-const POOLING_FILES: &[&str] = &["avx2.rs", "avx512.rs", "limit.rs", "select.rs"];
+/// Those files: one for each instruction set and what is written once for all of them, the place that
+/// selects among them, and the measurement of the memory's limit, which is written for one too.
+const POOLING_FILES: &[&str] = &[
+    "avx2.rs",
+    "avx512.rs",
+    "kernel.rs",
+    "limit.rs",
+    "neon.rs",
+    "select.rs",
+];
 
 fn may_use(path: &str) -> bool {
     let pooling = path

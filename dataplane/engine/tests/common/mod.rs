@@ -7,11 +7,14 @@ use std::sync::Arc;
 
 use rowmill_arena::{HugePages, Window};
 use rowmill_engine::{BoundSchema, Conn, Engine, Limits, Memory, Turn, bind};
-use rowmill_pooling::{Bags, Isa, Kernels, Rows, scalar};
-use rowmill_table::{Resident, RowFormat, TableSpec};
+use rowmill_pooling::{Bags, Isa, Kernels, Mode, scalar};
+use rowmill_table::{Missing, Resident, ResidentTable, RowFormat, TableKind, TableSpec};
 use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::request::{self, Header};
-use rowmill_wire::{Completion, Element, FeatureSpan, Op, Place, Pooling, Schema, Segment, Status};
+use rowmill_wire::{
+    Completion, CompletionKind, Element, Feature, FeatureSpan, Op, Output, Place, Pooling, Schema,
+    Segment, Status,
+};
 
 /// Stands in for a port's registered memory: a heap buffer for each (connection, region).
 #[derive(Default)]
@@ -78,10 +81,12 @@ impl Memory for HeapMemory {
 }
 
 /// Jagged ids of one request: for each feature its bags.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Batch {
     pub(crate) features: Vec<Vec<Vec<u64>>>,
     pub(crate) weights: Option<Vec<Vec<Vec<f32>>>>,
+    /// Of features that are not pooled, the ids in the parts before; empty where all are 0.
+    pub(crate) first_ids: Vec<u32>,
 }
 
 impl Batch {
@@ -89,8 +94,14 @@ impl Batch {
         self.features[0].len() as u32
     }
 
-    /// The bags `first..first + bags` of every feature.
-    pub(crate) fn part(&self, first: u32, bags: u32) -> Batch {
+    /// The bags `first..first + bags` of every feature of a model.
+    pub(crate) fn part(&self, model: &Model, first: u32, bags: u32) -> Batch {
+        let before = |bags: &[Vec<u64>]| bags[..first as usize].iter().map(Vec::len).sum::<usize>();
+        let features = self.features.iter().zip(model.bound.features());
+        let first_ids = features.map(|(bags, f)| match f.mode {
+            Mode::None => before(bags) as u32,
+            _ => 0,
+        });
         let range = first as usize..(first + bags) as usize;
         Batch {
             features: self
@@ -102,6 +113,7 @@ impl Batch {
                 .weights
                 .as_ref()
                 .map(|w| w.iter().map(|f| f[range.clone()].to_vec()).collect()),
+            first_ids: first_ids.collect(),
         }
     }
 }
@@ -175,6 +187,7 @@ pub(crate) fn frame(
             lengths_at: lengths_at as u32,
             ids_at: ids_at as u32,
             ids: count,
+            first_id: batch.first_ids.get(f).copied().unwrap_or(0),
         });
     }
     let mut inline: Vec<u8> = Vec::new();
@@ -208,28 +221,69 @@ pub(crate) fn frame(
     out[..len].to_vec()
 }
 
-/// Tables, a schema over them, and its row length in bytes.
+/// Tables, and a schema over them: blocks of what is not pooled, then the matrix of all others.
 pub(crate) struct Model {
     pub(crate) tables: Arc<Resident>,
     pub(crate) schema: Schema,
+    /// Bytes of the blocks.
+    pub(crate) block_bytes: u64,
+    /// Bytes of a row of the matrix.
     pub(crate) row_bytes: u64,
     pub(crate) bound: Arc<BoundSchema>,
 }
 
+/// Most ids of a block in tests.
+pub(crate) const BLOCK_IDS: u32 = 6000;
+
 impl Model {
     pub(crate) fn new(specs: &[TableSpec], poolings: &[Pooling], max_batch: u32) -> Model {
+        let features: Vec<_> = poolings.iter().map(|&p| (p, Output::F32)).collect();
+        Model::of(specs, &features, max_batch)
+    }
+
+    /// A model of a feature a table. Offsets and strides are as unaligned as elements allow.
+    pub(crate) fn of(specs: &[TableSpec], features: &[(Pooling, Output)], max_batch: u32) -> Model {
         let tables =
             Resident::in_memory(specs, 7, HugePages::Off, &|_, _, _| {}).expect("small tables fit");
         let tables = Arc::new(tables);
-        let features = specs
+        let mut next = 0;
+        let mut place = |bytes: u64, element: u64| {
+            let at = u64::next_multiple_of(next, element);
+            next = at + bytes;
+            at
+        };
+        let mut placed: Vec<Feature> = specs
             .iter()
-            .zip(poolings)
-            .map(|(s, &p)| (s.name.as_str(), s.name.as_str(), p, s.dim as u32));
-        let (schema, row_bytes) = Schema::side_by_side(max_batch, features);
+            .zip(features)
+            .map(|(s, &(pooling, output))| Feature {
+                pooling,
+                ..Feature::block(&s.name, &s.name, output, s.dim as u32, BLOCK_IDS, 0)
+            })
+            .collect();
+        let blocks = |f: &&mut Feature| f.pooling == Pooling::None;
+        for f in placed.iter_mut().filter(blocks) {
+            let (vector, element) = (f.stride, f.output.bytes());
+            f.stride += 2 * element;
+            f.offset = place(u64::from(BLOCK_IDS - 1) * f.stride + vector, element);
+        }
+        let block_bytes = place(0, 4);
+        for f in placed.iter_mut().filter(|f| f.pooling != Pooling::None) {
+            f.offset = place(f.stride, f.output.bytes());
+            f.max_ids = 0;
+        }
+        let row_bytes = place(0, 4) - block_bytes;
+        for f in placed.iter_mut().filter(|f| f.pooling != Pooling::None) {
+            f.stride = row_bytes;
+        }
+        let schema = Schema {
+            max_batch,
+            features: placed,
+        };
         let bound = Arc::new(bind(&schema, &tables).expect("a good schema"));
         Model {
             tables,
             schema,
+            block_bytes,
             row_bytes,
             bound,
         }
@@ -242,6 +296,7 @@ impl Model {
             rows,
             dim,
             format,
+            kind: TableKind::Dense,
         };
         let specs = [
             spec("a", 1000, 16, RowFormat::F32),
@@ -251,7 +306,36 @@ impl Model {
         Model::new(&specs, &[Pooling::Sum, Pooling::Mean, Pooling::Sum], 4096)
     }
 
-    /// A seeded batch with empty bags and repeated ids.
+    /// Every pooling with every type of output, and among them every row format and kind of table.
+    pub(crate) fn every() -> Model {
+        let kinds = [
+            TableKind::Dense,
+            TableKind::Hashed(Missing::Error),
+            TableKind::Hashed(Missing::Zero),
+            TableKind::Hashed(Missing::Default),
+        ];
+        let all = Pooling::ALL
+            .iter()
+            .flat_map(|&p| Output::ALL.map(|o| (p, o)));
+        let features: Vec<(Pooling, Output)> = all.collect();
+        let spec = |i: usize| TableSpec {
+            name: format!("t{i}"),
+            rows: [400, 33, 1][i % 3],
+            dim: [4, 12, 36, 64, 128][i % 5],
+            // Each pooling meets three formats, and each format all poolings but for parity.
+            format: RowFormat::ALL[(i + i / 6) % 6],
+            kind: kinds[(i + i / 4) % 4],
+        };
+        let specs: Vec<TableSpec> = (0..features.len()).map(spec).collect();
+        Model::of(&specs, &features, 512)
+    }
+
+    /// Bytes of a target for `bags` bags.
+    pub(crate) fn target_bytes(&self, bags: u32) -> usize {
+        (self.block_bytes + u64::from(bags) * self.row_bytes) as usize
+    }
+
+    /// A seeded batch with empty bags and repeated ids, with weights where the model takes some.
     pub(crate) fn batch(&self, seed: u64, bags: u32, longest: u64) -> Batch {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut next = move || {
@@ -261,34 +345,32 @@ impl Model {
             state
         };
         let features = self.tables.tables().iter().map(|t| {
-            let rows = u64::from(t.row_count());
-            let mut bag = || (0..next() % (longest + 1)).map(|_| next() % rows).collect();
+            let names = names(t);
+            let mut bag = || {
+                let ids = 0..next() % (longest + 1);
+                ids.map(|_| names[next() as usize % names.len()]).collect()
+            };
             (0..bags).map(|_| bag()).collect()
         });
+        let features: Vec<Vec<Vec<u64>>> = features.collect();
+        let weight = |i: usize| (i as f32 - 3.0) / 7.0;
+        let weights = |bags: &Vec<Vec<u64>>| {
+            let bags = bags.iter().map(|b| (0..b.len()).map(weight).collect());
+            bags.collect()
+        };
         Batch {
-            features: features.collect(),
-            weights: None,
+            weights: (self.bound.is_weighted()).then(|| features.iter().map(weights).collect()),
+            features,
+            first_ids: Vec::new(),
         }
     }
 
     /// What the scalar reference gives for a batch, in the schema's layout.
     pub(crate) fn oracle(&self, batch: &Batch) -> Vec<u8> {
-        let row_bytes = self.row_bytes as usize;
-        let mut out = vec![0f32; batch.bags() as usize * row_bytes / 4];
+        let mut out = vec![UNTOUCHED; self.target_bytes(batch.bags())];
         for (f, bags) in batch.features.iter().enumerate() {
             let (feature, table) = (&self.bound.features()[f], &self.tables.tables()[f]);
-            let format = match table.format() {
-                RowFormat::F32 => rowmill_pooling::RowFormat::F32,
-                RowFormat::Int8 => rowmill_pooling::RowFormat::Int8,
-            };
-            let rows = Rows::new(
-                table.bytes(),
-                table.stride(),
-                table.row_count(),
-                table.dim(),
-                format,
-            );
-            let ids: Vec<u32> = bags.iter().flatten().map(|&id| id as u32).collect();
+            let ids: Vec<u32> = bags.iter().flatten().map(row_of(table)).collect();
             let lengths: Vec<u32> = bags.iter().map(|b| b.len() as u32).collect();
             let weights: Option<Vec<f32>> = batch
                 .weights
@@ -296,17 +378,102 @@ impl Model {
                 .filter(|_| feature.weighted)
                 .map(|w| w[f].iter().flatten().copied().collect());
             let bags = Bags {
-                rows: rows.expect("consistent"),
+                rows: rowmill_engine::rows(table),
                 ids: &ids,
                 lengths: &lengths,
                 weights: weights.as_deref(),
                 mode: feature.mode,
+                output: feature.output,
                 offset: feature.offset as usize,
                 stride: feature.stride as usize,
             };
             scalar::pool(&[bags], &mut out);
         }
-        out.iter().flat_map(|x| x.to_le_bytes()).collect()
+        out
+    }
+}
+
+/// What targets hold where nothing was written.
+pub(crate) const UNTOUCHED: u8 = 0xaa;
+
+/// Ids of a table for drawing from: all of them, and with each some that it lacks and answers.
+fn names(table: &ResidentTable) -> Vec<u64> {
+    let mut keys: Vec<u64> = table.entries().map(|(key, _)| key).collect();
+    keys.sort_unstable();
+    match table.kind() {
+        TableKind::Dense => (0..table.lookup_count().into()).collect(),
+        TableKind::Hashed(Missing::Error) => keys,
+        TableKind::Hashed(_) => keys.iter().flat_map(|&key| [key, key ^ 0x55]).collect(),
+    }
+}
+
+/// The row of an id, found without the index.
+fn row_of(table: &ResidentTable) -> impl Fn(&u64) -> u32 {
+    let rows: HashMap<u64, u32> = table.entries().collect();
+    let (kind, missing) = (table.kind(), table.lookup_count());
+    move |id| match kind {
+        TableKind::Dense => *id as u32,
+        TableKind::Hashed(_) => rows.get(id).copied().unwrap_or(missing),
+    }
+}
+
+/// Bytes before and after the target that must stay as they were.
+const GUARD: usize = 64;
+
+pub(crate) fn memory_for(model: &Model, bags: u32, source: Vec<u8>) -> HeapMemory {
+    let mut memory = HeapMemory::default();
+    memory.regions.insert((0, SOURCE), source);
+    let target = vec![UNTOUCHED; model.target_bytes(bags) + 2 * GUARD];
+    memory.regions.insert((0, TARGET), target);
+    memory
+}
+
+/// Sends a batch and compares the answer and the bytes around it; the records' kinds and slices.
+pub(crate) fn answer(
+    model: &Model,
+    engine: &mut Engine,
+    batch: &Batch,
+    carry: Carry,
+    slice_bags: u32,
+) -> Vec<(CompletionKind, u16)> {
+    let mut header = lookup(9, batch.bags());
+    header.target_base = GUARD as u64;
+    header.slice_bags = slice_bags;
+    let mut source = vec![0; 3];
+    let frame = frame(header, batch, carry, &mut source);
+    let mut memory = memory_for(model, batch.bags(), source);
+    let mut now_ns = 5;
+    engine
+        .request(now_ns, Conn(0), 3, &frame, &mut memory)
+        .expect("the slot is free");
+    let records = run(engine, &mut memory, &mut now_ns);
+    for (conn, record) in &records {
+        assert_eq!(
+            (*conn, record.request, record.slot, record.status),
+            (Conn(0), 9, 3, Status::Ok),
+            "{record:?}"
+        );
+    }
+    let target = &memory.regions[&(0, TARGET)];
+    let (before, rest) = target.split_at(GUARD);
+    let (result, after) = rest.split_at(rest.len() - GUARD);
+    assert_bytes(model, result, &model.oracle(batch));
+    assert!(
+        before.iter().chain(after).all(|&b| b == UNTOUCHED),
+        "bytes around the target"
+    );
+    assert_eq!(engine.in_progress(), 0);
+    records.iter().map(|(_, r)| (r.kind, r.slice)).collect()
+}
+
+/// Panics with the place where the first byte differs.
+pub(crate) fn assert_bytes(model: &Model, result: &[u8], wanted: &[u8]) {
+    assert_eq!(result.len(), wanted.len(), "bytes of the target");
+    if let Some(at) = (0..wanted.len()).find(|&i| result[i] != wanted[i]) {
+        let features = model.bound.features().iter().enumerate();
+        let below = features.filter(|(_, f)| f.offset as usize <= at);
+        let nearest = below.max_by_key(|(_, f)| f.offset);
+        panic!("byte {at} differs from the oracle's; nearest below it is {nearest:?}");
     }
 }
 

@@ -60,6 +60,7 @@ impl Service for Answers {
                 rows: i as u64,
                 dim: 4,
                 format: 0,
+                kind: 0,
             })
             .collect()
     }

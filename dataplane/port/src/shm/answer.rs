@@ -38,7 +38,13 @@ struct Equipment {
 
 impl Control {
     /// Answers a message.
-    pub(super) fn message(&mut self, place: usize, bytes: &[u8], fds: &[OwnedFd], cut: bool) {
+    pub(super) fn message(
+        &mut self,
+        place: usize,
+        bytes: &[u8],
+        fds: &[OwnedFd],
+        damage: Option<Status>,
+    ) {
         let sequence = Question::sequence(bytes);
         let greeting = self.member(place).is_none();
         if self.member(place).is_some_and(|m| m.leaving.is_some()) {
@@ -46,7 +52,7 @@ impl Control {
             return self.cut(place, Status::Malformed, Some(breach));
         }
         let question = match Question::parse(bytes) {
-            _ if cut => Err(Refusal::whole(Status::Malformed)),
+            _ if damage.is_some() => Err(Refusal::whole(damage.unwrap_or(Status::Malformed))),
             Ok((_, Question::Register { .. })) if fds.len() != 1 => {
                 Err(Refusal::whole(Status::Malformed))
             }
@@ -56,6 +62,10 @@ impl Control {
             Err(refusal) => Err(refusal),
         };
         let answer = match question {
+            Err(refusal) if damage == Some(Status::LimitReached) => {
+                let detail = "the server has no descriptor left to take yours; try again later";
+                Err((refusal, detail.to_owned()))
+            }
             Err(refusal) => Err((refusal, String::new())),
             Ok(Question::Hello { client, credits }) if greeting => {
                 return self.hello(place, sequence, client, credits);
@@ -64,6 +74,11 @@ impl Control {
                 Status::Malformed,
                 "the first message has to be Hello",
             )),
+            Ok(Question::Hello { .. }) => {
+                let reason = refused(Status::Malformed, "this client has said Hello already");
+                self.refuse(place, sequence, reason);
+                return self.end(place);
+            }
             Ok(Question::ListTables { first }) => Ok(self.tables(first)),
             Ok(Question::Bind(schema)) => self.bind(place, schema),
             Ok(Question::Register { bytes }) => self.register(place, bytes, &fds[0]),
@@ -234,7 +249,8 @@ impl Control {
                 doorbells,
                 leaving: None,
                 ending: None,
-                _link: link.clone(),
+                left: false,
+                link: link.clone(),
             },
             layout,
             link,
@@ -261,6 +277,7 @@ impl Control {
 
     fn register(&mut self, place: usize, bytes: u64, fd: &OwnedFd) -> Result<Question, Refused> {
         let most = self.config.max_region_bytes;
+        let (all_most, all) = (self.config.total_region_bytes, self.region_bytes());
         let member = self.member(place).expect("a member asked");
         let conn = member.conn;
         let free = member.regions.iter().position(Option::is_none);
@@ -289,9 +306,18 @@ impl Control {
                 ),
             ));
         }
+        if all.saturating_add(bytes) > all_most {
+            return Err(refused(
+                Status::LimitReached,
+                format!(
+                    "the region has {bytes} bytes and those of all clients have {all}, and the server takes \
+                     at most {all_most} in all; register a smaller one, or try again later"
+                ),
+            ));
+        }
         let mapped = usize::try_from(bytes)
             .map_err(|_| refused(Status::RegionRefused, "the size does not fit in memory"))
-            .and_then(|bytes| Region::map(fd.as_fd(), bytes).map_err(region_refused))?;
+            .and_then(|bytes| Region::map_foreign(fd.as_fd(), bytes).map_err(region_refused))?;
         let memory = Arc::new(mapped);
         member.regions[region] = Some(memory.clone());
         let region = RegionId(region as u32);
@@ -305,6 +331,17 @@ impl Control {
         }
         self.changed = true;
         Ok(Question::Registered { region: region.0 })
+    }
+
+    /// Bytes of the regions that are mapped, those of clients that are about to be gone too.
+    fn region_bytes(&mut self) -> u64 {
+        let members = self
+            .sessions
+            .iter_mut()
+            .flatten()
+            .filter_map(Session::member);
+        let bytes = members.flat_map(|m| m.regions.iter().flatten().map(|r| r.len() as u64));
+        bytes.sum()
     }
 
     /// Asks every lane to let go of a region; the answer follows when they have.
@@ -339,7 +376,8 @@ fn out_of_resources(call: &str, errno: Errno) -> Refused {
 fn region_refused(error: ArenaError) -> Refused {
     let status = match error {
         ArenaError::Unsealed { .. } => Status::RegionUnsealed,
-        ArenaError::TooManyMappings => Status::LimitReached,
+        // The kernel's are of memory, address space or mappings, of which this process is short.
+        ArenaError::TooManyMappings | ArenaError::Os { .. } => Status::LimitReached,
         _ => Status::RegionRefused,
     };
     refused(status, error.to_string())

@@ -377,7 +377,14 @@ impl ClientPort for ShmClient {
                 }
                 Ok(None)
             }
-            Err(what) => Err(PortError::Protocol(format!("lane {lane}: {what}"))),
+            Err(what) => {
+                // The server frees the rings of a client that it has cut off.
+                self.look_at_stream()?;
+                if self.closed {
+                    return Err(PortError::Closed);
+                }
+                Err(PortError::Protocol(format!("lane {lane}: {what}")))
+            }
         }
     }
 
@@ -454,7 +461,9 @@ fn exchange(
     if received.len == 0 {
         return Err(PortError::Closed);
     }
-    let bytes = buffer.get(..received.len).filter(|_| !received.cut);
+    let bytes = buffer
+        .get(..received.len)
+        .filter(|_| !received.cut && !received.starved);
     let bytes = bytes.ok_or_else(|| PortError::Protocol("an answer was cut short".to_owned()))?;
     let (answered, answer) = Control::parse(bytes).map_err(|refusal| {
         PortError::Protocol(format!("an answer is not understood: {refusal}"))

@@ -263,16 +263,36 @@ impl Control {
         let most = stream::MAX_FDS;
         match stream::receive(&*session.stream, buffer, most, RecvFlags::DONTWAIT) {
             Err(Errno::AGAIN | Errno::INTR) => (),
-            Err(_) => self.end(place),
+            Err(_) => self.hung_up(place),
             Ok(received) => {
                 if received.len == 0 {
-                    self.end(place);
+                    self.hung_up(place);
                 } else {
                     let len = received.len.min(buffer.len());
-                    self.message(place, &buffer[..len], &received.fds, received.cut);
+                    // There was room for all descriptors that can come with a message.
+                    let damage = match (received.starved, received.cut) {
+                        (true, _) => Some(Status::LimitReached),
+                        (false, true) => Some(Status::Malformed),
+                        (false, false) => None,
+                    };
+                    self.message(place, &buffer[..len], &received.fds, damage);
                 }
                 self.dispose(place, received.fds);
             }
+        }
+    }
+
+    /// The client has ended its stream.
+    fn hung_up(&mut self, place: usize) {
+        self.leave_nothing(place);
+        self.end(place);
+    }
+
+    /// When the connection has ended its control memory is freed: we made it, so that it would stay on
+    /// our account as long as the client keeps its descriptor.
+    fn leave_nothing(&mut self, place: usize) {
+        if let Some(member) = self.sessions[place].as_mut().and_then(Session::member) {
+            member.left = true;
         }
     }
 
@@ -333,10 +353,15 @@ impl Control {
         }
         match breach {
             Some(breach) => {
+                self.leave_nothing(place);
                 self.shown.violations.fetch_add(1, Ordering::Relaxed);
                 self.log(|| tracing::warn!(client, pid, breach, "an shm client is cut off"));
             }
             None => {
+                if why == Status::Malformed {
+                    self.leave_nothing(place);
+                    self.shown.violations.fetch_add(1, Ordering::Relaxed);
+                }
                 self.log(|| tracing::warn!(client, pid, %why, "a worker cut an shm client off"));
             }
         }
@@ -403,8 +428,13 @@ impl Control {
             for (lane, doorbell) in self.lanes.iter().zip(&member.doorbells) {
                 lane.forget(doorbell);
             }
+            let memory = member.left.then(|| member.link.memory.clone());
             // Unmaps the regions and the rings, then closes the stream.
             self.sessions[place] = None;
+            // After the stream's end, so that a client that still reads sees that first.
+            if let Some(memory) = memory {
+                memory.free_pages();
+            }
             self.unused.push(conn);
             self.changed = true;
             self.service.gone(conn);

@@ -248,7 +248,11 @@ impl ServerPort for ShmLane {
     }
 
     fn is_lost(&self, conn: ConnId, region: RegionId) -> bool {
-        self.region(conn, region).is_ok_and(Region::is_lost)
+        self.region(conn, region).is_ok_and(|region| {
+            // The worker asks after it has stored: what went nowhere is given back.
+            region.discard_if_lost();
+            region.is_lost()
+        })
     }
 
     fn complete(&mut self, conn: ConnId, record: &Completion) {

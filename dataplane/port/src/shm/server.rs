@@ -31,6 +31,10 @@ pub struct ShmConfig {
     /// Largest region that a client may register, in bytes; also the most that all regions of one client
     /// may have together at a time.
     pub max_region_bytes: u64,
+    /// The most that all regions of all clients may have together, in bytes. It bounds the page tables
+    /// for them, of 8 bytes for each 4 KiB; and where the kernel gives no guard against holes (see
+    /// [`rowmill_arena::guards_holes`]) also the pages that clients can have charged to this process.
+    pub total_region_bytes: u64,
     /// Permissions of the socket's file; whoever may write to it can connect.
     pub socket_mode: u32,
     /// How long a client may take for its first message.
@@ -38,13 +42,15 @@ pub struct ShmConfig {
 }
 
 impl Default for ShmConfig {
-    /// One lane, 64 credits, 64 clients, regions of up to 1 GiB, user and group may connect, 2 seconds.
+    /// One lane, 64 credits, 64 clients, regions of up to 1 GiB for each, user and group may connect, 2
+    /// seconds.
     fn default() -> ShmConfig {
         ShmConfig {
             lanes: 1,
             credits: 64,
             max_connections: 64,
             max_region_bytes: 1 << 30,
+            total_region_bytes: 64 << 30,
             socket_mode: 0o660,
             handshake_limit: Duration::from_secs(2),
         }

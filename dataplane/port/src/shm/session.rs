@@ -41,8 +41,10 @@ pub(super) struct Member {
     pub(super) leaving: Option<(RegionId, u32, LaneSet)>,
     /// Once the connection has ended: the lanes that have not let go.
     pub(super) ending: Option<LaneSet>,
+    /// Whether the client hung up or broke the protocol, so that nobody reads its records any more.
+    pub(super) left: bool,
     // Last, since it keeps the stream open.
-    pub(super) _link: Arc<Link>,
+    pub(super) link: Arc<Link>,
 }
 
 impl Session {

@@ -20,8 +20,10 @@ pub(super) struct Received {
     pub(super) len: usize,
     /// The descriptors that came with it. Closing those of a client can take long.
     pub(super) fds: Vec<OwnedFd>,
-    /// Whether bytes or descriptors were cut off, since they were more than fit.
+    /// Whether bytes were cut off, since they were more than fit.
     pub(super) cut: bool,
+    /// Whether descriptors were left out: more than were asked for, or more than this process may have.
+    pub(super) starved: bool,
 }
 
 /// A buffer for one message, one byte longer than the longest, so that too long ones are told apart.
@@ -73,8 +75,7 @@ pub(super) fn receive(
     Ok(Received {
         len: message.bytes,
         fds,
-        cut: message
-            .flags
-            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC),
+        cut: message.flags.contains(ReturnFlags::TRUNC),
+        starved: message.flags.contains(ReturnFlags::CTRUNC),
     })
 }

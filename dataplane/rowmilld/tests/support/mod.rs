@@ -159,6 +159,7 @@ pub fn tables() -> Arc<Resident> {
         rows: ROWS.into(),
         dim: DIM,
         format: RowFormat::F32,
+        kind: rowmill_table::TableKind::Dense,
     };
     Arc::new(Resident::in_memory(&[spec], 7, HugePages::Off, &silent).unwrap())
 }
@@ -191,7 +192,7 @@ impl Bench {
             Arc::<Mailbox>::default(),
             Arc::<Figures>::default(),
         );
-        let engine = Engine::new(limits().engine(), Kernels::new(Isa::Scalar));
+        let engine = Engine::new(limits().engine(), Kernels::new(Isa::detect().isa));
         let connections = limits().connections.into();
         let port = ScriptedPort::new();
         let worker = Worker::new(
@@ -265,6 +266,7 @@ pub fn lookup(number: u64, schema: u32, target: RegionId, ids: &[u32]) -> Vec<u8
         lengths_at: 0,
         ids_at: 0,
         ids: ids.len() as u32,
+        first_id: 0,
     };
     encode(
         &header,

@@ -143,7 +143,7 @@ fn what_can_be_known_here_is_refused_here() {
         s.target(&region, 8192),
         Err(ClientError::RegionFull { needed: 8192 })
     ));
-    for (offset, bytes) in [(2, 4), (4096, 4), (0, 0), (u64::MAX - 3, 8)] {
+    for (offset, bytes) in [(1, 4), (4096, 4), (0, 0), (u64::MAX - 3, 8)] {
         assert!(matches!(
             s.target_at(&region, offset, bytes),
             Err(ClientError::TargetPlace { .. })
@@ -153,6 +153,95 @@ fn what_can_be_known_here_is_refused_here() {
         s.region(1 << 30),
         Err(ClientError::TooLarge { .. })
     ));
+}
+
+#[test]
+fn blocks_and_small_elements_are_checked_and_read() {
+    let mut s = session(3, 1, 1);
+    let (mut schema, row) = Schema::side_by_side_as(
+        Output::F16,
+        8,
+        [
+            ("item", "items", Pooling::Sum, DIM),
+            ("user", "users", Pooling::Max, DIM),
+        ],
+    );
+    assert_eq!(row, 4 * u64::from(DIM));
+    schema.features[1] = Feature::block("user", "users", Output::Bf16, DIM, 6, 8 * row);
+    schema.features[0].stride = u64::from(DIM) * 2;
+    let schema = s.bind(schema).expect("bound");
+    assert_eq!(schema.vector_bytes(1), 2 * u64::from(DIM));
+    assert_eq!(
+        (schema.target_bytes(1), schema.target_bytes(8)),
+        (8 * row + 6 * 8, 8 * row + 6 * 8),
+        "a block is there as a whole"
+    );
+    let region = s.region(1 << 12).expect("region");
+    let mut b = Batch::new(5).expect("5 bags");
+    b.push(Division::Lengths(&[1; 5]), &[1u32, 2, 3, 4, 5][..])
+        .expect("item");
+    b.push(
+        Division::Lengths(&[1, 2, 0, 0, 3]),
+        &[7u32, 8, 9, 1, 1, 2][..],
+    )
+    .expect("user");
+    let t = s.target_at(&region, 6, 200).expect("even");
+    let t = s
+        .submit(&schema, &b, t, &RequestOptions::default())
+        .expect("3 parts");
+    let first: Vec<Vec<u32>> = s.port.arrived.iter().map(|a| a.first_ids.clone()).collect();
+    assert_eq!(first, [[0, 0], [0, 3], [0, 3]], "only of the block");
+    s.port.answer_all(Status::Ok);
+    let answer = s.poll().expect("open").expect("ended");
+    assert_eq!((answer.ticket, answer.outcome), (t, Ok(())));
+    let mut vector = [0.0; DIM as usize];
+    for (i, id) in [7, 8, 9, 1, 1, 2].into_iter().enumerate() {
+        s.read_vector(&answer.target, &schema, 1, i as u32, &mut vector);
+        assert_eq!(vector, [0, 1, 2, 3].map(|d| (id + d) as f32), "id {i}");
+    }
+    let mut vectors = [0.0; 2 * DIM as usize];
+    s.read_feature(&answer.target, &schema, 0, 3, &mut vectors);
+    assert_eq!(vectors, [4.0, 5.0, 6.0, 7.0, 5.0, 6.0, 7.0, 8.0]);
+
+    b.clear(1).expect("1 bag");
+    b.push(Division::Lengths(&[0]), &[0u32; 0][..])
+        .expect("none");
+    b.push(Division::Lengths(&[7]), &[1u32; 7][..])
+        .expect("seven");
+    let refused = s.submit(&schema, &b, answer.target, &RequestOptions::default());
+    let unsent = refused.expect_err("one more than the block holds");
+    assert!(
+        matches!(
+            unsent.error,
+            ClientError::TooLarge {
+                given: 7,
+                limit: 6,
+                ..
+            }
+        ),
+        "{unsent}"
+    );
+}
+
+#[test]
+fn a_target_between_two_elements_is_refused() {
+    let mut s = session(1, 1, 1);
+    let schema = bound(&mut s, false);
+    let region = s.region(1 << 12).expect("region");
+    let t = s.target_at(&region, 6, 200).expect("even");
+    let unsent = s
+        .submit(&schema, &batch(1), t, &RequestOptions::default())
+        .expect_err("f32 at a multiple of 2");
+    assert!(
+        matches!(
+            unsent.error,
+            ClientError::TargetMisaligned {
+                offset: 6,
+                element: 4
+            }
+        ),
+        "{unsent}"
+    );
 }
 
 #[test]

@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""Tables and plots of bench/RESULTS.md, from what `rowmill-bench SUITE --json` printed.
+
+    report.py tables FILE...          the measurements as Markdown tables, one a suite, and the targets
+    report.py plots FOLDER FILE...    rows per second against dimension, as SVG (needs matplotlib)
+"""
+
+import json
+import re
+import sys
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+
+
+def figure(value):
+    size = abs(value)
+    for bound, text in [(1e9, f"{value / 1e9:.2f} G"), (1e6, f"{value / 1e6:.2f} M"), (1e4, f"{value / 1e3:.1f} k"), (100, f"{value:.0f}"), (10, f"{value:.1f}")]:
+        if size >= bound:
+            return text
+    return f"{value:.2f}"
+
+
+def read(files):
+    lines = [json.loads(line) for file in files for line in Path(file).read_text().splitlines()]
+    suites = defaultdict(list)
+    for line in lines:
+        suites[line["suite"]].append(line)
+    return suites
+
+
+def tables(files):
+    suites = read(files)
+    targets = tomllib.loads(Path(__file__).with_name("targets.toml").read_text())["target"]
+    print("| target | case | figure | against | ratio | bound | outcome |\n|---|---|---|---|---|---|---|")
+    for target in targets:
+        wanted = (target["case"], target["metric"])
+        found = [line for line in suites[target["suite"]] if (line["case"], line["metric"]) == wanted]
+        where = f"`{target['suite']} {target['case']}` {target['metric']}"
+        if not found:
+            print(f"| {target['what']} | {where} | - | - | - | {target['at_least']} | NOT MEASURED |")
+            continue
+        line = found[0]
+        outcome = "PASS" if line[target["figure"]] >= target["at_least"] else "SHORT"
+        value, against = f"{figure(line['value'])} {line['unit']}", f"{line['against']} {figure(line['against_value'])}"
+        print(f"| {target['what']} | {where} | {value} | {against} | {line['ratio']:.3f} | {target['at_least']} | {outcome} |")
+    for suite, lines in suites.items():
+        print(f"\n## {suite}\n\n| case | metric | value | against | ratio |\n|---|---|---|---|---|")
+        for line in lines:
+            against = f"{line['against']} {figure(line['against_value'])}" if line["against"] else ""
+            ratio = f"{line['ratio']:.3f}" if line["ratio"] is not None else ""
+            print(f"| `{line['case']}` | {line['metric']} | {figure(line['value'])} {line['unit']} | {against} | {ratio} |")
+
+
+FORMATS = ["f32", "f16", "bf16", "int8", "int8-f16", "int4"]
+COLOURS = dict(zip(FORMATS, ["#000000", "#e69f00", "#56b4e9", "#009e73", "#cc79a7", "#d55e00"]))
+
+
+def curves(lines, dist):
+    """For each format its points (dim, our rate, the other's rate): plain sums with f32 results."""
+    points = defaultdict(list)
+    for line in lines:
+        case = re.fullmatch(r"format=([\w-]+)/dim=(\d+)/dist=([\w.-]+)/mode=sum/isa=(avx512|neon)", line["case"])
+        if case and line["metric"] == "rate" and case[3] == dist:
+            points[case[1]].append((int(case[2]), line["value"], line["against_value"]))
+    return {form: sorted(points[form]) for form in FORMATS if points[form]}
+
+
+def plot(ax, lines, dist, other):
+    for form, points in curves(lines, dist).items():
+        dims = [p[0] for p in points]
+        ax.plot(dims, [p[1] / 1e6 for p in points], "o-", color=COLOURS[form], label=form, markersize=4)
+        ax.plot(dims, [p[2] / 1e6 for p in points], "--", color=COLOURS[form], linewidth=1)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ticks = sorted({p[0] for points in curves(lines, dist).values() for p in points})
+    ax.set_xticks(ticks, [str(tick) for tick in ticks])
+    ax.set_yticks([5, 10, 20, 50, 100, 200, 400], ["5", "10", "20", "50", "100", "200", "400"])
+    ax.minorticks_off()
+    ax.grid(alpha=0.3)
+    ax.set_xlabel("dimensions of a row")
+    ax.set_ylabel("million rows a second, one thread")
+    ax.set_title(f"{dist} ids (dashed: {other})", fontsize=10)
+
+
+def plots(folder, files):
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "rowmill"
+    import matplotlib.pyplot as plt
+
+    suites = read(files)
+    for suite, other in [("pooling", "gather limit"), ("peers", "PyTorch")]:
+        dists = [dist for dist in ["uniform", "zipf-1.05"] if curves(suites[suite], dist)]
+        if not dists:
+            continue
+        fig, axes = plt.subplots(1, len(dists), figsize=(5.5 * len(dists), 4.2), sharey=True, squeeze=False)
+        for ax, dist in zip(axes[0], dists):
+            plot(ax, suites[suite], dist, other)
+        axes[0][0].legend(fontsize=8)
+        fig.tight_layout()
+        path = Path(folder) / f"{suite}.svg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fig.savefig(path, metadata={"Date": None})
+        print(path)
+
+
+match sys.argv[1:]:
+    case ["tables", *files] if files:
+        tables(files)
+    case ["plots", folder, *files] if files:
+        plots(folder, files)
+    case _:
+        sys.exit(__doc__)

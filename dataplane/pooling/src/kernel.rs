@@ -1,0 +1,500 @@
+//! The kernels, written once over the vector operations of an instruction set.
+//!
+//! Every function here is inlined into one that enables the instruction set's features, so that [`Simd`]'s
+//! methods become single instructions. What can be constant is: registers, format, whole registers or not.
+#![allow(unsafe_code)]
+
+use crate::ahead::{Ahead, LINE_BYTES, Place, Run};
+use crate::order::{in_order, reading_order};
+use crate::{Mode, Output, RowFormat};
+use rowmill_arena::Window;
+
+/// The vector operations of an instruction set.
+///
+/// # Safety
+/// All methods: the machine has the instruction set. Lanes are dimensions.
+pub(crate) trait Simd {
+    /// A register of f32.
+    type Vector: Copy;
+
+    /// Dimensions a register.
+    const LANES: usize;
+    /// Registers of sums in the largest tile: half of the register file, which leaves as many for all else.
+    const REGISTERS: usize;
+    /// Registers that int4 codes are loaded for together, 1 or 2: the dimensions of a pair may be in any
+    /// order until [`Simd::untangle`].
+    const INT4_GROUP: usize;
+
+    /// All lanes alike.
+    unsafe fn splat(x: f32) -> Self::Vector;
+    /// `a * b + c`, rounded once.
+    unsafe fn fma(a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+    /// `a + b`.
+    unsafe fn add(a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// `a / b`.
+    unsafe fn div(a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// `x`, with [`crate::scalar::NAN`] for any NaN.
+    unsafe fn canonical(x: Self::Vector) -> Self::Vector;
+    /// The greater of two canonical values: a NaN is greater than all, +0 is greater than -0.
+    unsafe fn max(a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// The two f16 of a word, the lower half first, as f32.
+    unsafe fn f16_pair(word: u32) -> (f32, f32);
+
+    /// Values, or codes as numbers, of register `i` of a row whose first column is at `row`. Of the
+    /// register, or of its int4 group, only the first `rest` dimensions are there, and others are not read;
+    /// their lanes can hold anything.
+    unsafe fn load(format: RowFormat, row: *const u8, i: usize, rest: usize) -> Self::Vector;
+    /// Puts the dimensions of an int4 group of two into order.
+    unsafe fn untangle(pair: [Self::Vector; 2]) -> [Self::Vector; 2];
+    /// Stores the first `lanes` dimensions of canonical values at `at`, which may have any alignment.
+    unsafe fn store(x: Self::Vector, output: Output, at: *mut u8, lanes: usize);
+    /// Asks for a line to be brought to the second-level cache. Any address will do.
+    fn prefetch(at: *const u8);
+}
+
+/// The dimensions of the largest tile.
+pub(crate) const fn tile<S: Simd>() -> usize {
+    S::REGISTERS * S::LANES
+}
+
+/// Registers that are filled together: a pair where int4 codes come in pairs, else one.
+const fn group<S: Simd>(format: RowFormat) -> usize {
+    match format {
+        RowFormat::Int4 => S::INT4_GROUP,
+        _ => 1,
+    }
+}
+
+/// How many registers the columns of a run need.
+pub(crate) fn registers<S: Simd>(run: &Run<'_>) -> usize {
+    let needed = run.columns.len().div_ceil(S::LANES);
+    needed.next_multiple_of(group::<S>(run.bags.rows.format()))
+}
+
+/// Pools a run that needs `N` registers.
+///
+/// # Safety
+/// The machine has the instruction set, the run needs `N` registers, and its feature has passed
+/// [`crate::Bags::assert_sound`] for the target's length.
+#[inline(always)]
+pub(crate) unsafe fn pool_run<S: Simd, const N: usize>(
+    run: &Run<'_>,
+    ahead: &mut Ahead<'_>,
+    target: &Window<'_>,
+) {
+    let full = run.columns.len() == N * S::LANES;
+    let pooled = matches!(run.bags.mode, Mode::Sum | Mode::Mean);
+    macro_rules! by_format {
+        ($($f:literal)*) => {
+            // SAFETY: the caller's contract; the constants are as the run is.
+            unsafe {
+                match (run.bags.rows.format() as usize, pooled, full) {
+                    $(
+                        ($f, true, true) => pool_sums::<S, N, true, $f>(run, ahead, target),
+                        ($f, true, false) => pool_sums::<S, N, false, $f>(run, ahead, target),
+                    )*
+                    _ => unreachable!("runs of other modes are for `value_run`"),
+                }
+            }
+        };
+    }
+    by_format!(0 1 2 3 4 5)
+}
+
+/// Pools a run by its maximum, or stores its rows unpooled.
+///
+/// # Safety
+/// As [`pool_run`], for any number of registers.
+#[inline(always)]
+pub(crate) unsafe fn value_run<S: Simd>(run: &Run<'_>, ahead: &mut Ahead<'_>, target: &Window<'_>) {
+    macro_rules! by_format {
+        ($($f:literal)*) => {
+            // SAFETY: the caller's contract; the constant is as the run is.
+            unsafe {
+                match (run.bags.rows.format() as usize, run.bags.mode) {
+                    $(
+                        ($f, Mode::Max) => pool_max::<S, $f>(run, ahead, target),
+                        ($f, Mode::None) => store_rows::<S, $f>(run, ahead, target),
+                    )*
+                    _ => unreachable!("runs of other modes are for `pool_run`"),
+                }
+            }
+        };
+    }
+    by_format!(0 1 2 3 4 5)
+}
+
+/// The columns of a run in registers.
+#[derive(Clone, Copy)]
+struct Columns {
+    count: usize,
+    lanes: usize,
+    group: usize,
+}
+
+impl Columns {
+    fn of<S: Simd>(run: &Run<'_>) -> Columns {
+        Columns {
+            count: run.columns.len(),
+            lanes: S::LANES,
+            group: group::<S>(run.bags.rows.format()),
+        }
+    }
+
+    /// How many dimensions of the group of register `i` there are.
+    #[inline(always)]
+    fn rest(self, i: usize) -> usize {
+        let before = i / self.group * self.group * self.lanes;
+        (self.count - before).min(self.group * self.lanes)
+    }
+
+    /// How many dimensions of register `i` there are; none of the second of a group that has few.
+    #[inline(always)]
+    fn lanes(self, i: usize) -> usize {
+        self.count.saturating_sub(i * self.lanes).min(self.lanes)
+    }
+}
+
+/// Pools a run into sums, all that can be constant being so.
+///
+/// # Safety
+/// As [`pool_run`]; `FULL` says that the columns fill all registers, `F` is the format.
+#[inline(always)]
+unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const F: usize>(
+    run: &Run<'_>,
+    ahead: &mut Ahead<'_>,
+    target: &Window<'_>,
+) {
+    let format = const { RowFormat::ALL[F] };
+    let likely_lines = const {
+        RowFormat::ALL[F]
+            .row_bytes(N * S::LANES)
+            .div_ceil(LINE_BYTES)
+    };
+    let place = run.place();
+    let columns = Columns::of::<S>(run);
+    let mut steps = ahead.steps;
+    let mut ids = run.ids;
+    let mut weights = run.weights;
+    let mut out = target.as_ptr().wrapping_add(run.offset);
+    for &length in run.lengths {
+        let (bag, bag_weights);
+        (bag, ids) = ids.split_at(length as usize);
+        (bag_weights, weights) = split_weights(weights, length as usize);
+        // SAFETY: the instruction set is there.
+        let mut sums = unsafe { [S::splat(0.0); N] };
+        let mut biases = 0.0f32;
+        let mut k = 0;
+        while k < bag.len() {
+            steps.pass(&mut ahead.runs, &place, likely_lines, S::prefetch);
+            let row = place.of_row(bag[k]);
+            // Times 1 changes no bit, and is as fast as no product.
+            let weight = bag_weights.map_or(1.0, |weights| weights[k]);
+            let mut factor = weight;
+            if format.has_codes() {
+                // SAFETY: the id names a row, so its scale and bias are `trailer` bytes behind `row`.
+                let (scale, bias) = unsafe { scale_and_bias::<S>(format, &place, row) };
+                biases = weight.mul_add(bias, biases);
+                factor = weight * scale;
+            }
+            // SAFETY: the id names a row, so values or codes of all columns lie at `row`.
+            unsafe {
+                let factor = S::splat(factor);
+                in_order!(N, turn => {
+                    let (i, new_line) = const { reading_order(N, registers_a_line::<S>(F), F) }[turn];
+                    if new_line {
+                        // Lines are read in this order, whatever the compiler would like.
+                        core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
+                    }
+                    let rest = if FULL || i + columns.group < N {
+                        group::<S>(format) * S::LANES
+                    } else {
+                        columns.rest(i)
+                    };
+                    sums[i] = S::fma(factor, S::load(format, row, i, rest), sums[i]);
+                });
+            }
+            k += 1;
+        }
+        let divisor = divisor(run.bags.mode, bag, bag_weights);
+        // SAFETY: the bag's vector lies inside the target, which is mapped and writable.
+        unsafe {
+            untangle::<S, N>(format, &mut sums);
+            let biases = S::splat(biases);
+            let mut at = out;
+            for (i, &sum) in sums.iter().enumerate() {
+                let sum = if format.has_codes() {
+                    S::add(sum, biases)
+                } else {
+                    sum
+                };
+                let sum = match divisor {
+                    None => sum,
+                    Some(0.0) => S::splat(0.0),
+                    Some(divisor) => S::div(sum, S::splat(divisor)),
+                };
+                let lanes = if FULL { S::LANES } else { columns.lanes(i) };
+                S::store(S::canonical(sum), run.bags.output, at, lanes);
+                at = at.wrapping_add(S::LANES * run.bags.output.bytes());
+            }
+        }
+        out = out.wrapping_add(run.bags.stride);
+    }
+    ahead.steps = steps;
+}
+
+/// How many registers a line of values or codes fills, at least 1.
+const fn registers_a_line<S: Simd>(format: usize) -> usize {
+    let bytes = RowFormat::ALL[format].value_bytes(S::LANES);
+    if bytes < LINE_BYTES {
+        LINE_BYTES / bytes
+    } else {
+        1
+    }
+}
+
+/// What a bag's sum is divided by; a mean by 0 is 0.
+#[inline(always)]
+fn divisor(mode: Mode, bag: &[u32], weights: Option<&[f32]>) -> Option<f32> {
+    match (mode, weights) {
+        (Mode::Mean, None) => Some(bag.len() as f32),
+        (Mode::Mean, Some(weights)) => Some(weights.iter().fold(0.0, |sum, weight| sum + weight)),
+        _ => None,
+    }
+}
+
+#[inline(always)]
+fn split_weights(weights: Option<&[f32]>, length: usize) -> (Option<&[f32]>, Option<&[f32]>) {
+    match weights {
+        None => (None, None),
+        Some(weights) => {
+            let (bag, others) = weights.split_at(length);
+            (Some(bag), Some(others))
+        }
+    }
+}
+
+/// Scale and bias of the row whose columns of a run are at `row`.
+///
+/// # Safety
+/// There is such a row, of a format with codes.
+#[inline(always)]
+unsafe fn scale_and_bias<S: Simd>(format: RowFormat, place: &Place, row: *const u8) -> (f32, f32) {
+    let trailer = row.wrapping_add(place.trailer);
+    // SAFETY: the caller's contract: 8 bytes for int8, 4 for the others, of any alignment.
+    unsafe {
+        match format {
+            RowFormat::Int8 => {
+                let scale = trailer.cast::<f32>();
+                (
+                    scale.read_unaligned(),
+                    scale.wrapping_add(1).read_unaligned(),
+                )
+            }
+            _ => S::f16_pair(trailer.cast::<u32>().read_unaligned()),
+        }
+    }
+}
+
+/// Puts the dimensions of all registers into order.
+///
+/// # Safety
+/// The machine has the instruction set.
+#[inline(always)]
+unsafe fn untangle<S: Simd, const N: usize>(format: RowFormat, vectors: &mut [S::Vector; N]) {
+    if group::<S>(format) == 2 {
+        for pair in vectors.chunks_exact_mut(2) {
+            // SAFETY: the caller's contract.
+            [pair[0], pair[1]] = unsafe { S::untangle([pair[0], pair[1]]) };
+        }
+    }
+}
+
+/// Registers that the modes without sums take at a time: a pair, or one at the end of a row.
+const PAIR: usize = 2;
+
+/// The values of registers `i` to `i + M - 1` of a row, canonical and in order.
+///
+/// # Safety
+/// The machine has the instruction set, the row has all columns, and `M` is a multiple of the group.
+#[inline(always)]
+unsafe fn values<S: Simd, const M: usize>(
+    format: RowFormat,
+    place: &Place,
+    row: *const u8,
+    columns: Columns,
+    i: usize,
+) -> [S::Vector; M] {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut vectors = [S::splat(0.0); M];
+        for (j, vector) in vectors.iter_mut().enumerate() {
+            *vector = S::load(format, row, i + j, columns.rest(i + j));
+        }
+        if format.has_codes() {
+            let (scale, bias) = scale_and_bias::<S>(format, place, row);
+            let (scale, bias) = (S::splat(scale), S::splat(bias));
+            vectors = vectors.map(|codes| S::fma(scale, codes, bias));
+        }
+        untangle::<S, M>(format, &mut vectors);
+        vectors.map(|x| S::canonical(x))
+    }
+}
+
+/// Stores registers `i` to `i + M - 1` of a vector that starts at `out`.
+///
+/// # Safety
+/// The machine has the instruction set, and the vector lies inside a mapped and writable target.
+#[inline(always)]
+unsafe fn store<S: Simd, const M: usize>(
+    vectors: [S::Vector; M],
+    output: Output,
+    out: *mut u8,
+    columns: Columns,
+    i: usize,
+) {
+    for (j, vector) in vectors.into_iter().enumerate() {
+        let at = out.wrapping_add((i + j) * S::LANES * output.bytes());
+        // SAFETY: the caller's contract; `lanes` are of the vector.
+        unsafe { S::store(vector, output, at, columns.lanes(i + j)) };
+    }
+}
+
+/// Calls the body with `M` and the first register of each pair, and of the one that may be left.
+macro_rules! in_pairs {
+    ($registers:expr, $m:ident, $i:ident => $body:expr) => {
+        let mut $i = 0;
+        while $i + PAIR <= $registers {
+            const $m: usize = PAIR;
+            $body;
+            $i += PAIR;
+        }
+        if $i < $registers {
+            const $m: usize = 1;
+            $body;
+        }
+    };
+}
+
+/// Pools a run by its maximum. Columns are taken some at a time, so that a bag's rows come from memory
+/// with the first of them and from the caches with the others.
+///
+/// # Safety
+/// As [`value_run`]; `F` is the format.
+#[inline(always)]
+unsafe fn pool_max<S: Simd, const F: usize>(
+    run: &Run<'_>,
+    ahead: &mut Ahead<'_>,
+    target: &Window<'_>,
+) {
+    let format = const { RowFormat::ALL[F] };
+    let (place, columns, registers) = (run.place(), Columns::of::<S>(run), registers::<S>(run));
+    let mut ids = run.ids;
+    let mut out = target.as_ptr().wrapping_add(run.offset);
+    for &length in run.lengths {
+        let bag;
+        (bag, ids) = ids.split_at(length as usize);
+        for _ in bag {
+            ahead.steps.pass(&mut ahead.runs, &place, 1, S::prefetch);
+        }
+        // SAFETY: ids name rows, and the bag's vector lies inside the target.
+        unsafe {
+            in_pairs!(registers, M, i => {
+                let mut greatest = [S::splat(0.0); M];
+                for (k, &id) in bag.iter().enumerate() {
+                    let x = values::<S, M>(format, &place, place.of_row(id), columns, i);
+                    for (greatest, x) in greatest.iter_mut().zip(x) {
+                        *greatest = if k == 0 { x } else { S::max(*greatest, x) };
+                    }
+                }
+                store::<S, M>(greatest, run.bags.output, out, columns, i)
+            });
+        }
+        out = out.wrapping_add(run.bags.stride);
+    }
+}
+
+/// Stores the rows of a run one by one.
+///
+/// # Safety
+/// As [`value_run`]; `F` is the format.
+#[inline(always)]
+unsafe fn store_rows<S: Simd, const F: usize>(
+    run: &Run<'_>,
+    ahead: &mut Ahead<'_>,
+    target: &Window<'_>,
+) {
+    let format = const { RowFormat::ALL[F] };
+    let (place, columns, registers) = (run.place(), Columns::of::<S>(run), registers::<S>(run));
+    let mut out = target.as_ptr().wrapping_add(run.offset);
+    for &id in run.ids {
+        ahead.steps.pass(&mut ahead.runs, &place, 1, S::prefetch);
+        let row = place.of_row(id);
+        // SAFETY: the id names a row, and its vector lies inside the target.
+        unsafe {
+            in_pairs!(registers, M, i => {
+                let x = values::<S, M>(format, &place, row, columns, i);
+                store::<S, M>(x, run.bags.output, out, columns, i)
+            });
+        }
+        out = out.wrapping_add(run.bags.stride);
+    }
+}
+
+/// The function that pools a batch with an instruction set, and those that it calls, each with the
+/// features enabled.
+macro_rules! entry {
+    ($simd:ident, $features:literal, $($n:literal)*) => {
+        /// Pools a batch into a target.
+        ///
+        /// # Safety
+        /// The machine has the instruction set, and every feature of the batch has passed
+        /// [`crate::Bags::assert_sound`] for the target's length.
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn pool(batch: &[crate::Bags<'_>], target: &rowmill_arena::Window<'_>) {
+            const TILE: usize = crate::kernel::tile::<$simd>();
+            let mut ahead = crate::ahead::Ahead::new(batch, TILE);
+            for run in crate::ahead::Runs::new(batch, TILE) {
+                // SAFETY: the caller's contract, and the run needs as many registers.
+                unsafe {
+                    if !matches!(run.bags.mode, crate::Mode::Sum | crate::Mode::Mean) {
+                        value_run(&run, &mut ahead, target);
+                        continue;
+                    }
+                    match crate::kernel::registers::<$simd>(&run) {
+                        $($n => pool_run::<$n>(&run, &mut ahead, target),)*
+                        n => unreachable!("{n} registers for a tile of {TILE} dimensions"),
+                    }
+                }
+            }
+        }
+
+        /// # Safety
+        /// As [`crate::kernel::pool_run`].
+        #[inline(never)]
+        #[target_feature(enable = $features)]
+        unsafe fn pool_run<const N: usize>(
+            run: &crate::ahead::Run<'_>,
+            ahead: &mut crate::ahead::Ahead<'_>,
+            target: &rowmill_arena::Window<'_>,
+        ) {
+            // SAFETY: the caller's contract.
+            unsafe { crate::kernel::pool_run::<$simd, N>(run, ahead, target) }
+        }
+
+        /// # Safety
+        /// As [`crate::kernel::value_run`].
+        #[inline(never)]
+        #[target_feature(enable = $features)]
+        unsafe fn value_run(
+            run: &crate::ahead::Run<'_>,
+            ahead: &mut crate::ahead::Ahead<'_>,
+            target: &rowmill_arena::Window<'_>,
+        ) {
+            // SAFETY: the caller's contract.
+            unsafe { crate::kernel::value_run::<$simd>(run, ahead, target) }
+        }
+    };
+}
+
+pub(crate) use entry;

@@ -1,0 +1,301 @@
+//! Tables from the files of others: one generation of several sources, read in pieces.
+
+use std::path::PathBuf;
+
+use crate::import_file::{Contents, Values};
+use crate::spec::{Missing, TableKind, TableSpec};
+use crate::writer::{RowSource, random_seed, write_generation};
+use crate::{Progress, RowFormat, Safetensors, TableError, import_hugectr, import_npy};
+
+/// Values are converted in pieces of about this many, so that memory use is bounded and a piece stays
+/// in a core's cache.
+const PIECE_VALUES: usize = 32 << 10;
+
+/// A table and where it comes from.
+#[derive(Clone, Debug)]
+pub struct Import {
+    /// The table's name.
+    pub name: String,
+    /// Where its rows lie.
+    pub from: Container,
+    /// The dimensions that the rows must have, where the caller knows them. HugeCTR's folders don't say.
+    pub dim: Option<usize>,
+    /// How rows are to be stored.
+    pub format: RowFormat,
+    /// The answer to ids that no row has; of no meaning where rows are named by their number.
+    pub missing: WhenMissing,
+}
+
+/// The answer to ids that no row of a hashed table has.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum WhenMissing {
+    /// A refusal of the request.
+    #[default]
+    Error,
+    /// A row of zeros.
+    Zero,
+    /// A row of this value in all dimensions.
+    Value(f32),
+    /// The row in a `.npy` file: one dimension of f32 or f16.
+    Row(PathBuf),
+}
+
+impl WhenMissing {
+    fn kind(&self) -> Missing {
+        match self {
+            WhenMissing::Error => Missing::Error,
+            WhenMissing::Zero => Missing::Zero,
+            WhenMissing::Value(_) | WhenMissing::Row(_) => Missing::Default,
+        }
+    }
+
+    /// The row for missing ids, encoded as those of `spec`; none where there is no such row or it is
+    /// one of zeros.
+    fn row(&self, spec: &TableSpec) -> Result<Option<Vec<u8>>, TableError> {
+        let mut values = vec![0.0; spec.dim];
+        match self {
+            WhenMissing::Error | WhenMissing::Zero => return Ok(None),
+            WhenMissing::Value(value) => {
+                values.fill(*value);
+                spec.format
+                    .check(&values)
+                    .map_err(|unfit| TableError::UnfitDefault {
+                        table: spec.name.clone(),
+                        unfit,
+                    })?;
+            }
+            WhenMissing::Row(path) => {
+                let row = import_npy::row(path)?;
+                if row.dim != spec.dim as u64 {
+                    return Err(row.file.bad(format!(
+                        "has {} dimensions and the table {} has {}",
+                        row.dim, spec.name, spec.dim
+                    )));
+                }
+                row.read(0, &mut Vec::new(), &mut values)?;
+                check(spec.format, &row, 0, &values)?;
+            }
+        }
+        let mut encoded = vec![0; spec.stride()];
+        spec.format.encode(&values, &mut encoded);
+        Ok(Some(encoded))
+    }
+}
+
+/// Where the rows of a table lie, and their ids if rows are not to be named by their number.
+#[derive(Clone, Debug)]
+pub enum Container {
+    /// NumPy's files.
+    Npy {
+        /// A two-dimensional array of f32 or f16 in C order, a row an embedding.
+        rows: PathBuf,
+        /// A one-dimensional array of 64-bit integers, the id of each row.
+        ids: Option<PathBuf>,
+    },
+    /// Tensors of safetensors files.
+    Safetensors {
+        /// A two-dimensional tensor of F32, F16 or BF16, and its file.
+        rows: (Safetensors, String),
+        /// A one-dimensional tensor of I64 or U64, the id of each row, and its file.
+        ids: Option<(Safetensors, String)>,
+    },
+    /// A folder that HugeCTR wrote: `key` and `emb_vector`.
+    HugeCtr(PathBuf),
+}
+
+/// Makes generation `number` at `dir`, which must not exist, of the files of others.
+///
+/// Rows are encoded as [`RowFormat::encode`] says. `seed` is that of the hash of hashed tables: without
+/// one it is random, so that nobody can choose ids that meet in it. Memory use is bounded, whatever the size, and nothing
+/// that opens is left behind if the work is interrupted.
+///
+/// # Errors
+/// [`TableError::BadSource`] for files of another kind or size and for two rows of one id,
+/// [`TableError::NotFinite`] and [`TableError::Unfit`] for a value that can't be stored, and all errors of [`generate`](crate::generate()).
+pub fn import(
+    dir: impl AsRef<std::path::Path>,
+    number: u64,
+    tables: &[Import],
+    seed: Option<u64>,
+    progress: Progress<'_>,
+) -> Result<(), TableError> {
+    let sources = tables
+        .iter()
+        .map(Source::open)
+        .collect::<Result<Vec<_>, _>>()?;
+    let specs: Vec<TableSpec> = sources.iter().map(|source| source.spec.clone()).collect();
+    let (sources, seed) = (Sources(sources), seed.unwrap_or_else(random_seed));
+    write_generation(dir.as_ref(), number, &specs, &sources, seed, progress)
+        .map_err(|error| sources.with_file(error))
+}
+
+/// An opened table whose sizes are checked.
+struct Source {
+    spec: TableSpec,
+    contents: Contents,
+    default_row: Option<Vec<u8>>,
+}
+
+impl Source {
+    fn open(table: &Import) -> Result<Source, TableError> {
+        let contents = match &table.from {
+            Container::Npy { rows, ids } => {
+                let keys = ids.as_deref().map(import_npy::keys).transpose()?;
+                Contents::new(import_npy::rows(rows)?, keys)?
+            }
+            Container::Safetensors { rows, ids } => {
+                let keys = ids
+                    .as_ref()
+                    .map(|(file, name)| file.keys(name))
+                    .transpose()?;
+                Contents::new(rows.0.values(&rows.1)?, keys)?
+            }
+            Container::HugeCtr(folder) => {
+                import_hugectr::open(folder, table.dim.map(|dim| dim as u64))?
+            }
+        };
+        let Values {
+            file, rows, dim, ..
+        } = &contents.rows;
+        if let Some(expected) = table.dim
+            && expected as u64 != *dim
+        {
+            return Err(file.bad(format!(
+                "has rows of {dim} dimensions and {expected} were asked for"
+            )));
+        }
+        let spec = TableSpec {
+            name: table.name.clone(),
+            rows: *rows,
+            // More than a usize holds is more than is possible, and `check` says so.
+            dim: usize::try_from(*dim).unwrap_or(usize::MAX),
+            format: table.format,
+            kind: match contents.keys {
+                Some(_) => TableKind::Hashed(table.missing.kind()),
+                None => TableKind::Dense,
+            },
+        };
+        spec.check()?;
+        let default_row = match spec.kind {
+            TableKind::Hashed(_) => table.missing.row(&spec)?,
+            TableKind::Dense => None,
+        };
+        Ok(Source {
+            spec,
+            contents,
+            default_row,
+        })
+    }
+
+    /// Encodes rows from row `first` on.
+    fn rows(&self, first: u64, out: &mut [u8]) -> Result<(), TableError> {
+        let TableSpec { dim, format, .. } = self.spec;
+        if self.contents.rows.element == format {
+            return self.same_rows(first, out);
+        }
+        let stride = self.spec.stride();
+        let piece_rows = (PIECE_VALUES / dim).max(1).min(out.len() / stride);
+        let (mut raw, mut values) = (Vec::new(), vec![0.0; piece_rows * dim]);
+        let mut row = first;
+        for piece in out.chunks_mut((piece_rows * stride).max(1)) {
+            let values = &mut values[..piece.len() / stride * dim];
+            self.contents.rows.read(row, &mut raw, values)?;
+            for (encoded, values) in piece.chunks_exact_mut(stride).zip(values.chunks_exact(dim)) {
+                check(format, &self.contents.rows, row, values)?;
+                format.encode(values, encoded);
+                row += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same where rows are stored as they lie in the file.
+    fn same_rows(&self, first: u64, out: &mut [u8]) -> Result<(), TableError> {
+        let TableSpec { dim, format, .. } = self.spec;
+        let rows = &self.contents.rows;
+        let stride = self.spec.stride();
+        let piece_rows = (PIECE_VALUES / dim).max(1);
+        let mut row = first;
+        for piece in out.chunks_mut(piece_rows * stride) {
+            rows.read_raw(row, piece)?;
+            if !rows.is_finite(piece) {
+                let mut values = vec![0.0; dim];
+                for (row, encoded) in (row..).zip(piece.chunks_exact(stride)) {
+                    format.decode(encoded, &mut values);
+                    check(format, rows, row, &values)?;
+                }
+            }
+            row += (piece.len() / stride) as u64;
+        }
+        Ok(())
+    }
+}
+
+/// That a row can be stored.
+fn check(format: RowFormat, rows: &Values, row: u64, values: &[f32]) -> Result<(), TableError> {
+    let Err(unfit) = format.check(values) else {
+        return Ok(());
+    };
+    let path = rows.file.path.clone();
+    Err(match values.iter().position(|value| !value.is_finite()) {
+        Some(column) => TableError::NotFinite {
+            path,
+            row,
+            column: column as u64,
+            value: values[column],
+        },
+        None => TableError::Unfit { path, row, unfit },
+    })
+}
+
+struct Sources(Vec<Source>);
+
+impl Sources {
+    /// The same error, with the file named that has two rows of one key.
+    fn with_file(&self, error: TableError) -> TableError {
+        let TableError::DuplicateKey {
+            table,
+            key,
+            first,
+            second,
+        } = &error
+        else {
+            return error;
+        };
+        let source = self.0.iter().find(|source| source.spec.name == *table);
+        match source.and_then(|source| source.contents.keys.as_ref()) {
+            Some(keys) => {
+                let signed = *key as i64;
+                let signed = if signed < 0 {
+                    format!(" ({signed})")
+                } else {
+                    String::new()
+                };
+                keys.file.bad(format!(
+                    "rows {first} and {second} both have the id {key}{signed}; remove one of them before \
+                     importing"
+                ))
+            }
+            None => error,
+        }
+    }
+}
+
+impl RowSource for Sources {
+    fn rows(&self, table: usize, first: u64, out: &mut [u8]) -> Result<(), TableError> {
+        self.0[table].rows(first, out)
+    }
+
+    fn keys(&self, table: usize, first: u64, out: &mut [u64]) -> Result<(), TableError> {
+        let keys = self.0[table].contents.keys.as_ref();
+        keys.expect("keys are asked for where there are some")
+            .read(first, out)
+    }
+
+    fn default_row(&self, table: usize, out: &mut [u8]) -> Result<(), TableError> {
+        if let Some(row) = &self.0[table].default_row {
+            out.copy_from_slice(row);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,189 @@
+//! Files that tables are imported from: what they promise is checked before anything is read, and they
+//! are read in pieces.
+
+use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::OFlags;
+
+use crate::TableError;
+use crate::format::RowFormat;
+
+/// A regular file, opened for reading.
+#[derive(Debug)]
+pub(crate) struct SourceFile {
+    pub(crate) path: PathBuf,
+    /// Its size when it was opened.
+    pub(crate) bytes: u64,
+    file: File,
+}
+
+impl SourceFile {
+    pub(crate) fn open(path: &Path) -> Result<Arc<SourceFile>, TableError> {
+        // Opening a pipe waits for a writer unless told not to; regular files are read as always.
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits() as i32)
+            .open(path)
+            .map_err(TableError::io(path))?;
+        let metadata = file.metadata().map_err(TableError::io(path))?;
+        let source = SourceFile {
+            path: path.to_owned(),
+            bytes: metadata.len(),
+            file,
+        };
+        if !metadata.is_file() {
+            return Err(source.bad(
+                "is no regular file; rows are read more than once and by several threads, so save \
+                 them to a file first",
+            ));
+        }
+        Ok(Arc::new(source))
+    }
+
+    /// That this file can't be imported, with what is wrong and what to do.
+    pub(crate) fn bad(&self, reason: impl Into<String>) -> TableError {
+        TableError::BadSource {
+            path: self.path.clone(),
+            reason: reason.into(),
+        }
+    }
+
+    /// Reads the whole of `out` at `at`.
+    pub(crate) fn read_at(&self, out: &mut [u8], at: u64) -> Result<(), TableError> {
+        self.file.read_exact_at(out, at).map_err(|error| {
+            if error.kind() == ErrorKind::UnexpectedEof {
+                self.bad(format!(
+                    "had {} bytes and ended before byte {} while it was read; import it when nobody \
+                     writes it any more",
+                    self.bytes,
+                    at + out.len() as u64
+                ))
+            } else {
+                TableError::io(&self.path)(error)
+            }
+        })
+    }
+
+    /// The first bytes, `most` at most.
+    pub(crate) fn start(&self, most: u64) -> Result<Vec<u8>, TableError> {
+        let mut out = vec![0; self.bytes.min(most) as usize];
+        self.read_at(&mut out, 0)?;
+        Ok(out)
+    }
+}
+
+/// Rows of numbers of one type, one behind the other.
+#[derive(Clone, Debug)]
+pub(crate) struct Values {
+    pub(crate) file: Arc<SourceFile>,
+    /// The byte of the first one.
+    pub(crate) at: u64,
+    pub(crate) rows: u64,
+    pub(crate) dim: u64,
+    /// Their type: f32, f16 or bf16, as a row of it is stored.
+    pub(crate) element: RowFormat,
+}
+
+impl Values {
+    /// Bytes of a row of checked dimensions.
+    pub(crate) fn stride(&self) -> usize {
+        self.element.row_bytes(self.dim as usize)
+    }
+
+    /// Reads rows from row `first` on: as many as `values` has room for. `raw` is scratch.
+    pub(crate) fn read(
+        &self,
+        first: u64,
+        raw: &mut Vec<u8>,
+        values: &mut [f32],
+    ) -> Result<(), TableError> {
+        raw.resize(self.element.row_bytes(values.len()), 0);
+        self.read_raw(first, raw)?;
+        self.element.decode(raw, values);
+        Ok(())
+    }
+
+    /// Reads rows from row `first` on as their bytes are.
+    pub(crate) fn read_raw(&self, first: u64, raw: &mut [u8]) -> Result<(), TableError> {
+        self.file
+            .read_at(raw, self.at + first * self.stride() as u64)
+    }
+
+    /// Whether all elements of `raw` are finite: none has all bits of the exponent set.
+    pub(crate) fn is_finite(&self, raw: &[u8]) -> bool {
+        // Comparing the greatest magnitude with the least that is not finite takes no branches.
+        let halves = |infinity: u16| {
+            let elements = raw.chunks_exact(2);
+            let bits = elements.map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]) & 0x7fff);
+            bits.fold(0, u16::max) < infinity
+        };
+        match self.element {
+            RowFormat::F16 => halves(0x7c00),
+            RowFormat::Bf16 => halves(0x7f80),
+            _ => {
+                let elements = raw.chunks_exact(4);
+                let bits = elements.map(|bytes| {
+                    u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) & 0x7fff_ffff
+                });
+                bits.fold(0, u32::max) < 0x7f80_0000
+            }
+        }
+    }
+}
+
+/// Keys of 64 bits, one behind the other; those of a signed type are taken by their bits.
+#[derive(Clone, Debug)]
+pub(crate) struct Keys {
+    pub(crate) file: Arc<SourceFile>,
+    /// The byte of the first one.
+    pub(crate) at: u64,
+    pub(crate) count: u64,
+}
+
+impl Keys {
+    /// Reads keys from number `first` on.
+    pub(crate) fn read(&self, first: u64, out: &mut [u64]) -> Result<(), TableError> {
+        /// Keys read at a time: 64 KiB.
+        const PIECE: usize = 8 << 10;
+        let mut raw = vec![0; out.len().min(PIECE) * 8];
+        let mut at = self.at + first * 8;
+        for piece in out.chunks_mut(PIECE) {
+            let raw = &mut raw[..piece.len() * 8];
+            self.file.read_at(raw, at)?;
+            for (key, bytes) in piece.iter_mut().zip(raw.chunks_exact(8)) {
+                *key = u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
+            }
+            at += raw.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// A table as it lies in files.
+#[derive(Clone, Debug)]
+pub(crate) struct Contents {
+    pub(crate) rows: Values,
+    /// The key of each row, where rows are named by keys and not by their number.
+    pub(crate) keys: Option<Keys>,
+}
+
+impl Contents {
+    /// Rows of which each has a key, or none has.
+    pub(crate) fn new(rows: Values, keys: Option<Keys>) -> Result<Contents, TableError> {
+        if let Some(keys) = &keys
+            && keys.count != rows.rows
+        {
+            return Err(keys.file.bad(format!(
+                "has {} keys for the {} rows of {}; there must be one for each row",
+                keys.count,
+                rows.rows,
+                rows.file.path.display()
+            )));
+        }
+        Ok(Contents { rows, keys })
+    }
+}
