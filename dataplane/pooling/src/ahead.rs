@@ -232,29 +232,36 @@ impl<'a> Ahead<'a> {
             },
         }
     }
+
+    /// Goes on by one row of a run at `place`, for kernels that are not of the fastest.
+    pub(crate) fn pass(&mut self, place: &Place, prefetch: impl Fn(*const u8)) {
+        if self.steps.are_dry() {
+            self.steps = refill(self.steps, &mut self.runs);
+        }
+        self.steps.pass(place, 1, prefetch);
+    }
 }
 
 impl<'a> Steps<'a> {
+    /// Whether [`refill`] has to be called before the next [`pass`](Self::pass).
+    #[inline(always)]
+    pub(crate) fn are_dry(&self) -> bool {
+        self.lead <= LINES_AHEAD && self.passed >= self.ids.len()
+    }
+
     /// Goes on by as much as the kernel does with one row of a run at `place`. `likely_lines`, a
     /// constant of at most 16, is how many lines a row mostly touches: for these the code is straight.
+    ///
+    /// There is no call in it: one would make the kernel keep its sums in memory. And the walk is never
+    /// behind the kernel: without lead, the next row that it passes is the kernel's.
     #[inline(always)]
     pub(crate) fn pass(
         &mut self,
-        runs: &mut Runs<'a>,
         place: &Place,
         likely_lines: usize,
         prefetch: impl Fn(*const u8),
     ) {
-        while self.lead <= LINES_AHEAD {
-            if self.passed >= self.ids.len() {
-                let Some((ids, place)) = enter(runs) else {
-                    // The walk is over: all that is left is on its way.
-                    self.lead = usize::MAX;
-                    return;
-                };
-                (self.ids, self.passed, self.place) = (ids, 0, place);
-                continue;
-            }
+        while self.lead <= LINES_AHEAD && self.passed < self.ids.len() {
             let row = self.place.of_row(self.ids[self.passed]);
             self.passed = self.passed.wrapping_add(1);
             // The last line is that of the last byte: some rows touch a line less than others.
@@ -274,11 +281,18 @@ impl<'a> Steps<'a> {
     }
 }
 
-/// The ids and the place of the next run, if there is one.
+/// Enters the next run that has ids, or ends the walk: all that is left is on its way then. By value, so
+/// that a kernel's own steps stay in registers.
 #[cold]
 #[inline(never)]
-fn enter<'a>(runs: &mut Runs<'a>) -> Option<(&'a [u32], Place)> {
-    runs.next().map(|run| (run.ids, run.place()))
+pub(crate) fn refill<'a>(mut steps: Steps<'a>, runs: &mut Runs<'a>) -> Steps<'a> {
+    while steps.are_dry() {
+        match runs.next() {
+            Some(run) => (steps.ids, steps.passed, steps.place) = (run.ids, 0, run.place()),
+            None => steps.lead = usize::MAX,
+        }
+    }
+    steps
 }
 
 #[cfg(test)]
@@ -373,7 +387,8 @@ mod tests {
             for run in Runs::new(&batch, tile) {
                 let place = run.place();
                 for &id in run.ids {
-                    ahead.steps.pass(&mut ahead.runs, &place, 4, |line| {
+                    ahead.steps = refill(ahead.steps, &mut ahead.runs);
+                    ahead.steps.pass(&place, 4, |line| {
                         fetched.borrow_mut().push(line.addr() / LINE_BYTES);
                     });
                     let row = place.of_row(id).addr();

@@ -143,6 +143,16 @@ impl Simd for Avx2 {
         }
     }
 
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn pin(mut x: __m256) -> __m256 {
+        // SAFETY: there is no instruction in it.
+        unsafe {
+            core::arch::asm!("/* {x} */", x = inout(ymm_reg) x, options(nostack, preserves_flags));
+        }
+        x
+    }
+
     #[inline(always)]
     fn prefetch(at: *const u8) {
         // SAFETY: a prefetch has no effect that can be observed, whatever the address.

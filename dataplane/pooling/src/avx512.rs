@@ -148,6 +148,16 @@ impl Simd for Avx512 {
         }
     }
 
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn pin(mut x: __m512) -> __m512 {
+        // SAFETY: there is no instruction in it.
+        unsafe {
+            core::arch::asm!("/* {x} */", x = inout(zmm_reg) x, options(nostack, preserves_flags));
+        }
+        x
+    }
+
     #[inline(always)]
     fn prefetch(at: *const u8) {
         // SAFETY: a prefetch has no effect that can be observed, whatever the address.

@@ -4,7 +4,7 @@
 //! methods become single instructions. What can be constant is: registers, format, whole registers or not.
 #![allow(unsafe_code)]
 
-use crate::ahead::{Ahead, LINE_BYTES, Place, Run};
+use crate::ahead::{Ahead, LINE_BYTES, Place, Run, refill};
 use crate::order::{in_order, reading_order};
 use crate::{Mode, Output, RowFormat};
 use rowmill_arena::Window;
@@ -48,9 +48,14 @@ pub(crate) trait Simd {
     unsafe fn untangle(pair: [Self::Vector; 2]) -> [Self::Vector; 2];
     /// Stores the first `lanes` dimensions of canonical values at `at`, which may have any alignment.
     unsafe fn store(x: Self::Vector, output: Output, at: *mut u8, lanes: usize);
+    /// `x`, and a place that no load is moved across by the compiler, and no use of `x`.
+    unsafe fn pin(x: Self::Vector) -> Self::Vector;
     /// Asks for a line to be brought to the second-level cache. Any address will do.
     fn prefetch(at: *const u8);
 }
+
+/// A function that pools a run.
+pub(crate) type PoolRun = unsafe fn(&Run<'_>, &mut Ahead<'_>, &Window<'_>);
 
 /// The dimensions of the largest tile.
 pub(crate) const fn tile<S: Simd>() -> usize {
@@ -71,40 +76,11 @@ pub(crate) fn registers<S: Simd>(run: &Run<'_>) -> usize {
     needed.next_multiple_of(group::<S>(run.bags.rows.format()))
 }
 
-/// Pools a run that needs `N` registers.
-///
-/// # Safety
-/// The machine has the instruction set, the run needs `N` registers, and its feature has passed
-/// [`crate::Bags::assert_sound`] for the target's length.
-#[inline(always)]
-pub(crate) unsafe fn pool_run<S: Simd, const N: usize>(
-    run: &Run<'_>,
-    ahead: &mut Ahead<'_>,
-    target: &Window<'_>,
-) {
-    let full = run.columns.len() == N * S::LANES;
-    let pooled = matches!(run.bags.mode, Mode::Sum | Mode::Mean);
-    macro_rules! by_format {
-        ($($f:literal)*) => {
-            // SAFETY: the caller's contract; the constants are as the run is.
-            unsafe {
-                match (run.bags.rows.format() as usize, pooled, full) {
-                    $(
-                        ($f, true, true) => pool_sums::<S, N, true, $f>(run, ahead, target),
-                        ($f, true, false) => pool_sums::<S, N, false, $f>(run, ahead, target),
-                    )*
-                    _ => unreachable!("runs of other modes are for `value_run`"),
-                }
-            }
-        };
-    }
-    by_format!(0 1 2 3 4 5)
-}
-
 /// Pools a run by its maximum, or stores its rows unpooled.
 ///
 /// # Safety
-/// As [`pool_run`], for any number of registers.
+/// The machine has the instruction set, and the run's feature has passed [`crate::Bags::assert_sound`] for
+/// the target's length.
 #[inline(always)]
 pub(crate) unsafe fn value_run<S: Simd>(run: &Run<'_>, ahead: &mut Ahead<'_>, target: &Window<'_>) {
     macro_rules! by_format {
@@ -158,9 +134,11 @@ impl Columns {
 /// Pools a run into sums, all that can be constant being so.
 ///
 /// # Safety
-/// As [`pool_run`]; `FULL` says that the columns fill all registers, `F` is the format.
+/// The machine has the instruction set; the run needs `N` registers, which its columns fill wholly where
+/// `FULL` is so; `F` is its format; and its feature has passed [`crate::Bags::assert_sound`] for the
+/// target's length.
 #[inline(always)]
-unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const F: usize>(
+pub(crate) unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const F: usize>(
     run: &Run<'_>,
     ahead: &mut Ahead<'_>,
     target: &Window<'_>,
@@ -184,64 +162,75 @@ unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const F: usize>(
         // SAFETY: the instruction set is there.
         let mut sums = unsafe { [S::splat(0.0); N] };
         let mut biases = 0.0f32;
+        // Times 1 changes no bit, and is as fast as no product.
+        let (weight_at, weight_step) = match bag_weights {
+            Some(weights) => (weights.as_ptr(), 1),
+            None => (&raw const ONE, 0),
+        };
         let mut k = 0;
         while k < bag.len() {
-            steps.pass(&mut ahead.runs, &place, likely_lines, S::prefetch);
-            let row = place.of_row(bag[k]);
-            // Times 1 changes no bit, and is as fast as no product.
-            let weight = bag_weights.map_or(1.0, |weights| weights[k]);
-            let mut factor = weight;
-            if format.has_codes() {
-                // SAFETY: the id names a row, so its scale and bias are `trailer` bytes behind `row`.
-                let (scale, bias) = unsafe { scale_and_bias::<S>(format, &place, row) };
-                biases = weight.mul_add(bias, biases);
-                factor = weight * scale;
+            if steps.are_dry() {
+                steps = refill(steps, &mut ahead.runs);
             }
-            // SAFETY: the id names a row, so values or codes of all columns lie at `row`.
-            unsafe {
-                let factor = S::splat(factor);
-                in_order!(N, turn => {
-                    let (i, new_line) = const { reading_order(N, registers_a_line::<S>(F), F) }[turn];
-                    if new_line {
-                        // Lines are read in this order, whatever the compiler would like.
-                        core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
-                    }
-                    let rest = if FULL || i + columns.group < N {
-                        group::<S>(format) * S::LANES
-                    } else {
-                        columns.rest(i)
-                    };
-                    sums[i] = S::fma(factor, S::load(format, row, i, rest), sums[i]);
-                });
+            // Without a call in the loop over rows, so that sums stay in registers.
+            while k < bag.len() && !steps.are_dry() {
+                steps.pass(&place, likely_lines, S::prefetch);
+                let row = place.of_row(bag[k]);
+                // SAFETY: it is one of the bag's weights, or the one that stands for all.
+                let weight = unsafe { weight_at.wrapping_add(k.wrapping_mul(weight_step)).read() };
+                let mut factor = weight;
+                if format.has_codes() {
+                    // SAFETY: the id names a row, so its scale and bias are `trailer` bytes behind `row`.
+                    let (scale, bias) = unsafe { scale_and_bias::<S>(format, &place, row) };
+                    biases = weight.mul_add(bias, biases);
+                    factor = weight * scale;
+                }
+                // SAFETY: the id names a row, so values or codes of all columns lie at `row`.
+                unsafe {
+                    let factor = S::splat(factor);
+                    in_order!(N, turn => {
+                        let i = const { reading_order(N, registers_a_line::<S>(F), F) }[turn];
+                        let rest = if FULL || i + columns.group < N {
+                            group::<S>(format) * S::LANES
+                        } else {
+                            columns.rest(i)
+                        };
+                        // Lines are read in this order, and one register at a time, whatever the compiler
+                        // would like: with all loads first it runs out of registers.
+                        sums[i] = S::pin(S::fma(factor, S::load(format, row, i, rest), sums[i]));
+                    });
+                }
+                k += 1;
             }
-            k += 1;
         }
         let divisor = divisor(run.bags.mode, bag, bag_weights);
         // SAFETY: the bag's vector lies inside the target, which is mapped and writable.
         unsafe {
             untangle::<S, N>(format, &mut sums);
             let biases = S::splat(biases);
-            let mut at = out;
-            for (i, &sum) in sums.iter().enumerate() {
-                let sum = if format.has_codes() {
-                    S::add(sum, biases)
-                } else {
-                    sum
-                };
-                let sum = match divisor {
+            // Written out, as all that touches the sums: a loop would put them into memory.
+            in_order!(N, i => {
+                let mut sum = sums[i];
+                if format.has_codes() {
+                    sum = S::add(sum, biases);
+                }
+                sum = match divisor {
                     None => sum,
                     Some(0.0) => S::splat(0.0),
                     Some(divisor) => S::div(sum, S::splat(divisor)),
                 };
                 let lanes = if FULL { S::LANES } else { columns.lanes(i) };
+                let at = out.wrapping_add(i * S::LANES * run.bags.output.bytes());
                 S::store(S::canonical(sum), run.bags.output, at, lanes);
-                at = at.wrapping_add(S::LANES * run.bags.output.bytes());
-            }
+            });
         }
         out = out.wrapping_add(run.bags.stride);
     }
     ahead.steps = steps;
 }
+
+/// The weight of rows without weights.
+static ONE: f32 = 1.0;
 
 /// How many registers a line of values or codes fills, at least 1.
 const fn registers_a_line<S: Simd>(format: usize) -> usize {
@@ -303,15 +292,13 @@ unsafe fn scale_and_bias<S: Simd>(format: RowFormat, place: &Place, row: *const 
 #[inline(always)]
 unsafe fn untangle<S: Simd, const N: usize>(format: RowFormat, vectors: &mut [S::Vector; N]) {
     if group::<S>(format) == 2 {
-        for pair in vectors.chunks_exact_mut(2) {
+        in_order!(N / 2, pair => {
+            let (a, b) = (2 * pair, 2 * pair + 1);
             // SAFETY: the caller's contract.
-            [pair[0], pair[1]] = unsafe { S::untangle([pair[0], pair[1]]) };
-        }
+            [vectors[a], vectors[b]] = unsafe { S::untangle([vectors[a], vectors[b]]) };
+        });
     }
 }
-
-/// Registers that the modes without sums take at a time: a pair, or one at the end of a row.
-const PAIR: usize = 2;
 
 /// The values of registers `i` to `i + M - 1` of a row, canonical and in order.
 ///
@@ -364,10 +351,10 @@ unsafe fn store<S: Simd, const M: usize>(
 macro_rules! in_pairs {
     ($registers:expr, $m:ident, $i:ident => $body:expr) => {
         let mut $i = 0;
-        while $i + PAIR <= $registers {
-            const $m: usize = PAIR;
+        while $i + 2 <= $registers {
+            const $m: usize = 2;
             $body;
-            $i += PAIR;
+            $i += 2;
         }
         if $i < $registers {
             const $m: usize = 1;
@@ -395,7 +382,7 @@ unsafe fn pool_max<S: Simd, const F: usize>(
         let bag;
         (bag, ids) = ids.split_at(length as usize);
         for _ in bag {
-            ahead.steps.pass(&mut ahead.runs, &place, 1, S::prefetch);
+            ahead.pass(&place, S::prefetch);
         }
         // SAFETY: ids name rows, and the bag's vector lies inside the target.
         unsafe {
@@ -428,7 +415,7 @@ unsafe fn store_rows<S: Simd, const F: usize>(
     let (place, columns, registers) = (run.place(), Columns::of::<S>(run), registers::<S>(run));
     let mut out = target.as_ptr().wrapping_add(run.offset);
     for &id in run.ids {
-        ahead.steps.pass(&mut ahead.runs, &place, 1, S::prefetch);
+        ahead.pass(&place, S::prefetch);
         let row = place.of_row(id);
         // SAFETY: the id names a row, and its vector lies inside the target.
         unsafe {
@@ -452,34 +439,55 @@ macro_rules! entry {
         /// [`crate::Bags::assert_sound`] for the target's length.
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn pool(batch: &[crate::Bags<'_>], target: &rowmill_arena::Window<'_>) {
-            const TILE: usize = crate::kernel::tile::<$simd>();
-            let mut ahead = crate::ahead::Ahead::new(batch, TILE);
-            for run in crate::ahead::Runs::new(batch, TILE) {
+            let tile = crate::kernel::tile::<$simd>();
+            let mut ahead = crate::ahead::Ahead::new(batch, tile);
+            for run in crate::ahead::Runs::new(batch, tile) {
                 // SAFETY: the caller's contract, and the run needs as many registers.
                 unsafe {
                     if !matches!(run.bags.mode, crate::Mode::Sum | crate::Mode::Mean) {
                         value_run(&run, &mut ahead, target);
                         continue;
                     }
-                    match crate::kernel::registers::<$simd>(&run) {
-                        $($n => pool_run::<$n>(&run, &mut ahead, target),)*
-                        n => unreachable!("{n} registers for a tile of {TILE} dimensions"),
-                    }
+                    let registers = crate::kernel::registers::<$simd>(&run);
+                    let full = run.columns.len() == registers * <$simd as crate::kernel::Simd>::LANES;
+                    let format = run.bags.rows.format() as usize;
+                    SUMS[registers - 1][usize::from(full)][format](&run, &mut ahead, target);
                 }
             }
         }
 
+        /// Pools a run into sums: a function for each number of registers, for registers that are filled
+        /// wholly or not, and for each format. With several in one function the compiler runs out of
+        /// registers; by way of a table they stay apart.
+        static SUMS: &[[[crate::kernel::PoolRun; 6]; 2]] = &[$([
+            [
+                pool_sums::<$n, false, 0>,
+                pool_sums::<$n, false, 1>,
+                pool_sums::<$n, false, 2>,
+                pool_sums::<$n, false, 3>,
+                pool_sums::<$n, false, 4>,
+                pool_sums::<$n, false, 5>,
+            ],
+            [
+                pool_sums::<$n, true, 0>,
+                pool_sums::<$n, true, 1>,
+                pool_sums::<$n, true, 2>,
+                pool_sums::<$n, true, 3>,
+                pool_sums::<$n, true, 4>,
+                pool_sums::<$n, true, 5>,
+            ],
+        ]),*];
+
         /// # Safety
-        /// As [`crate::kernel::pool_run`].
-        #[inline(never)]
+        /// As [`crate::kernel::pool_sums`].
         #[target_feature(enable = $features)]
-        unsafe fn pool_run<const N: usize>(
+        unsafe fn pool_sums<const N: usize, const FULL: bool, const F: usize>(
             run: &crate::ahead::Run<'_>,
             ahead: &mut crate::ahead::Ahead<'_>,
             target: &rowmill_arena::Window<'_>,
         ) {
             // SAFETY: the caller's contract.
-            unsafe { crate::kernel::pool_run::<$simd, N>(run, ahead, target) }
+            unsafe { crate::kernel::pool_sums::<$simd, N, FULL, F>(run, ahead, target) }
         }
 
         /// # Safety

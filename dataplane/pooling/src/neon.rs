@@ -118,6 +118,16 @@ impl Simd for Neon {
         }
     }
 
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn pin(mut x: float32x4_t) -> float32x4_t {
+        // SAFETY: there is no instruction in it.
+        unsafe {
+            core::arch::asm!("/* {x} */", x = inout(vreg) x, options(nostack, preserves_flags));
+        }
+        x
+    }
+
     #[inline(always)]
     fn prefetch(at: *const u8) {
         // `_prefetch` is not stable. To the second level: the first of an A72 has few places for misses.
