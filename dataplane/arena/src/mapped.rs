@@ -1,9 +1,11 @@
 //! Files mapped for tools: read without loading them, and without dying when they are truncated.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
 use rustix::mm::ProtFlags;
 
 use crate::mapping::{Mapping, page_bytes, round_up};
@@ -34,8 +36,17 @@ impl MappedFile {
             path: path.clone(),
             source,
         };
-        let file = File::open(&path).map_err(file_error)?;
-        let size = file.metadata().map_err(file_error)?.len();
+        // Opening a pipe would wait for a writer, so it is told not to.
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits() as i32)
+            .open(&path)
+            .map_err(file_error)?;
+        let metadata = file.metadata().map_err(file_error)?;
+        if !metadata.is_file() {
+            return Err(file_error(std::io::Error::other("it is no regular file")));
+        }
+        let size = metadata.len();
         let bytes =
             usize::try_from(size).map_err(|_| ArenaError::ImpossibleSize { bytes: size })?;
         let mapping = Mapping::shared(

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rowmill_arena::HugePages;
 
-use crate::blocks::{BLOCK_BYTES, read_at};
+use crate::blocks::{BLOCK_BYTES, open_regular, read_at};
 use crate::header::{HEADER_BYTES, parse_header};
 use crate::load::LoadOptions;
 use crate::manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES, parse_manifest};
@@ -133,7 +133,7 @@ impl Generation {
         promised: u64,
     ) -> Result<(File, PathBuf), TableError> {
         let path = self.dir.join(name);
-        let file = File::open(&path).map_err(TableError::io(&path))?;
+        let file = open_regular(&path).map_err(TableError::io(&path))?;
         let found = file.metadata().map_err(TableError::io(&path))?.len();
         if found != promised {
             return Err(TableError::WrongFileSize {
@@ -166,7 +166,7 @@ impl Generation {
 
 fn read_manifest(dir: &Path) -> Result<Vec<u8>, TableError> {
     let path = dir.join(MANIFEST_FILE);
-    let file = File::open(&path).map_err(|source| match source.kind() {
+    let file = open_regular(&path).map_err(|source| match source.kind() {
         std::io::ErrorKind::NotFound => TableError::NoManifest {
             path: dir.to_owned(),
         },

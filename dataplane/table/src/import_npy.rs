@@ -173,6 +173,12 @@ fn parse(bytes: &[u8]) -> Result<(NpyHeader, u64), String> {
     let text = bytes.get(text_at..end).ok_or(format!(
         "its header is longer than {MAX_NPY_HEADER_BYTES} bytes"
     ))?;
+    // The parser goes back and forth in nested types, twice as long with each level. Arrays of one type have
+    // a dictionary with a tuple in it.
+    let opening = text.iter().filter(|byte| b"([{".contains(byte)).count();
+    if opening > 4 {
+        return Err("its header nests more than that of an array of one type".into());
+    }
     // The parser multiplies the numbers of the shape. Numbers of d decimal digits together have a
     // product below 10^d, which fits a u64 up to 19; hexadecimal ones, which need an x, are left out.
     let digits = text.iter().filter(|byte| byte.is_ascii_digit()).count();

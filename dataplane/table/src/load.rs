@@ -1,10 +1,10 @@
 //! From files into memory.
 
-use std::fs::File;
-
 use rowmill_arena::HugePages;
 
-use crate::blocks::{Meter, block_count, block_range, body_range, in_parallel, read_at};
+use crate::blocks::{
+    Meter, block_count, block_range, body_range, in_parallel, open_regular, read_at,
+};
 use crate::header::HEADER_BYTES;
 use crate::manifest::TableInfo;
 use crate::resident::{Layout, Resident};
@@ -85,7 +85,7 @@ fn read_block(generation: &Generation, job: Job<'_>) -> Result<(), TableError> {
         rows,
     } = job;
     let path = generation.path(table);
-    let file = File::open(&path).map_err(TableError::io(&path))?;
+    let file = open_regular(&path).map_err(TableError::io(&path))?;
     let range = block_range(table.file_bytes, block);
     let rows_at = range.start.max(HEADER_BYTES as u64);
     read_at(&file, &path, rows, rows_at)?;

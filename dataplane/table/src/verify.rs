@@ -1,9 +1,10 @@
 //! Comparing every block with its checksum, and looking at indexes.
 
-use std::fs::File;
 use std::sync::{Mutex, PoisonError};
 
-use crate::blocks::{BLOCK_BYTES, Meter, block_count, block_range, in_parallel, read_at};
+use crate::blocks::{
+    BLOCK_BYTES, Meter, block_count, block_range, in_parallel, open_regular, read_at,
+};
 use crate::header::HEADER_BYTES;
 use crate::index::{BUCKET_BYTES, Found, Index};
 use crate::manifest::TableInfo;
@@ -31,7 +32,7 @@ pub(crate) fn verify(generation: &Generation, progress: Progress<'_>) -> Result<
         |buffer, ((index, block), checksum)| {
             let table = &tables[index];
             let path = generation.path(table);
-            let file = File::open(&path).map_err(TableError::io(&path))?;
+            let file = open_regular(&path).map_err(TableError::io(&path))?;
             let range = block_range(table.file_bytes, block);
             let bytes = &mut buffer[..(range.end - range.start) as usize];
             read_at(&file, &path, bytes, range.start)?;
@@ -73,7 +74,7 @@ fn verify_index(generation: &Generation, info: &TableInfo) -> Result<(), TableEr
         reason,
     };
     let path = generation.path(info);
-    let file = File::open(&path).map_err(TableError::io(&path))?;
+    let file = open_regular(&path).map_err(TableError::io(&path))?;
     let mut at = HEADER_BYTES as u64 + info.index_at();
     let end = at + info.index_bytes();
     let mut line = [0; BUCKET_BYTES];

@@ -374,3 +374,21 @@ fn too_little_memory_is_said_before_anything_is_read() {
         "{error}"
     );
 }
+
+/// A pipe in place of a file is refused; it would be waited for otherwise.
+#[test]
+fn pipes_are_no_files_of_a_generation() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("model");
+    let specs = ["a:10:4:f32".parse().unwrap()];
+    rowmill_table::generate(&dir, 1, &specs, 1, &rowmill_table::silent).unwrap();
+    for file in ["00000.rows", rowmill_table::MANIFEST_FILE] {
+        let path = dir.join(file);
+        std::fs::remove_file(&path).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(&path).status();
+        assert!(made.unwrap().success());
+        let error = rowmill_table::Generation::open(&dir).unwrap_err();
+        let text = format!("{error}: {:?}", std::error::Error::source(&error));
+        assert!(text.contains("no regular file"), "{file}: {text}");
+    }
+}
