@@ -28,6 +28,8 @@ export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/arm"
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -cpu cortex-a72 -L /"
 # Emulation is some fifty times slower: of the kernels' matrix every 7th case, of properties 16 cases.
+# With several threads of tests the emulator itself has died of a SIGBUS once.
+export RUST_TEST_THREADS=1
 export ROWMILL_TEST_EVERY="${ROWMILL_TEST_EVERY:-7}" PROPTEST_CASES="${PROPTEST_CASES:-16}"
 # What the emulator lacks is left out: reserved huge pages; userfaultfd and faults of holes; processes that
 # start their own program again (they would start it outside the emulator); what /proc says of its memory.

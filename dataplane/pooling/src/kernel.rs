@@ -62,6 +62,26 @@ pub(crate) const fn tile<S: Simd>() -> usize {
     S::REGISTERS * S::LANES
 }
 
+/// Kinds of runs that have functions of their own: the format, and whether rows are multiplied by weights.
+/// Numbers always are, by 1 where there are no weights; for codes that would cost a tenth.
+pub(crate) const KINDS: usize = 9;
+
+const fn kind(number: usize) -> (RowFormat, bool) {
+    match number {
+        0..6 => (RowFormat::ALL[number], true),
+        _ => (RowFormat::ALL[number - 3], false),
+    }
+}
+
+/// The kind of a run.
+pub(crate) fn kind_of(run: &Run<'_>) -> usize {
+    let format = run.bags.rows.format();
+    match format.has_codes() && run.weights.is_none() {
+        true => format as usize + 3,
+        false => format as usize,
+    }
+}
+
 /// Registers that are filled together: a pair where int4 codes come in pairs, else one.
 const fn group<S: Simd>(format: RowFormat) -> usize {
     match format {
@@ -135,20 +155,16 @@ impl Columns {
 ///
 /// # Safety
 /// The machine has the instruction set; the run needs `N` registers, which its columns fill wholly where
-/// `FULL` is so; `F` is its format; and its feature has passed [`crate::Bags::assert_sound`] for the
+/// `FULL` is so; it is of [`kind`] `K`; and its feature has passed [`crate::Bags::assert_sound`] for the
 /// target's length.
 #[inline(always)]
-pub(crate) unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const F: usize>(
+pub(crate) unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const K: usize>(
     run: &Run<'_>,
     ahead: &mut Ahead<'_>,
     target: &Window<'_>,
 ) {
-    let format = const { RowFormat::ALL[F] };
-    let likely_lines = const {
-        RowFormat::ALL[F]
-            .row_bytes(N * S::LANES)
-            .div_ceil(LINE_BYTES)
-    };
+    let (format, weighted) = const { kind(K) };
+    let likely_lines = const { kind(K).0.row_bytes(N * S::LANES).div_ceil(LINE_BYTES) };
     let place = run.place();
     let columns = Columns::of::<S>(run);
     let mut steps = ahead.steps;
@@ -182,14 +198,18 @@ pub(crate) unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const 
                 if format.has_codes() {
                     // SAFETY: the id names a row, so its scale and bias are `trailer` bytes behind `row`.
                     let (scale, bias) = unsafe { scale_and_bias::<S>(format, &place, row) };
-                    biases = weight.mul_add(bias, biases);
-                    factor = weight * scale;
+                    biases = if weighted {
+                        weight.mul_add(bias, biases)
+                    } else {
+                        biases + bias
+                    };
+                    factor = if weighted { weight * scale } else { scale };
                 }
                 // SAFETY: the id names a row, so values or codes of all columns lie at `row`.
                 unsafe {
                     let factor = S::splat(factor);
                     in_order!(N, turn => {
-                        let i = const { reading_order(N, registers_a_line::<S>(F), F) }[turn];
+                        let i = const { reading_order(N, registers_a_line::<S>(kind(K).0), kind(K).0) }[turn];
                         let rest = if FULL || i + columns.group < N {
                             group::<S>(format) * S::LANES
                         } else {
@@ -233,8 +253,8 @@ pub(crate) unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const 
 static ONE: f32 = 1.0;
 
 /// How many registers a line of values or codes fills, at least 1.
-const fn registers_a_line<S: Simd>(format: usize) -> usize {
-    let bytes = RowFormat::ALL[format].value_bytes(S::LANES);
+const fn registers_a_line<S: Simd>(format: RowFormat) -> usize {
+    let bytes = format.value_bytes(S::LANES);
     if bytes < LINE_BYTES {
         LINE_BYTES / bytes
     } else {
@@ -450,16 +470,16 @@ macro_rules! entry {
                     }
                     let registers = crate::kernel::registers::<$simd>(&run);
                     let full = run.columns.len() == registers * <$simd as crate::kernel::Simd>::LANES;
-                    let format = run.bags.rows.format() as usize;
-                    SUMS[registers - 1][usize::from(full)][format](&run, &mut ahead, target);
+                    let kind = crate::kernel::kind_of(&run);
+                    SUMS[registers - 1][usize::from(full)][kind](&run, &mut ahead, target);
                 }
             }
         }
 
         /// Pools a run into sums: a function for each number of registers, for registers that are filled
-        /// wholly or not, and for each format. With several in one function the compiler runs out of
+        /// wholly or not, and for each kind. With several in one function the compiler runs out of
         /// registers; by way of a table they stay apart.
-        static SUMS: &[[[crate::kernel::PoolRun; 6]; 2]] = &[$([
+        static SUMS: &[[[crate::kernel::PoolRun; crate::kernel::KINDS]; 2]] = &[$([
             [
                 pool_sums::<$n, false, 0>,
                 pool_sums::<$n, false, 1>,
@@ -467,6 +487,9 @@ macro_rules! entry {
                 pool_sums::<$n, false, 3>,
                 pool_sums::<$n, false, 4>,
                 pool_sums::<$n, false, 5>,
+                pool_sums::<$n, false, 6>,
+                pool_sums::<$n, false, 7>,
+                pool_sums::<$n, false, 8>,
             ],
             [
                 pool_sums::<$n, true, 0>,
@@ -475,19 +498,22 @@ macro_rules! entry {
                 pool_sums::<$n, true, 3>,
                 pool_sums::<$n, true, 4>,
                 pool_sums::<$n, true, 5>,
+                pool_sums::<$n, true, 6>,
+                pool_sums::<$n, true, 7>,
+                pool_sums::<$n, true, 8>,
             ],
         ]),*];
 
         /// # Safety
         /// As [`crate::kernel::pool_sums`].
         #[target_feature(enable = $features)]
-        unsafe fn pool_sums<const N: usize, const FULL: bool, const F: usize>(
+        unsafe fn pool_sums<const N: usize, const FULL: bool, const K: usize>(
             run: &crate::ahead::Run<'_>,
             ahead: &mut crate::ahead::Ahead<'_>,
             target: &rowmill_arena::Window<'_>,
         ) {
             // SAFETY: the caller's contract.
-            unsafe { crate::kernel::pool_sums::<$simd, N, FULL, F>(run, ahead, target) }
+            unsafe { crate::kernel::pool_sums::<$simd, N, FULL, K>(run, ahead, target) }
         }
 
         /// # Safety
