@@ -13,12 +13,14 @@ pub(crate) const LINE_BYTES: usize = 64;
 
 /// How many cache lines the walk keeps ahead of the kernel, whatever the rows: what has to be in flight
 /// is set by the memory, in lines. Some 70 lines cover 170 ns at 26 GB/s, and more must be asked for
-/// since they come in bursts. Gathers prefetched to the second level reached their best at 192 lines
-/// (rows of 4 lines: 17 GB/s at 128, 22 at 192 and up to 512), 128 to 192 (8 lines: 15 GB/s at 64, 20 at
-/// 128, 21 at 192 and up), 128 (16 lines) and 144 (3 lines, int8), and stayed there. 256 lines are
-/// 16 KiB, a small part of any second-level cache. To the first level no distance gave more than 9 GB/s:
-/// it has too few places for misses. (Zen 4, 4 M rows, uniform ids.)
-const LINES_AHEAD: usize = 256;
+/// since they come in bursts. Too many are worse than too few: a core that has no place left for a
+/// prefetch drops it (240 M rows/s of eight lines each could be "prefetched" here, which no memory
+/// delivers), and the row is then waited for. M rows/s at 64, 96, 128, 160, 192 and 256 lines: f32 dim 64:
+/// 64, 76, 93, 94, 86, 83; dim 256: 14, 16, 18, 17, 15, 15; f16 dim 128: 60, 77, 78, 83, 54, 67; dim 256:
+/// 19, 25, 24, 25, 19, 17; int8 dim 256: 45, 55, 63, 63, 41, 44; int4 dim 128: 112, 115, 116, 116, 112, 111.
+/// To the first level no distance gave more than 9 GB/s: it has too few places for misses. (Zen 4, 4 M
+/// rows, uniform ids, medians.)
+const LINES_AHEAD: usize = 160;
 
 /// Bags of one feature, and the columns of their rows that one pass of a kernel pools.
 ///
