@@ -69,6 +69,22 @@ impl Memory {
         let count = self.rows.min((self.bytes.len() / stride) as u32);
         Rows::new(&self.bytes, stride, count, dim, format).expect("rows that fit the memory")
     }
+
+    /// `count` rows from byte `from` of the memory on.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    pub(crate) fn rows_at(
+        &self,
+        dim: usize,
+        format: RowFormat,
+        from: usize,
+        count: u32,
+    ) -> Rows<'_> {
+        let stride = format.row_bytes(dim);
+        let bytes = &self.bytes[from..from + stride * count as usize];
+        Rows::new(bytes, stride, count, dim, format).expect("as many bytes as rows need")
+    }
 }
 
 /// Bytes that rows of any format can be made of: every 16 bits are a sign, an exponent and random digits that

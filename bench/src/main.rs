@@ -8,6 +8,7 @@ mod gather;
 mod host;
 mod ids;
 mod machine;
+mod mixed;
 mod model;
 mod null;
 mod open_loop;

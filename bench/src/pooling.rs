@@ -12,6 +12,7 @@ use crate::batches::{CALL_BAGS, Pooling};
 use crate::driver::{median, pin_to_first_cpu};
 use crate::gather::{Memory, compare_with_sequential, fastest_way, seconds_of};
 use crate::ids::{Spread, ids};
+use crate::mixed;
 use crate::report::{Measurement, Reporter};
 
 /// Bytes of rows read in a round: tens of milliseconds, far more than the caches hold.
@@ -130,6 +131,7 @@ pub(crate) fn run(full: bool, reporter: &mut Reporter) -> Result<()> {
             measure(&case, &memory, reporter);
         }
     }
+    mixed::measure(&memory, Isa::detect().isa, reporter);
     Ok(())
 }
 
