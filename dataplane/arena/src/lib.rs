@@ -24,7 +24,7 @@ mod window;
 pub use arena::{Arena, FrozenArena};
 pub use error::ArenaError;
 pub use guard::guards_holes;
-pub use mapped::MappedFile;
+pub use mapped::{MappedFile, open_at_once};
 pub use memory::{address_space_left, available_bytes};
 pub use pages::{Backing, HUGE_1G, HUGE_2M, HugePages};
 pub use prefetch::prefetch_read;

@@ -1,6 +1,7 @@
 //! Files mapped for tools: read without loading them, and without dying when they are truncated.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,20 @@ use rustix::mm::ProtFlags;
 use crate::mapping::{Mapping, page_bytes, round_up};
 use crate::sigbus::Watched;
 use crate::{ArenaError, window};
+
+/// Opens a file for reading, and says what it is. Opening a pipe would wait for a writer, so it is told not
+/// to; regular files are read as always.
+///
+/// # Errors
+/// The kernel's.
+pub fn open_at_once(path: &Path) -> io::Result<(File, Metadata)> {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits() as i32)
+        .open(path)?;
+    let metadata = file.metadata()?;
+    Ok((file, metadata))
+}
 
 /// A read-only mapping of a whole file.
 ///
@@ -36,15 +51,9 @@ impl MappedFile {
             path: path.clone(),
             source,
         };
-        // Opening a pipe would wait for a writer, so it is told not to.
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(OFlags::NONBLOCK.bits() as i32)
-            .open(&path)
-            .map_err(file_error)?;
-        let metadata = file.metadata().map_err(file_error)?;
+        let (file, metadata) = open_at_once(&path).map_err(file_error)?;
         if !metadata.is_file() {
-            return Err(file_error(std::io::Error::other("it is no regular file")));
+            return Err(file_error(io::Error::other("it is no regular file")));
         }
         let size = metadata.len();
         let bytes =

@@ -1,14 +1,14 @@
 //! Files as blocks: their arithmetic, and work on them by several threads.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use rustix::fs::OFlags;
+use rowmill_arena::open_at_once;
 
 use crate::header::HEADER_BYTES;
 use crate::{Progress, Stage, TableError};
@@ -21,16 +21,13 @@ pub(crate) const PAGE_BYTES: u64 = 4096;
 /// Most threads at work: past this a disk or the memory is the bound, and buffers stay at 64 MiB.
 pub(crate) const MAX_THREADS: usize = 16;
 
-/// Opens a regular file for reading. Opening a pipe would wait for a writer, so it is told not to.
+/// Opens a regular file for reading.
 ///
 /// # Errors
 /// The kernel's, and one for what is no regular file.
 pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(OFlags::NONBLOCK.bits() as i32)
-        .open(path)?;
-    if file.metadata()?.is_file() {
+    let (file, metadata) = open_at_once(path)?;
+    if metadata.is_file() {
         Ok(file)
     } else {
         Err(io::Error::other("it is no regular file"))

@@ -1,13 +1,13 @@
 //! Files that tables are imported from: what they promise is checked before anything is read, and they
 //! are read in pieces.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::ErrorKind;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::OFlags;
+use rowmill_arena::open_at_once;
 
 use crate::TableError;
 use crate::format::RowFormat;
@@ -23,13 +23,7 @@ pub(crate) struct SourceFile {
 
 impl SourceFile {
     pub(crate) fn open(path: &Path) -> Result<Arc<SourceFile>, TableError> {
-        // Opening a pipe waits for a writer unless told not to; regular files are read as always.
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(OFlags::NONBLOCK.bits() as i32)
-            .open(path)
-            .map_err(TableError::io(path))?;
-        let metadata = file.metadata().map_err(TableError::io(path))?;
+        let (file, metadata) = open_at_once(path).map_err(TableError::io(path))?;
         let source = SourceFile {
             path: path.to_owned(),
             bytes: metadata.len(),
