@@ -33,7 +33,13 @@ export RUST_TEST_THREADS=1
 export ROWMILL_TEST_EVERY="${ROWMILL_TEST_EVERY:-7}" PROPTEST_CASES="${PROPTEST_CASES:-16}"
 # What the emulator lacks is left out: reserved huge pages; userfaultfd and faults of holes; processes that
 # start their own program again (they would start it outside the emulator); what /proc says of its memory.
-not_emulated=(reserved_pages hole lost_region still_kills table_of_mappings a_killed_server control_memory_is_freed)
+not_emulated=(
+    arena_of_reserved_pages memfd_of_reserved_pages
+    hole_in_small_pages_reads_as_zeros holes_in_a_peers_memory_are_not_filled
+    hole_in_huge_pages_with_an_empty_pool_loses_the_region lost_region
+    unrelated_sigbus_still_kills sent_sigbus_still_kills table_of_mappings_is_bounded
+    control_memory_is_freed_though_it_is_kept a_killed_server_is_noticed
+)
 cargo test --release --no-fail-fast --target "$target" --lib --tests \
     -p rowmill-wire -p rowmill-arena -p rowmill-pooling -p rowmill-table -p rowmill-engine -p rowmill-port \
     -p rowmill-client -- "${not_emulated[@]/#/--skip=}"

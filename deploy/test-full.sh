@@ -26,6 +26,7 @@ skip() {
 
 stage check 900 make check
 stage test 900 make test
+stage large 600 cargo test --release -p rowmill-table --test bounds -- --ignored
 stage faults 300 make faults
 stage simulation 3600 make sim SEEDS="$SEEDS"
 if rustup toolchain list 2>/dev/null | grep -q nightly; then

@@ -66,7 +66,7 @@ impl Case {
     }
 }
 
-/// The headline cases: every format at three dimensions, uniform sums. With `full` every dimension, uniform
+/// The headline cases: every format at four dimensions, uniform sums. With `full` every dimension, uniform
 /// and skewed, and for dimension 128 every other mode, output, instruction set and bag length, one at a time.
 fn cases(full: bool) -> Vec<Case> {
     let mut cases = Vec::new();
@@ -74,7 +74,7 @@ fn cases(full: bool) -> Vec<Case> {
     let dims: &[usize] = if full {
         &[16, 32, 64, 128, 256, 512]
     } else {
-        &[64, 128, 256]
+        &[64, 128, 256, 512]
     };
     for format in RowFormat::ALL {
         for &dim in dims {
@@ -96,15 +96,14 @@ fn cases(full: bool) -> Vec<Case> {
                 });
             }
             if full && dim == 128 {
-                cases.push(Case {
+                cases.extend([Mode::Sum, Mode::Mean].map(|mode| Case {
+                    mode,
                     weighted: true,
                     ..base
-                });
-                cases.extend([Mode::Mean, Mode::Max].map(|mode| Case { mode, ..base }));
-                cases.push(Case {
-                    output: Output::F16,
-                    ..base
-                });
+                }));
+                let modes = [Mode::Mean, Mode::Max, Mode::None];
+                cases.extend(modes.map(|mode| Case { mode, ..base }));
+                cases.extend([Output::F16, Output::Bf16].map(|output| Case { output, ..base }));
                 cases.push(Case {
                     bag_length: SHORT_BAG_LENGTH,
                     ..base
@@ -154,6 +153,10 @@ fn measure(case: &Case, memory: &Memory, reporter: &mut Reporter) {
             .map(|_| random.random_range(0.0..2.0))
             .collect()
     };
+    let vectors = match case.mode {
+        Mode::None => CALL_BAGS * case.bag_length as usize,
+        _ => CALL_BAGS,
+    };
     let mut pooling = Pooling {
         rows,
         ids: &ids,
@@ -162,7 +165,7 @@ fn measure(case: &Case, memory: &Memory, reporter: &mut Reporter) {
         mode: case.mode,
         output: case.output,
         kernels: Kernels::new(case.isa),
-        target: vec![0; CALL_BAGS * 4 * case.dim],
+        target: vec![0; vectors * case.output.bytes() * case.dim],
     };
     let limit = Limit::of(rows, &ids);
     let (mut kernel, mut gather, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
@@ -221,7 +224,7 @@ mod tests {
     #[test]
     fn headline_cases_have_the_fixed_names() {
         let cases = cases(false);
-        assert_eq!(cases.len(), 18);
+        assert_eq!(cases.len(), 24);
         let isa = Isa::detect().isa;
         assert_eq!(
             cases[1].name(),

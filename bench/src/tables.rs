@@ -9,8 +9,8 @@ use rowmill_arena::{HugePages, Window};
 use rowmill_engine::rows;
 use rowmill_pooling::{Bags, Isa, Kernels, Mode, Output};
 use rowmill_table::{
-    Container, Import, Missing, Resident, ResidentTable, RowFormat, TableKind, TableSpec,
-    WhenMissing, generated_key, import, silent,
+    Container, Import, Missing, Resident, ResidentTable, RowFormat, Safetensors, TableKind,
+    TableSpec, WhenMissing, generated_key, import, silent,
 };
 
 use crate::batches::CALL_BAGS;
@@ -53,7 +53,7 @@ pub(crate) fn run(full: bool, reporter: &mut Reporter) -> Result<()> {
     } else {
         &[RowFormat::F32, RowFormat::Int8]
     };
-    for container in ["npy", "hugectr"] {
+    for container in ["npy", "hugectr", "safetensors"] {
         for &format in formats {
             let case = format!("import={container}/format={format}/dim={DIM}");
             if reporter.wants(&case) {
@@ -224,6 +224,17 @@ fn sources(container: &str, folder: &Path) -> Result<(Vec<PathBuf>, Container)> 
         let path = write("rows.npy", &head, &mut values)?;
         let rows = path.clone();
         return Ok((vec![path], Container::Npy { rows, ids: None }));
+    }
+    if container == "safetensors" {
+        let header = serde_json::json!({
+            "rows": {"dtype": "F32", "shape": [rows, DIM], "data_offsets": [0, IMPORT_BYTES]}
+        });
+        let header = header.to_string();
+        let mut head = (header.len() as u64).to_le_bytes().to_vec();
+        head.extend(header.bytes());
+        let path = write("rows.safetensors", &head, &mut values)?;
+        let rows = (Safetensors::open(&path)?, "rows".to_owned());
+        return Ok((vec![path], Container::Safetensors { rows, ids: None }));
     }
     let mut keys = |file: &mut File| {
         let keys: Vec<u8> = (0..rows as u64)

@@ -108,7 +108,9 @@ impl Simd for Avx512 {
                     } else {
                         _mm_maskz_loadu_epi8(first(rest), at.cast())
                     };
-                    _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes))
+                    // Less 128: the highest bit the other way round, and as a sign.
+                    let codes = _mm_xor_si128(codes, _mm_set1_epi8(i8::MIN));
+                    _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes))
                 }
                 RowFormat::Int4 => load_int4(row.wrapping_add(i / 2 * 16), i % 2, rest),
             }
@@ -198,7 +200,7 @@ unsafe fn load_int4(at: *const u8, half: usize, rest: usize) -> __m512 {
             _mm_maskz_loadu_epi8(first(rest / 2), at.cast())
         };
         let numbers = _mm512_setr_ps(
-            0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0,
+            -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
         );
         let quarters = _mm512_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12);
         let shifts = _mm512_add_epi32(quarters, _mm512_set1_epi32(16 * half as i32));

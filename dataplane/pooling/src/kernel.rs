@@ -40,7 +40,7 @@ pub(crate) trait Simd {
     /// The two f16 of a word, the lower half first, as f32.
     unsafe fn f16_pair(word: u32) -> (f32, f32);
 
-    /// Values, or codes as numbers, of register `i` of a row whose first column is at `row`. Of the
+    /// Values, or codes less [`RowFormat::middle`], of register `i` of a row whose first column is at `row`. Of the
     /// register, or of its int4 group, only the first `rest` dimensions are there, and others are not read;
     /// their lanes can hold anything.
     unsafe fn load(format: RowFormat, row: *const u8, i: usize, rest: usize) -> Self::Vector;
@@ -177,7 +177,7 @@ pub(crate) unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const 
         (bag_weights, weights) = split_weights(weights, length as usize);
         // SAFETY: the instruction set is there.
         let mut sums = unsafe { [S::splat(0.0); N] };
-        let mut biases = 0.0f32;
+        let mut middles = 0.0f32;
         // Times 1 changes no bit, and is as fast as no product.
         let (weight_at, weight_step) = match bag_weights {
             Some(weights) => (weights.as_ptr(), 1),
@@ -198,10 +198,11 @@ pub(crate) unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const 
                 if format.has_codes() {
                     // SAFETY: the id names a row, so its scale and bias are `trailer` bytes behind `row`.
                     let (scale, bias) = unsafe { scale_and_bias::<S>(format, &place, row) };
-                    biases = if weighted {
-                        weight.mul_add(bias, biases)
+                    let middle = scale.mul_add(format.middle(), bias);
+                    middles = if weighted {
+                        weight.mul_add(middle, middles)
                     } else {
-                        biases + bias
+                        middles + middle
                     };
                     factor = if weighted { weight * scale } else { scale };
                 }
@@ -227,12 +228,12 @@ pub(crate) unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const 
         // SAFETY: the bag's vector lies inside the target, which is mapped and writable.
         unsafe {
             untangle::<S, N>(format, &mut sums);
-            let biases = S::splat(biases);
+            let middles = S::splat(middles);
             // Written out, as all that touches the sums: a loop would put them into memory.
             in_order!(N, i => {
                 let mut sum = sums[i];
                 if format.has_codes() {
-                    sum = S::add(sum, biases);
+                    sum = S::add(sum, middles);
                 }
                 sum = match divisor {
                     None => sum,
@@ -341,7 +342,8 @@ unsafe fn values<S: Simd, const M: usize>(
         if format.has_codes() {
             let (scale, bias) = scale_and_bias::<S>(format, place, row);
             let (scale, bias) = (S::splat(scale), S::splat(bias));
-            vectors = vectors.map(|codes| S::fma(scale, codes, bias));
+            let middle = S::splat(format.middle());
+            vectors = vectors.map(|codes| S::fma(scale, S::add(codes, middle), bias));
         }
         untangle::<S, M>(format, &mut vectors);
         vectors.map(|x| S::canonical(x))

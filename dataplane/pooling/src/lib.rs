@@ -1,6 +1,6 @@
 //! Pooling: the rows of many bags become one vector a bag, stored straight into a target window.
 //!
-//! [`scalar`] says in a few lines what pooling means; AVX2 and AVX-512 give the same bits faster.
+//! [`scalar`] says in a few lines what pooling means; AVX2, AVX-512 and NEON give the same bits faster.
 //! [`Isa::detect`] chooses, [`Kernels::pool`] checks a batch and runs it, and no other code knows
 //! the instruction set. Nothing here knows tables or requests: a batch names rows by their bytes.
 //!
@@ -8,10 +8,12 @@
 //! - each dimension has one f32 accumulator, starting at +0.0, to which rows are added in the order
 //!   of the ids;
 //! - a weighted sum adds a row of numbers by `fma(weight, value, accumulator)`;
-//! - a row of codes is added by `fma(scale, code, accumulator)`, weighted with `weight * scale`, and its
-//!   bias, the same for all dimensions, to a sum of biases (weighted by `fma(weight, bias, sum)`),
-//!   which is added to each accumulator at the end of the bag: one operation a value fewer than adding
-//!   `fma(scale, code, bias)`, and within a rounding of it;
+//! - codes count from the one in the middle, 128 or 8: a row of codes is added by
+//!   `fma(scale, code - middle, accumulator)`, weighted with `weight * scale`; and what the middle stands for,
+//!   `fma(scale, middle, bias)`, the same for all dimensions, to a sum of middles (weighted by
+//!   `fma(weight, ..., sum)`), which is added to each accumulator at the end of the bag. That is one operation
+//!   a value fewer than adding `fma(scale, code, bias)`, and as exact, since both sums grow as the values do;
+//!   sums of codes from 0 and of biases would grow large and cancel;
 //! - a mean is the sum divided by the bag's length, a weighted mean the weighted sum divided by the sum of
 //!   the weights in the order of the ids from +0.0, one division a dimension; a divisor of zero gives +0.0;
 //! - a maximum is that of the values `fma(scale, code, bias)`, or of the numbers; a NaN is greater than

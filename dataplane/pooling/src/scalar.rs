@@ -71,8 +71,9 @@ pub fn store(x: f32, output: Output, bytes: &mut [u8]) {
 
 fn sum(rows: &Rows<'_>, ids: &[u32], weights: Option<&[f32]>, vector: &mut [f32]) {
     let codes = rows.format().has_codes();
-    // A row's bias is the same for all dimensions, so biases have a sum of their own.
-    let mut biases = 0.0f32;
+    // What the middle code stands for is the same for all dimensions, so it has a sum of its own.
+    let middle = rows.format().middle();
+    let mut middles = 0.0f32;
     for (i, &id) in ids.iter().enumerate() {
         let weight = weights.map(|weights| weights[i]);
         let (scale, bias) = scale_and_bias(rows, id);
@@ -83,13 +84,14 @@ fn sum(rows: &Rows<'_>, ids: &[u32], weights: Option<&[f32]>, vector: &mut [f32]
             (true, Some(weight)) => Some(weight * scale),
         };
         if codes {
-            biases = match weight {
-                Some(weight) => weight.mul_add(bias, biases),
-                None => biases + bias,
+            let value = scale.mul_add(middle, bias);
+            middles = match weight {
+                Some(weight) => weight.mul_add(value, middles),
+                None => middles + value,
             };
         }
         for (d, sum) in vector.iter_mut().enumerate() {
-            let x = element(rows, id, d);
+            let x = element(rows, id, d) - middle;
             *sum = match factor {
                 Some(factor) => factor.mul_add(x, *sum),
                 None => *sum + x,
@@ -98,7 +100,7 @@ fn sum(rows: &Rows<'_>, ids: &[u32], weights: Option<&[f32]>, vector: &mut [f32]
     }
     if codes {
         for sum in vector {
-            *sum += biases;
+            *sum += middles;
         }
     }
 }

@@ -412,6 +412,87 @@ fn reference_of_codes_and_weights() {
     );
 }
 
+/// Sums of codes against exact ones: no less exact than adding the rows' values one by one, since neither of
+/// the two sums that they are made of grows larger than the values do.
+#[test]
+fn sums_of_codes_are_as_exact_as_sums_of_values() {
+    const DIM: usize = 64;
+    const ROWS: u32 = 4000;
+    for format in RowFormat::ALL.into_iter().filter(|f| f.has_codes()) {
+        let mut bits = Bits(11);
+        let levels = 2.0 * format.middle() - 1.0;
+        let mut bytes = Vec::new();
+        for _ in 0..ROWS {
+            let codes = (0..format.value_bytes(DIM)).map(|_| bits.next() as u8);
+            bytes.extend(codes);
+            // Values from about -1 to 1.
+            let (least, most) = (
+                -1.0 + bits.below(1000) as f32 * 1e-5,
+                1.0 - bits.below(1000) as f32 * 1e-5,
+            );
+            let (scale, bias) = ((most - least) / levels, least);
+            match format {
+                RowFormat::Int8 => bytes.extend([scale, bias].map(f32::to_le_bytes).concat()),
+                _ => bytes.extend(
+                    [scale, bias]
+                        .map(|x| half::f16::from_f32(x).to_le_bytes())
+                        .concat(),
+                ),
+            }
+        }
+        let rows = Rows::new(&bytes, format.row_bytes(DIM), ROWS, DIM, format).unwrap();
+        let (mut values, mut sum) = ([0.0; DIM], [0.0; DIM]);
+        for count in [1, 32, 214, ROWS] {
+            let (mut exact, mut one_by_one) = ([0.0f64; DIM], [0.0f32; DIM]);
+            let ids: Vec<u32> = (0..count).collect();
+            for &id in &ids {
+                scalar::row(&rows, id, &mut values);
+                // What is summed is what a code stands for, before any rounding: within half an ulp.
+                for d in 0..DIM {
+                    exact[d] += f64::from(values[d]);
+                    one_by_one[d] += values[d];
+                }
+            }
+            scalar::bag(&rows, &ids, None, Mode::Sum, &mut sum);
+            let worst = |sum: &[f32; DIM]| {
+                let errors = sum
+                    .iter()
+                    .zip(&exact)
+                    .map(|(x, exact)| (f64::from(*x) - exact).abs());
+                errors.fold(0.0, f64::max)
+            };
+            let (ours, theirs) = (worst(&sum), worst(&one_by_one));
+            // Rounding a value from -1 to 1 moves it by 2^-25 at most, and so the exact sum by as much a row.
+            let allowed = 2.0 * theirs + f64::from(count).sqrt() * 2.0f64.powi(-23);
+            assert!(
+                ours <= allowed,
+                "{format}, {count} rows: {ours:e} beside {theirs:e}"
+            );
+        }
+    }
+}
+
+/// Rows that span nearly all numbers have a sum, as they have a maximum.
+#[test]
+fn sums_of_the_widest_rows_are_finite() {
+    let scale = 6.7e38f64 / 255.0;
+    let mut bytes = vec![0, 255, 128, 127];
+    bytes.extend([scale as f32, -3.35e38].map(f32::to_le_bytes).concat());
+    let rows = Rows::new(&bytes, 12, 1, 4, RowFormat::Int8).unwrap();
+    for mode in [Mode::Sum, Mode::Mean, Mode::Max] {
+        let mut vector = [0.0; 4];
+        scalar::bag(&rows, &[0], None, mode, &mut vector);
+        assert!(
+            (vector[0] / -3.35e38 - 1.0).abs() < 1e-6,
+            "{mode:?} {vector:?}"
+        );
+        assert!(
+            (vector[1] / 3.35e38 - 1.0).abs() < 1e-6,
+            "{mode:?} {vector:?}"
+        );
+    }
+}
+
 /// A maximum does not depend on the order of the ids, zeros of both signs and NaNs included.
 #[test]
 fn maximum_of_zeros_and_nans() {
