@@ -2,6 +2,7 @@
 """Tables and plots of bench/RESULTS.md, from what `rowmill-bench SUITE --json` printed.
 
     report.py tables FILE...          the measurements as Markdown tables, one a suite, and the targets
+    report.py grids FILE...           rates and ratios of every format by dimension, and what else `--full` has
     report.py plots FOLDER FILE...    rows per second against dimension, as SVG (needs matplotlib)
 """
 
@@ -62,6 +63,7 @@ def tables(files):
             print(f"| `{line['case']}` | {line['metric']} | {figure(line['value'])} {line['unit']} | {against} | {ratio} |")
 
 
+DISTS = ["uniform", "zipf-1.05"]
 FORMATS = ["f32", "f16", "bf16", "int8", "int8-f16", "int4"]
 COLOURS = dict(zip(FORMATS, ["#000000", "#e69f00", "#56b4e9", "#009e73", "#cc79a7", "#d55e00"]))
 
@@ -75,6 +77,31 @@ def curves(lines, dist):
         if case and line["metric"] == "rate" and case[3] == dist and case[4] == isa:
             points[case[1]].append((int(case[2]), line["value"], line["against_value"]))
     return {form: sorted(points[form]) for form in FORMATS if points[form]}
+
+
+def grids(files):
+    suites = read(files)
+    for suite in ["pooling", "peers"]:
+        for dist in DISTS:
+            rows = curves(suites[suite], dist)
+            if not rows:
+                continue
+            dims = sorted({point[0] for points in rows.values() for point in points})
+            print(f"\n{suite}, {dist} ids, M rows/s (ratio):\n")
+            print("| format | " + " | ".join(f"dim {dim}" for dim in dims) + " |\n|---" + "|---" * len(dims) + "|")
+            for form, points in rows.items():
+                cells = {dim: f"{ours / 1e6:.1f} ({ours / other:.2f})" for dim, ours, other in points}
+                print(f"| {form} | " + " | ".join(cells.get(dim, "-") for dim in dims) + " |")
+    others = defaultdict(dict)
+    for line in suites["pooling"]:
+        case = re.fullmatch(r"format=([\w-]+)/dim=128/dist=uniform/(mode=.*)", line["case"])
+        if case and line["metric"] == "rate":
+            others[case[2]][case[1]] = f"{line['value'] / 1e6:.1f} ({line['ratio']:.2f})"
+    if len(others) > 1:
+        print("\npooling, dim 128, uniform ids, M rows/s (ratio):\n")
+        print("| case | " + " | ".join(FORMATS) + " |\n|---" + "|---" * len(FORMATS) + "|")
+        for case, cells in others.items():
+            print(f"| `{case}` | " + " | ".join(cells.get(form, "-") for form in FORMATS) + " |")
 
 
 def plot(ax, lines, dist, other):
@@ -103,7 +130,7 @@ def plots(folder, files):
 
     suites = read(files)
     for suite, other in [("pooling", "gather limit"), ("peers", "PyTorch")]:
-        dists = [dist for dist in ["uniform", "zipf-1.05"] if curves(suites[suite], dist)]
+        dists = [dist for dist in DISTS if curves(suites[suite], dist)]
         if not dists:
             continue
         fig, axes = plt.subplots(1, len(dists), figsize=(5.5 * len(dists), 4.2), sharey=True, squeeze=False)
@@ -120,6 +147,8 @@ def plots(folder, files):
 match sys.argv[1:]:
     case ["tables", *files] if files:
         tables(files)
+    case ["grids", *files] if files:
+        grids(files)
     case ["plots", folder, *files] if files:
         plots(folder, files)
     case _:

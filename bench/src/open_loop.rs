@@ -195,7 +195,8 @@ pub(crate) fn overload(
     let bound = null_p99 + MICRO_BATCH_US;
     let (mut kept, mut busy_ratios, mut rates, mut p99s) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let (mut busy_p99s, mut saturated, mut half) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut busy_p99s, mut saturated) = (Vec::new(), Vec::new());
+    let (mut half_p50s, mut half_p99s) = (Vec::new(), Vec::new());
     let mut busy_p95s = Vec::new();
     let (mut busy, mut given_up) = (0, 0);
     for round in 0..rounds {
@@ -204,7 +205,8 @@ pub(crate) fn overload(
         let calm = offer(&mut drivers, &batches, full.rate() * 0.5, round as u64)?;
         let over = offer(&mut drivers, &batches, full.rate() * 2.0, round as u64)?;
         saturated.push(full.rate());
-        half.push(quantile_us(&calm.latencies, 0.99));
+        half_p50s.push(quantile_us(&calm.latencies, 0.5));
+        half_p99s.push(quantile_us(&calm.latencies, 0.99));
         kept.push(over.rate() / full.rate());
         rates.push(over.rate());
         p99s.push(quantile_us(&over.latencies, 0.99));
@@ -225,13 +227,15 @@ pub(crate) fn overload(
         saturation * f,
         "samples/s",
     ));
-    reporter.add(Measurement::plain(
-        "serve",
-        &case("open0.5x"),
-        "latency_p99",
-        median(half),
-        "us",
-    ));
+    for (metric, times) in [("latency_p50", half_p50s), ("latency_p99", half_p99s)] {
+        reporter.add(Measurement::plain(
+            "serve",
+            &case("open0.5x"),
+            metric,
+            median(times),
+            "us",
+        ));
+    }
     let (rate, ratio) = (median(rates), median(kept));
     let against = "rate at saturation";
     reporter.add(

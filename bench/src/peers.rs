@@ -135,7 +135,7 @@ fn compare_pooled(rows: &Rows<'_>, ids: &[u32], pooled: &[f32]) -> Result<()> {
     let tolerance = match rows.format() {
         RowFormat::F16 => 2e-3,
         RowFormat::Bf16 => 1.6e-2,
-        _ => 1e-4,
+        _ => 5e-6,
     };
     let mut vector = vec![0.0; rows.dim()];
     let mut one = vec![0.0; rows.dim()];
