@@ -2,10 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{ArgGroup, Args};
-use rowmill_table::{Container, Import as Source, RowFormat, Safetensors, WhenMissing, import};
+use rowmill_table::{
+    Container, Import as Source, RowFormat, Safetensors, WhenMissing, import_until,
+};
 
+use crate::interrupt::Interrupts;
 use crate::progress::Reporter;
 use crate::table::summarise;
 
@@ -17,10 +20,11 @@ use crate::table::summarise;
                       rowmill table import [OPTIONS] <DIR> --safetensors <FILE> --tensor <NAME=TENSOR> [--ids <NAME=TENSOR>]\n       \
                       rowmill table import [OPTIONS] <DIR> --hugectr <NAME=FOLDER:DIM>",
     after_help = "\
-Each table ends with its dimensions and its row format where they are to be checked or not those of --format: \
-items=items.npy:64:int8. Tables with ids of their own (--ids, --hugectr) are hashed, the others dense: \
+Each table ends with its dimensions and its row format, in this order, where they are to be checked or not those \
+of --format: items=items.npy:64:int8. Tables with ids of their own (--ids, --hugectr) are hashed, the others dense: \
 there an id is the number of the row. Rows are read in pieces, so files may be larger than memory. \
-An import that is interrupted leaves nothing that opens; the next one to the same place clears it away.
+An import that is interrupted (SIGINT, SIGTERM, SIGHUP) removes what it wrote; what one leaves that is killed does not \
+open, and the next one to the same place clears it away.
 
 Examples:
   rowmill table import /data/model --npy users=users.npy --npy items=items.npy:int8
@@ -42,8 +46,8 @@ pub(crate) struct Import {
     #[arg(long, requires = "safetensors", value_name = "NAME=TENSOR[:DIM][:FORMAT]", value_parser = parse_table)]
     tensor: Vec<TableArgument>,
     /// A table and the folder that HugeCTR's save_params_to_files made of it: `key`, `emb_vector`; may be
-    /// repeated. Give DIM: the folder does not say it, and it shows whether the files are whole
-    #[arg(long, value_name = "NAME=FOLDER[:DIM][:FORMAT]", value_parser = parse_table)]
+    /// repeated. DIM is needed: the folder does not say it, and it shows whether the files are whole
+    #[arg(long, value_name = "NAME=FOLDER:DIM[:FORMAT]", value_parser = parse_table)]
     hugectr: Vec<TableArgument>,
     /// The ids of a table's rows, any 64-bit integers: a tensor, or for --npy a .npy file; may be repeated
     #[arg(long, value_name = "NAME=TENSOR|FILE", value_parser = parse_named)]
@@ -75,14 +79,16 @@ struct TableArgument {
 impl Import {
     pub(crate) fn run(self) -> Result<()> {
         let sources = self.sources()?;
-        let reporter = Reporter::new();
-        import(
+        let (reporter, interrupts) = (Reporter::new(), Interrupts::watch()?);
+        import_until(
+            interrupts.stop(),
             &self.dir,
             self.generation,
             &sources,
             self.seed,
             &|stage, done, total| reporter.report(stage, done, total),
-        )?;
+        )
+        .map_err(|error| interrupts.explain(error))?;
         summarise(&self.dir, &reporter)
     }
 
@@ -108,7 +114,10 @@ impl Import {
         for table in &self.tensor {
             let ids = self.ids_of(&table.name)?;
             let ids = ids.map(|name| tensor(&files, name)).transpose()?;
-            let rows = tensor(&files, &table.place)?;
+            let rows = tensor(&files, &table.place).map_err(|error| {
+                let there = |place: &str| tensor(&files, place).is_ok();
+                table.turned_around(there).unwrap_or(error)
+            })?;
             sources.push(self.source(table, Container::Safetensors { rows, ids })?);
         }
         for table in &self.hugectr {
@@ -185,8 +194,27 @@ fn is_hashed(source: &Source) -> bool {
 }
 
 impl TableArgument {
+    /// The error for a row format in front of the dimensions, which was taken for a part of the place;
+    /// none where what stands before it is not there either.
+    fn turned_around(&self, there: impl Fn(&str) -> bool) -> Option<anyhow::Error> {
+        let (place, format) = self.place.rsplit_once(':')?;
+        let (dim, format) = (self.dim?, format.parse::<RowFormat>().ok()?);
+        let name = &self.name;
+        there(place).then(|| {
+            anyhow!(
+                "table {name}: dimensions stand in front of the row format: {name}={place}:{dim}:{format}"
+            )
+        })
+    }
+
     /// The place as a path.
     fn path(&self) -> Result<PathBuf> {
+        let there = |place: &str| Path::new(place).exists();
+        if !there(&self.place)
+            && let Some(error) = self.turned_around(there)
+        {
+            return Err(error);
+        }
         // What stands behind a colon and is no format was taken for the end of the name.
         if let Some((path, format)) = self.place.rsplit_once(':')
             && !Path::new(&self.place).exists()
@@ -490,5 +518,29 @@ mod tests {
         let said = sources(&format!("--npy a={}:int5", path.display())).map(|_| ());
         let said = said.unwrap_err();
         assert!(said.contains("table a: a row format can be"), "{said}");
+    }
+
+    #[test]
+    fn dimensions_stand_in_front_of_the_format() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("rows.npy");
+        std::fs::write(&path, "").unwrap();
+        let path = path.display();
+        let said = sources(&format!("--npy a={path}:int8:8")).map(|_| ());
+        assert!(said.unwrap_err().contains(&format!("a={path}:8:int8")));
+        let header = r#"{"t":{"dtype":"F32","shape":[1,4],"data_offsets":[0,16]}}"#;
+        let length = (header.len() as u64).to_le_bytes();
+        let file = temp.path().join("file");
+        std::fs::write(&file, [&length, header.as_bytes(), &[0; 16]].concat()).unwrap();
+        let file = file.display();
+        let said = sources(&format!("--safetensors {file} --tensor a=t:int8:4")).map(|_| ());
+        assert!(said.unwrap_err().contains("a=t:4:int8"));
+        // A file may be named like this, and what is nowhere is said to be nowhere.
+        for place in [format!("{path}:int4"), "/nowhere/rows.npy:int4".into()] {
+            if place.starts_with(temp.path().to_str().unwrap()) {
+                std::fs::write(&place, "").unwrap();
+            }
+            assert!(sources(&format!("--npy a={place}:8")).is_ok(), "{place}");
+        }
     }
 }

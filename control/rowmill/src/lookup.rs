@@ -78,15 +78,16 @@ pub(crate) struct Lookup {
         value_delimiter = ',',
         value_parser = id,
         requires = "table",
-        allow_negative_numbers = true
+        allow_hyphen_values = true
     )]
     ids: Vec<u64>,
     /// One weight for each id: a weighted sum or mean
     #[arg(
         long,
         value_delimiter = ',',
+        value_parser = weight,
         requires = "table",
-        allow_negative_numbers = true
+        allow_hyphen_values = true
     )]
     weights: Option<Vec<f32>>,
     /// A feature of one bag; may be repeated
@@ -104,7 +105,7 @@ pub(crate) struct Lookup {
     /// Show every element
     #[arg(long)]
     full: bool,
-    /// Print one JSON object
+    /// Print one JSON object; numbers that are not finite are the strings "inf", "-inf" and "nan"
     #[arg(long)]
     json: bool,
 }
@@ -122,9 +123,33 @@ struct Wanted {
 fn id(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let signed = || text.parse::<i64>().map(|id| id as u64);
-    text.parse()
-        .or_else(|_| signed())
-        .map_err(|_| format!("`{text}` is not an id: ids are integers of 64 bits"))
+    text.parse().or_else(|_| signed()).map_err(|_| {
+        format!(
+            "`{text}` is not an id: ids are integers of 64 bits{}",
+            after(text)
+        )
+    })
+}
+
+/// A weight.
+fn weight(text: &str) -> Result<f32, String> {
+    let text = text.trim();
+    text.parse().map_err(|_| {
+        format!(
+            "`{text}` is not a weight: weights are numbers{}",
+            after(text)
+        )
+    })
+}
+
+/// What a value that looks like an option is instead: values may begin with a minus, so that an option
+/// without a value is taken to have the next one as its value.
+fn after(text: &str) -> &'static str {
+    if text.starts_with("--") {
+        ", separated by commas, and none stand in front of this option"
+    } else {
+        ""
+    }
 }
 
 impl FromStr for Wanted {
@@ -375,6 +400,46 @@ mod tests {
         ] {
             let error = text.parse::<Wanted>().expect_err(text);
             assert!(error.contains("NAME=TABLE:ID"), "{error}");
+        }
+    }
+
+    #[test]
+    fn lists_may_begin_with_a_minus() {
+        use clap::Parser;
+        #[derive(Parser)]
+        struct Line {
+            #[command(flatten)]
+            lookup: Lookup,
+        }
+        let line = |rest: &str| {
+            let words = ["lookup", "shm:x", "--table", "t"];
+            let words = words.into_iter().chain(rest.split(' '));
+            Line::try_parse_from(words).map(|line| line.lookup)
+        };
+        for text in [
+            "--ids -1,5 --weights -3,1 --json",
+            "--weights -3,1 --json --ids -1,5",
+            "--json --ids=-1,5 --weights=-3,1",
+            "--ids -1 --ids 5 --json --weights -3 --weights 1",
+        ] {
+            let lookup = line(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+            assert_eq!(lookup.ids, [u64::MAX, 5], "{text}");
+            assert_eq!(lookup.weights, Some(vec![-3.0, 1.0]), "{text}");
+            assert!(lookup.json, "{text}");
+        }
+        for (text, part) in [
+            ("--ids --json", "`--json` is not an id"),
+            ("--ids --full", "none stand in front of this option"),
+            ("--ids 1 --weights --json", "`--json` is not a weight"),
+            ("--ids -x", "`-x` is not an id: ids are integers of 64 bits"),
+            ("--ids 1,-", "`-` is not an id"),
+            (
+                "--ids 1 --weights 1,x",
+                "`x` is not a weight: weights are numbers",
+            ),
+        ] {
+            let error = line(text).map(|_| ()).expect_err(text).to_string();
+            assert!(error.contains(part), "{text}: {error}");
         }
     }
 

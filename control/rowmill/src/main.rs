@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod import;
+mod interrupt;
 mod lookup;
 mod output;
 mod progress;
@@ -42,7 +43,8 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::note(&format!("error: {}", output::explained(&error)));
-            ExitCode::FAILURE
+            let interrupted = error.downcast_ref::<interrupt::Interrupted>();
+            interrupted.map_or(ExitCode::FAILURE, |interrupted| interrupted.exit_code())
         }
     }
 }

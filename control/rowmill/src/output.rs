@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::io::{ErrorKind, Write, stderr, stdout};
 
 use anyhow::{Context, Result};
+use serde_json::Value;
 
 /// Writes a text to standard output. A reader that has gone away (`rowmill ... | head`) has all that
 /// it wanted, so that is no error.
@@ -20,6 +21,21 @@ fn print_to(out: &mut impl Write, text: &str) -> Result<()> {
             Err(error).context("cannot write to standard output")
         }
         _ => Ok(()),
+    }
+}
+
+/// Numbers for JSON, each as [`number`] gives it.
+pub(crate) fn numbers(values: &[f32]) -> Value {
+    values.iter().map(|&value| number(value.into())).collect()
+}
+
+/// A number for JSON, which has none that are not finite: these are the strings `inf`, `-inf` and `nan`.
+pub(crate) fn number(value: f64) -> Value {
+    match value {
+        _ if value.is_nan() => "nan".into(),
+        f64::INFINITY => "inf".into(),
+        f64::NEG_INFINITY => "-inf".into(),
+        _ => value.into(),
     }
 }
 
@@ -102,6 +118,16 @@ mod tests {
         let mut out = Vec::new();
         print_to(&mut out, "text\n").expect("written");
         assert_eq!(out, b"text\n");
+    }
+
+    #[test]
+    fn numbers_that_json_does_not_have_are_strings() {
+        let values = [1.5, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN];
+        assert_eq!(
+            numbers(&values).to_string(),
+            r#"[1.5,"inf","-inf","nan","nan"]"#
+        );
+        assert_eq!(number(0.1).to_string(), "0.1");
     }
 
     #[test]

@@ -6,11 +6,12 @@ use anyhow::{Context, Result, ensure};
 use clap::{ArgGroup, Args, Subcommand};
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{CellAlignment, Table};
-use rowmill_table::{Generation, RowFormat, Shape, TableSpec, check_specs, generate};
+use rowmill_table::{Generation, RowFormat, Shape, TableSpec, check_specs, generate_until};
 use serde_json::json;
 
 use crate::import::Import;
-use crate::output::{print, shown};
+use crate::interrupt::Interrupts;
+use crate::output::{numbers, print, shown};
 use crate::progress::Reporter;
 use crate::units::{bytes, parse_bytes, thousands};
 
@@ -78,8 +79,9 @@ impl Generate {
             None => self.table,
         };
         check_specs(&specs)?;
-        let reporter = Reporter::new();
-        generate(
+        let (reporter, interrupts) = (Reporter::new(), Interrupts::watch()?);
+        generate_until(
+            interrupts.stop(),
             &self.dir,
             self.generation,
             &specs,
@@ -87,7 +89,8 @@ impl Generate {
             &|stage, done, total| {
                 reporter.report(stage, done, total);
             },
-        )?;
+        )
+        .map_err(|error| interrupts.explain(error))?;
         summarise(&self.dir, &reporter)
     }
 
@@ -142,7 +145,7 @@ impl Inspect {
         print(&if self.json {
             format!(
                 "{}\n",
-                json!({ "table": name, "row": row, "values": values })
+                json!({ "table": name, "row": row, "values": numbers(&values) })
             )
         } else {
             values.iter().map(|value| format!("{value}\n")).collect()

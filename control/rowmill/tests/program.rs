@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 fn rowmill(args: &[&str], stdout: Stdio) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rowmill"));
@@ -52,4 +53,52 @@ fn reasons_are_said_once() {
     let stderr = String::from_utf8_lossy(&answer.stderr);
     assert_eq!(answer.status.code(), Some(1));
     assert_eq!(stderr.matches("No such file").count(), 1, "{stderr}");
+}
+
+/// The signals that ask to end, and the statuses that shells give for them.
+const ENDINGS: [(&str, i32); 3] = [("INT", 130), ("TERM", 143), ("HUP", 129)];
+
+#[test]
+fn interrupted_work_removes_what_it_wrote() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = folder.path().join("model");
+    let model = model.to_str().expect("a plain path");
+    let entries = || folder.path().read_dir().expect("readable").count();
+    for (signal, status) in ENDINGS {
+        // 1 GiB, of which little is written.
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rowmill"));
+        command.args(["table", "generate", model, "--table", "t:2000000:128:f32"]);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+        let child = child.expect("it runs");
+        let began = Instant::now();
+        while entries() == 0 {
+            assert!(began.elapsed() < Duration::from_secs(20), "no draft");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut kill = Command::new("kill");
+        let sent = kill.args([&format!("-{signal}"), &child.id().to_string()]);
+        assert!(sent.status().expect("kill runs").success());
+        let ended = child.wait_with_output().expect("it ends");
+        let stderr = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(status), "{signal}: {stderr}");
+        let said = format!("error: interrupted by SIG{signal}; what was written is removed again");
+        assert!(stderr.contains(&said), "{stderr}");
+        assert_eq!(entries(), 0, "{signal}");
+    }
+}
+
+#[test]
+fn files_that_may_not_grow_leave_nothing_behind() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = env!("CARGO_BIN_EXE_rowmill");
+    let model = folder.path().join("model");
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -f 100; exec \"$0\" \"$@\"", program]);
+    command.args(["table", "generate"]).arg(&model);
+    let ended = command.args(["--table", "t:100000:16:f32"]).output();
+    let ended = ended.expect("it runs");
+    let stderr = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{:?}: {stderr}", ended.status);
+    assert!(stderr.contains("raise the limit (`ulimit -f`)"), "{stderr}");
+    assert_eq!(folder.path().read_dir().expect("readable").count(), 0);
 }

@@ -103,7 +103,8 @@ pub struct Workers {
     pub cpus: Cpus,
     /// Whether each worker is pinned to its CPU.
     pub pin: bool,
-    /// The kernels: `"auto"` (the widest that the CPU has), `"scalar"`, `"avx2"` or `"avx512"`.
+    /// The kernels: `"auto"` (the widest that the CPU has), `"scalar"`, `"avx2"`,
+    /// `"avx512"` or `"neon"`.
     #[serde(deserialize_with = "from_text")]
     pub isa: IsaChoice,
 }
@@ -134,7 +135,7 @@ impl FromStr for IsaChoice {
         match text {
             "auto" => Ok(IsaChoice::Auto),
             text => text.parse().map(IsaChoice::Fixed).map_err(|_| {
-                format!("isa can be `auto`, `scalar`, `avx2` or `avx512`, not `{text}`")
+                format!("isa can be `auto`, `scalar`, `avx2`, `avx512` or `neon`, not `{text}`")
             }),
         }
     }

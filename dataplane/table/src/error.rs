@@ -216,6 +216,15 @@ pub enum TableError {
         /// What is wrong.
         reason: String,
     },
+    /// A row for missing ids that is not all zeros, in a table that answers them with zeros.
+    #[error(
+        "table {table}: its row for missing ids is to be zeros and has other bytes; it was made by a \
+         program with an error, make the generation again"
+    )]
+    BadZeroRow {
+        /// The table.
+        table: String,
+    },
     /// Two rows of a hashed table with the same key.
     #[error(
         "table {table}: rows {first} and {second} both have the key {key}; remove one of them before importing"
@@ -282,6 +291,9 @@ pub enum TableError {
         /// Bytes free.
         available: u64,
     },
+    /// The work was to stop before its end.
+    #[error("interrupted; what was written is removed again")]
+    Interrupted,
     /// A file or folder that can't be imported.
     #[error("{path}: {reason}")]
     BadSource {
@@ -327,6 +339,17 @@ pub enum TableError {
     /// Memory could not be had.
     #[error(transparent)]
     Memory(#[from] ArenaError),
+    /// A file may not be as large as a table needs it.
+    #[error(
+        "{path} can't be as large as it needs to be; raise the limit (`ulimit -f`), or choose a place on a \
+         file system that takes larger files"
+    )]
+    FileTooLarge {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
     /// A file could not be read or written.
     #[error("{path} can't be read or written")]
     Io {
@@ -348,9 +371,12 @@ fn also(others: &u64) -> String {
 impl TableError {
     /// Wraps the kernel's answer for `path`, to be used with `map_err`.
     pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> TableError + '_ {
-        move |source| TableError::Io {
-            path: path.to_owned(),
-            source,
+        move |source| {
+            let path = path.to_owned();
+            if source.kind() == std::io::ErrorKind::FileTooLarge {
+                return TableError::FileTooLarge { path, source };
+            }
+            TableError::Io { path, source }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Tables of made-up values that depend on nothing but seed, table, row and column.
 
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 use half::f16;
 
@@ -33,6 +34,22 @@ pub fn generate(
     seed: u64,
     progress: Progress<'_>,
 ) -> Result<(), TableError> {
+    generate_until(&AtomicBool::new(false), dir, number, specs, seed, progress)
+}
+
+/// Makes a generation as [`generate`] does, unless `stop` is set before it is done.
+///
+/// # Errors
+/// [`TableError::Interrupted`] once `stop` is set: then nothing is left behind. All errors of
+/// [`generate`].
+pub fn generate_until(
+    stop: &AtomicBool,
+    dir: impl AsRef<Path>,
+    number: u64,
+    specs: &[TableSpec],
+    seed: u64,
+    progress: Progress<'_>,
+) -> Result<(), TableError> {
     write_generation(
         dir.as_ref(),
         number,
@@ -40,6 +57,7 @@ pub fn generate(
         &Generated::new(specs, seed),
         seed,
         progress,
+        stop,
     )
 }
 

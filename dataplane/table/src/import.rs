@@ -1,6 +1,7 @@
 //! Tables from the files of others: one generation of several sources, read in pieces.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use crate::import_file::{Contents, Values};
 use crate::spec::{Missing, TableKind, TableSpec};
@@ -18,7 +19,8 @@ pub struct Import {
     pub name: String,
     /// Where its rows lie.
     pub from: Container,
-    /// The dimensions that the rows must have, where the caller knows them. HugeCTR's folders don't say.
+    /// The dimensions that the rows must have, where the caller knows them. HugeCTR's folders don't say
+    /// them, so that they need it.
     pub dim: Option<usize>,
     /// How rows are to be stored.
     pub format: RowFormat,
@@ -113,7 +115,22 @@ pub enum Container {
 /// [`TableError::BadSource`] for files of another kind or size and for two rows of one id,
 /// [`TableError::NotFinite`] and [`TableError::Unfit`] for a value that can't be stored, and all errors of [`generate`](crate::generate()).
 pub fn import(
-    dir: impl AsRef<std::path::Path>,
+    dir: impl AsRef<Path>,
+    number: u64,
+    tables: &[Import],
+    seed: Option<u64>,
+    progress: Progress<'_>,
+) -> Result<(), TableError> {
+    import_until(&AtomicBool::new(false), dir, number, tables, seed, progress)
+}
+
+/// Makes a generation as [`import`] does, unless `stop` is set before it is done.
+///
+/// # Errors
+/// [`TableError::Interrupted`] once `stop` is set: then nothing is left behind. All errors of [`import`].
+pub fn import_until(
+    stop: &AtomicBool,
+    dir: impl AsRef<Path>,
     number: u64,
     tables: &[Import],
     seed: Option<u64>,
@@ -125,7 +142,8 @@ pub fn import(
         .collect::<Result<Vec<_>, _>>()?;
     let specs: Vec<TableSpec> = sources.iter().map(|source| source.spec.clone()).collect();
     let (sources, seed) = (Sources(sources), seed.unwrap_or_else(random_seed));
-    write_generation(dir.as_ref(), number, &specs, &sources, seed, progress)
+    let dir = dir.as_ref();
+    write_generation(dir, number, &specs, &sources, seed, progress, stop)
         .map_err(|error| sources.with_file(error))
 }
 

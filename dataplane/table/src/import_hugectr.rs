@@ -2,7 +2,8 @@
 //!
 //! Such a folder has `key`, a signed 64-bit number a row, and `emb_vector`, the rows' f32, both without
 //! a header and as the machine had them in memory: little-endian on all machines that HugeCTR runs on.
-//! The number of dimensions is written nowhere and follows from the sizes. `slot_id`, 64 bits a key, is
+//! The number of dimensions is written nowhere. It would follow from the sizes, but so would a wrong one
+//! from a file that was cut, and rows would be glued together of others; so the caller says it. `slot_id`, 64 bits a key, is
 //! there for models of one kind; rows don't need it.
 
 use std::fs;
@@ -18,7 +19,8 @@ const SLOT_FILE: &str = "slot_id";
 /// Most entries of a folder that are looked at to say what it may be instead.
 const MAX_ENTRIES: usize = 4096;
 
-/// Opens a folder and checks the sizes of its files; `dim` is what the caller expects, if anything.
+/// Opens a folder and checks the sizes of its files. Without `dim` that is refused, with the dimensions
+/// that the sizes would give.
 pub(crate) fn open(folder: &Path, dim: Option<u64>) -> Result<Contents, TableError> {
     let bad = |reason: String| TableError::BadSource {
         path: folder.to_owned(),
@@ -77,11 +79,19 @@ pub(crate) fn open(folder: &Path, dim: Option<u64>) -> Result<Contents, TableErr
             )));
         }
     }
+    let Some(dim) = dim else {
+        let possible = found / (count * 4);
+        let shown = folder.display();
+        return Err(bad(format!(
+            "does not say how many dimensions its vectors have; name them behind the folder, as in --hugectr \
+             NAME={shown}:{possible}, where {possible} is what the sizes of its files give if both are whole"
+        )));
+    };
     let rows = Values {
         file: vectors,
         at: 0,
         rows: count,
-        dim: found / (count * 4),
+        dim,
         element: RowFormat::F32,
     };
     let keys = Keys {

@@ -12,6 +12,8 @@ use crate::import_file::{Keys, SourceFile, Values};
 /// Longest header that is read. NumPy writes 128 bytes for two dimensions of one type; the limit also
 /// bounds how deep the parser can be made to recurse.
 const MAX_NPY_HEADER_BYTES: u64 = 1024;
+/// What a file starts with.
+const MAGIC: &[u8] = b"\x93NUMPY";
 /// Most characters of the parser's errors that are shown.
 const MAX_ERROR_CHARS: usize = 200;
 
@@ -95,8 +97,7 @@ impl Array {
     fn open(path: &Path) -> Result<Array, TableError> {
         let file = SourceFile::open(path)?;
         let start = file.start(MAX_NPY_HEADER_BYTES)?;
-        let (header, data_at) =
-            parse(&start).map_err(|reason| file.bad(format!("is no .npy file: {reason}")))?;
+        let (header, data_at) = parse(&start).map_err(|reason| file.bad(reason))?;
         Ok(Array {
             file,
             header,
@@ -156,9 +157,16 @@ pub fn check_npy_header(bytes: &[u8]) -> Result<(), String> {
     parse(&bytes[..start]).map(|_| ())
 }
 
-/// Parses the header at the start of `bytes`, with the care that untrusted bytes need. Gives also where
-/// the data start. The product of the shape's numbers fits a u64.
+/// Parses the header at the start of `bytes`, of which there are [`MAX_NPY_HEADER_BYTES`] unless the file
+/// ends before, with the care that untrusted bytes need. Gives also where the data start. The product of the shape's numbers fits a u64.
 fn parse(bytes: &[u8]) -> Result<(NpyHeader, u64), String> {
+    let no_npy = |reason: &str| format!("is no .npy file: {reason}");
+    let cut = |whole: &str| {
+        let found = bytes.len();
+        format!(
+            "ends after {found} bytes, within its header{whole}; it was not written or copied whole"
+        )
+    };
     // Magic (6 bytes), version (2), length of the text (2 in version 1, else 4), text.
     let (text_at, length) = match bytes {
         [0x93, b'N', b'U', b'M', b'P', b'Y', 1, _, low, high, ..] => {
@@ -167,29 +175,39 @@ fn parse(bytes: &[u8]) -> Result<(NpyHeader, u64), String> {
         [0x93, b'N', b'U', b'M', b'P', b'Y', _, _, a, b, c, d, ..] => {
             (12, u32::from_le_bytes([*a, *b, *c, *d]))
         }
-        _ => return Err("it does not start as NumPy writes it".into()),
+        _ if bytes.len() < 12 && bytes.iter().zip(MAGIC).all(|(byte, magic)| byte == magic) => {
+            return Err(cut(""));
+        }
+        _ => return Err(no_npy("it does not start as NumPy writes it")),
     };
     let end = text_at + length as usize;
-    let text = bytes.get(text_at..end).ok_or(format!(
-        "its header is longer than {MAX_NPY_HEADER_BYTES} bytes"
-    ))?;
+    if end as u64 > MAX_NPY_HEADER_BYTES {
+        return Err(no_npy(&format!(
+            "its header is longer than {MAX_NPY_HEADER_BYTES} bytes, and that of an array of one type is not"
+        )));
+    }
+    let text = bytes
+        .get(text_at..end)
+        .ok_or_else(|| cut(&format!(" of {end}")))?;
     // The parser goes back and forth in nested types, twice as long with each level. Arrays of one type have
     // a dictionary with a tuple in it.
     let opening = text.iter().filter(|byte| b"([{".contains(byte)).count();
     if opening > 4 {
-        return Err("its header nests more than that of an array of one type".into());
+        return Err(no_npy(
+            "its header nests more than that of an array of one type",
+        ));
     }
     // The parser multiplies the numbers of the shape. Numbers of d decimal digits together have a
     // product below 10^d, which fits a u64 up to 19; hexadecimal ones, which need an x, are left out.
     let digits = text.iter().filter(|byte| byte.is_ascii_digit()).count();
     if digits > 19 || text.iter().any(|byte| byte.eq_ignore_ascii_case(&b'x')) {
-        return Err("its header has numbers that no array's shape has".into());
+        return Err(no_npy("its header has numbers that no array's shape has"));
     }
     let header = NpyHeader::from_reader(&bytes[..end]).map_err(|error| {
         // The lines behind the first one quote all of the text.
         let said = error.to_string();
         let line = said.lines().next().unwrap_or_default();
-        line.chars().take(MAX_ERROR_CHARS).collect::<String>()
+        no_npy(&line.chars().take(MAX_ERROR_CHARS).collect::<String>())
     })?;
     Ok((header, end as u64))
 }

@@ -18,6 +18,8 @@ use crate::import_file::{Keys, SourceFile, Values};
 
 /// Longest header that is read: 16 MiB hold 100 000 tensors. The format's own limit is 100 MB.
 pub const MAX_SAFETENSORS_HEADER_BYTES: u64 = 16 << 20;
+/// Longest header of the format: a longer one is of something else.
+const FORMAT_HEADER_BYTES: u64 = 100_000_000;
 /// The name in the header that is no tensor.
 const METADATA: &str = "__metadata__";
 /// Most characters of the JSON parser's errors that are shown.
@@ -126,6 +128,7 @@ pub fn parse_safetensors_header(json: &[u8], data_bytes: u64) -> Result<Vec<Tens
         })?;
     // Tensors without elements lie before the one that begins where they do.
     tensors.sort_by(|a, b| (a.begin, a.end, &a.name).cmp(&(b.begin, b.end, &b.name)));
+    tensors.iter().try_for_each(Tensor::check)?;
     let mut covered = 0;
     for Tensor {
         name, begin, end, ..
@@ -187,7 +190,9 @@ impl<'de> Visitor<'de> for Header {
                 dtype,
                 shape,
                 data_offsets: (begin, end),
-            } = map.next_value()?;
+            } = map
+                .next_value()
+                .map_err(|error| A::Error::custom(format!("tensor {}: {error}", shown(&name))))?;
             let tensor = Tensor {
                 name,
                 dtype,
@@ -195,7 +200,6 @@ impl<'de> Visitor<'de> for Header {
                 begin,
                 end,
             };
-            tensor.check().map_err(A::Error::custom)?;
             tensors.push(tensor);
         }
         Ok(tensors)
@@ -217,14 +221,18 @@ impl Tensor {
             .iter()
             .try_fold(dtype.bits(), |bits, &size| bits.checked_mul(size))
             .filter(|bits| bits.is_multiple_of(8))
-            .ok_or_else(|| format!("tensor {name} has a shape that no {dtype} tensor has"))?;
+            .ok_or_else(|| {
+                let shape = self.describe();
+                format!("its tensor {shape} has a shape that no {dtype} tensor has")
+            })?;
         let found = end.checked_sub(*begin).ok_or_else(|| {
-            format!("tensor {name} ends at byte {end}, before it begins at {begin}")
+            format!("its tensor {name} ends at byte {end}, before it begins at {begin}")
         })?;
         if found != bits / 8 {
             let promised = bits / 8;
             return Err(format!(
-                "tensor {name} has {found} bytes, and its type and shape promise {promised}"
+                "its tensor {} has {found} bytes, and its type and shape promise {promised}",
+                self.describe()
             ));
         }
         Ok(())
@@ -264,10 +272,10 @@ impl Safetensors {
         }
         file.read_at(&mut length, 0)?;
         let length = u64::from_le_bytes(length);
-        if length > MAX_SAFETENSORS_HEADER_BYTES {
+        if length > FORMAT_HEADER_BYTES {
             return Err(file.bad(format!(
-                "is no safetensors file: it promises a header of {length} bytes, and \
-                 {MAX_SAFETENSORS_HEADER_BYTES} are the most that is read"
+                "is no safetensors file: it promises a header of {length} bytes, and the format has \
+                 {FORMAT_HEADER_BYTES} at most"
             )));
         }
         let data_at = 8 + length;
@@ -278,6 +286,12 @@ impl Safetensors {
                 file.bytes
             )));
         };
+        if length > MAX_SAFETENSORS_HEADER_BYTES {
+            return Err(file.bad(format!(
+                "has a header of {length} bytes, and {MAX_SAFETENSORS_HEADER_BYTES} are the most that is read; \
+                 write the tensors that are tables to a file of their own"
+            )));
+        }
         let mut json = vec![0; length as usize];
         file.read_at(&mut json, 8)?;
         let tensors =

@@ -36,10 +36,10 @@ mod writer;
 pub use encode::Unfit;
 pub use error::TableError;
 pub use format::RowFormat;
-pub use generate::{generate, generated_key};
+pub use generate::{generate, generate_until, generated_key};
 pub use generation::{Generation, TableInfo};
 pub use header::{HEADER_BYTES, Header, parse_header};
-pub use import::{Container, Import, WhenMissing, import};
+pub use import::{Container, Import, WhenMissing, import, import_until};
 #[doc(hidden)]
 pub use import_npy::check_npy_header;
 pub use import_safetensors::{

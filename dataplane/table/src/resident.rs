@@ -12,6 +12,7 @@ use crate::index::{BUCKET_BYTES, Found, Index, entries};
 use crate::index_build::Scratch;
 use crate::manifest::TableInfo;
 use crate::spec::{Missing, TableKind, TableSpec, check_specs};
+use crate::verify::check_zero_row;
 use crate::writer::TableRows;
 use crate::{Progress, Stage, TableError};
 
@@ -285,7 +286,7 @@ impl Layout {
         slices
     }
 
-    /// Freezes the filled arena, checks the indexes in it, and gives it out as tables.
+    /// Freezes the filled arena, checks the rows of zeros and the indexes in it, and gives it out as tables.
     pub(crate) fn finish(
         &self,
         arena: Arena,
@@ -298,6 +299,8 @@ impl Layout {
             let index = match info.kind {
                 TableKind::Dense => None,
                 TableKind::Hashed(_) => {
+                    let rows = &arena[offset..][..info.row_region_bytes() as usize];
+                    check_zero_row(info, &rows[rows.len() - info.stride..])?;
                     let bytes = offset + info.index_at() as usize..offset + len;
                     let index = check_index(info, &arena[bytes.clone()])?;
                     Some((index, bytes))

@@ -1,4 +1,4 @@
-//! Comparing every block with its checksum, and looking at indexes.
+//! Comparing every block with its checksum, and looking at rows of zeros and indexes.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,7 +8,7 @@ use crate::blocks::{
 use crate::header::HEADER_BYTES;
 use crate::index::{BUCKET_BYTES, Found, Index};
 use crate::manifest::TableInfo;
-use crate::spec::TableKind;
+use crate::spec::{Missing, TableKind};
 use crate::{Generation, Progress, Stage, TableError};
 
 pub(crate) fn verify(generation: &Generation, progress: Progress<'_>) -> Result<(), TableError> {
@@ -50,7 +50,7 @@ pub(crate) fn verify(generation: &Generation, progress: Progress<'_>) -> Result<
     let Some(&(index, block)) = damaged.iter().min() else {
         return tables
             .iter()
-            .try_for_each(|table| verify_index(&generation, table));
+            .try_for_each(|table| verify_hashed(&generation, table));
     };
     let table = &tables[index];
     let range = block_range(table.file_bytes, block);
@@ -64,8 +64,8 @@ pub(crate) fn verify(generation: &Generation, progress: Progress<'_>) -> Result<
     })
 }
 
-/// Checks an index in its file, a part at a time.
-fn verify_index(generation: &Generation, info: &TableInfo) -> Result<(), TableError> {
+/// Checks a row of zeros and an index in their file, the index a part at a time.
+fn verify_hashed(generation: &Generation, info: &TableInfo) -> Result<(), TableError> {
     if info.kind == TableKind::Dense {
         return Ok(());
     }
@@ -75,6 +75,10 @@ fn verify_index(generation: &Generation, info: &TableInfo) -> Result<(), TableEr
     };
     let path = generation.path(info);
     let file = open_regular(&path).map_err(TableError::io(&path))?;
+    let mut row = vec![0; info.stride];
+    let row_at = HEADER_BYTES as u64 + info.row_region_bytes() - info.stride as u64;
+    read_at(&file, &path, &mut row, row_at)?;
+    check_zero_row(info, &row)?;
     let mut at = HEADER_BYTES as u64 + info.index_at();
     let end = at + info.index_bytes();
     let mut line = [0; BUCKET_BYTES];
@@ -96,4 +100,14 @@ fn verify_index(generation: &Generation, info: &TableInfo) -> Result<(), TableEr
         at += bytes.len() as u64;
     }
     index.checked(all, info.rows).map(|_| ()).map_err(bad)
+}
+
+/// Checks the last of a table's stored rows, which is all zeros where missing ids stand for such a row.
+pub(crate) fn check_zero_row(info: &TableInfo, row: &[u8]) -> Result<(), TableError> {
+    if info.kind.missing() == Missing::Zero && row.iter().any(|&byte| byte != 0) {
+        return Err(TableError::BadZeroRow {
+            table: info.name.clone(),
+        });
+    }
+    Ok(())
 }

@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::blocks::{
@@ -37,6 +38,38 @@ pub(crate) trait RowSource: Sync {
     fn default_row(&self, table: usize, out: &mut [u8]) -> Result<(), TableError> {
         let _ = out;
         panic!("the source has no row for missing ids of table {table}");
+    }
+}
+
+/// A source that gives nothing more once `stop` is set. Every piece of work begins with asking it.
+struct Stoppable<'a> {
+    source: &'a dyn RowSource,
+    stop: &'a AtomicBool,
+}
+
+impl Stoppable<'_> {
+    fn check(&self) -> Result<(), TableError> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(TableError::Interrupted);
+        }
+        Ok(())
+    }
+}
+
+impl RowSource for Stoppable<'_> {
+    fn rows(&self, table: usize, first: u64, out: &mut [u8]) -> Result<(), TableError> {
+        self.check()?;
+        self.source.rows(table, first, out)
+    }
+
+    fn keys(&self, table: usize, first: u64, out: &mut [u64]) -> Result<(), TableError> {
+        self.check()?;
+        self.source.keys(table, first, out)
+    }
+
+    fn default_row(&self, table: usize, out: &mut [u8]) -> Result<(), TableError> {
+        self.check()?;
+        self.source.default_row(table, out)
     }
 }
 
@@ -108,7 +141,8 @@ impl TableRows<'_> {
 }
 
 /// Makes generation `number` at `dir`, which must not exist. Memory use is bounded, whatever the size.
-/// `seed` is what the indexes of hashed tables are seeded from.
+/// `seed` is what the indexes of hashed tables are seeded from. Once `stop` is set, what was written is
+/// removed, and that is [`TableError::Interrupted`].
 pub(crate) fn write_generation(
     dir: &Path,
     number: u64,
@@ -116,8 +150,10 @@ pub(crate) fn write_generation(
     source: &dyn RowSource,
     seed: u64,
     progress: Progress<'_>,
+    stop: &AtomicBool,
 ) -> Result<(), TableError> {
     check_specs(specs)?;
+    let source = &Stoppable { source, stop };
     let tables: Vec<TableInfo> = specs
         .iter()
         .enumerate()
@@ -138,7 +174,7 @@ pub(crate) fn write_generation(
         checksum_crc: crc32fast::hash(&bytes),
         tables,
     };
-    draft.sync(&manifest.tables, progress)?;
+    draft.sync(&manifest.tables, progress, stop)?;
     draft.write_file(MANIFEST_FILE, &manifest.to_bytes())?;
     draft.publish()
 }

@@ -3,13 +3,14 @@
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Barrier, Mutex};
 
 use proptest::prelude::*;
 use rowmill_arena::HugePages;
 use rowmill_table::{
     Generation, HEADER_BYTES, LoadOptions, MANIFEST_FILE, Resident, RowFormat, Stage, TableError,
-    TableKind, TableSpec, generate, silent,
+    TableKind, TableSpec, generate, generate_until, silent,
 };
 use tempfile::TempDir;
 
@@ -350,8 +351,8 @@ fn places_that_take_no_directories() {
 #[test]
 fn an_interrupted_attempt_does_not_open_and_is_cleared_away() {
     let (temp, dir) = made(&small_specs());
-    // What a killed process leaves: its directory, without a manifest. No process has this number.
-    let abandoned = temp.path().join(".next.partial-4294967295");
+    // What a killed process leaves: its directory, without a manifest and without a lock.
+    let abandoned = temp.path().join(".next.partial-0123456789abcdef");
     fs::create_dir(&abandoned).unwrap();
     for file in ["00000.rows", "00001.rows", "checksums.crc"] {
         fs::copy(dir.join(file), abandoned.join(file)).unwrap();
@@ -363,6 +364,54 @@ fn an_interrupted_attempt_does_not_open_and_is_cleared_away() {
     generate(temp.path().join("next"), 8, &small_specs(), SEED, &silent).unwrap();
     assert!(!abandoned.exists());
     verify(&temp.path().join("next")).unwrap();
+}
+
+#[test]
+fn of_two_writers_of_one_target_one_has_it() {
+    let temp = tempfile::tempdir().unwrap();
+    let target = temp.path().join("model");
+    let together = Barrier::new(2);
+    // Both have begun when either goes on.
+    let write = |seed| {
+        let met = AtomicBool::new(false);
+        generate(&target, 1, &small_specs(), seed, &|_, _, _| {
+            if !met.swap(true, Ordering::Relaxed) {
+                together.wait();
+            }
+        })
+    };
+    let results = std::thread::scope(|scope| {
+        let writers = [1, 2].map(|seed| scope.spawn(move || write(seed)));
+        writers.map(|writer| writer.join().unwrap())
+    });
+    let won = results.iter().filter(|result| result.is_ok()).count();
+    let refused =
+        |result: &Result<(), TableError>| matches!(result, Err(TableError::AlreadyExists { .. }));
+    let lost = results.iter().filter(|result| refused(result)).count();
+    assert_eq!((won, lost), (1, 1), "{results:?}");
+    verify(&target).unwrap();
+    assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn work_that_is_stopped_leaves_nothing() {
+    let mut hashed = spec("hashed", 200_000, 4, RowFormat::F32);
+    hashed.kind = TableKind::Hashed(rowmill_table::Missing::Zero);
+    let mut specs = specs();
+    specs.push(hashed);
+    let temp = tempfile::tempdir().unwrap();
+    let target = temp.path().join("model");
+    for at in [Stage::Indexing, Stage::Writing, Stage::Syncing] {
+        let stop = AtomicBool::new(false);
+        let result = generate_until(&stop, &target, 1, &specs, SEED, &|stage, _, _| {
+            if stage == at {
+                stop.store(true, Ordering::Relaxed);
+            }
+        });
+        let error = result.unwrap_err();
+        assert!(matches!(error, TableError::Interrupted), "{at}: {error}");
+        assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 0, "{at}");
+    }
 }
 
 #[test]

@@ -365,6 +365,33 @@ fn forge(dir: &Path, at: u64, bytes: &[u8]) {
 }
 
 #[test]
+fn rows_of_zeros_are_checked() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("model");
+    let spec = spec("t", 100, 4, RowFormat::Int8, Missing::Zero);
+    generate(&dir, 1, &[spec], SEED, &silent).unwrap();
+    let forged = |at, byte| {
+        forge(&dir, at, &[byte]);
+        Generation::open(&dir).unwrap()
+    };
+    let row_at = 4096 + 100 * 12;
+    for byte in [0, 11] {
+        let generation = forged(row_at + byte, 1);
+        for verify in [true, false] {
+            let loaded = generation.load(HugePages::Off, &silent, LoadOptions { verify });
+            let error = loaded.unwrap_err();
+            assert!(matches!(error, TableError::BadZeroRow { .. }), "{error}");
+        }
+        let error = generation.verify(&silent).unwrap_err();
+        assert!(matches!(error, TableError::BadZeroRow { .. }), "{error}");
+        assert!(error.to_string().contains("table t: its row"), "{error}");
+        forged(row_at + byte, 0).verify(&silent).unwrap();
+    }
+    // The row before it may be anything.
+    forged(row_at - 1, 1).verify(&silent).unwrap();
+}
+
+#[test]
 fn forged_indexes_are_refused() {
     let temp = tempfile::tempdir().unwrap();
     let rows = 100u64;

@@ -99,7 +99,7 @@ impl Sources<'_> {
                 "--ids".into(),
                 "t=ids".into(),
             ],
-            _ => vec!["--hugectr".into(), format!("t={}", shown("dump"))],
+            _ => vec!["--hugectr".into(), format!("t={}:{DIM}", shown("dump"))],
         };
         let target = self.site.path("imported").display().to_string();
         let begin = ["table", "import", &target].map(str::to_owned);
@@ -258,7 +258,7 @@ pub(super) fn truncated(site: &Site) -> Result<Verdict> {
         )?;
         fs::write(&path, &good).context("the rows")?;
     }
-    // Half of the vectors are whole vectors of half the dimensions: only who says the dimensions is told.
+    // Half of the vectors are whole vectors of half the dimensions: so who does not say them is asked to.
     let path = sources.folder.join("dump/emb_vector");
     let half = fs::read(&path).context("the rows")?[..ROWS * DIM * 2].to_vec();
     fs::write(&path, half).context("the rows")?;
@@ -275,6 +275,14 @@ pub(super) fn truncated(site: &Site) -> Result<Verdict> {
     );
     ensure!(
         status.code() == Some(1) && said.contains(&promised),
+        "{status}: {said}"
+    );
+    let without = &with_dim[..with_dim.rfind(':').context("a dim")?];
+    let arguments = ["table", "import", &target, "--hugectr", without];
+    let (status, said) = site.command("rowmill", &arguments)?;
+    let asked = format!("dump:{}, where {}", DIM / 2, DIM / 2);
+    ensure!(
+        status.code() == Some(1) && said.contains(&asked),
         "{status}: {said}"
     );
     for name in ["dump/key", "ids.npy"] {

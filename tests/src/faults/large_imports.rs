@@ -1,5 +1,6 @@
 //! Imports of much: killed under way, and of more than the memory that they may hold.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -47,10 +48,18 @@ pub(super) fn killed(site: &Site) -> Result<Verdict> {
     let path = target.to_str().context("a path in UTF-8")?;
     let arguments = ["table", "import", path, "--hugectr", &table];
     let mut killed = 0;
+    let mut earlier = Vec::new();
     for delay_ms in [0, 5, 20, 50, 100, 200] {
         let mut import = start(site, &arguments)?;
-        let draft = site.path(&format!(".imported.partial-{}", import.0.id()));
-        until(PATIENCE, || draft.exists() || target.exists())?;
+        // Its draft is the one that no earlier one left.
+        let draft = || -> Option<PathBuf> {
+            let left = left_over(site, "imported").ok()?;
+            let new = |name: &OsString| *name != *"imported" && !earlier.contains(name);
+            left.into_iter()
+                .find(new)
+                .map(|name| site.path("").join(name))
+        };
+        until(PATIENCE, || draft().is_some() || target.exists())?;
         std::thread::sleep(Duration::from_millis(delay_ms));
         import.signal(Signal::KILL)?;
         let status = import.end(PATIENCE).context("a killed import")?;
@@ -62,10 +71,11 @@ pub(super) fn killed(site: &Site) -> Result<Verdict> {
         }
         ensure!(!status.success(), "it ended well and left nothing");
         killed += 1;
+        let draft = draft().context("a killed import leaves its draft")?;
+        earlier = left_over(site, "imported")?;
         ensure!(
-            draft.exists() && left_over(site, "imported")?.len() == 1,
-            "what earlier ones left is still there: {:?}",
-            left_over(site, "imported")?
+            earlier.len() == 1,
+            "what earlier ones left is still there: {earlier:?}"
         );
         for folder in [&draft, &target] {
             let folder = folder.to_str().context("a path in UTF-8")?;

@@ -6,7 +6,7 @@ use rowmill_client::{Answer, Pooling};
 use serde_json::{Value, json};
 
 use super::{Element, Pool, Wanted};
-use crate::output::shown;
+use crate::output::{number, numbers, shown};
 
 /// Elements of a vector that are shown unless all are asked for.
 const SHOWN: usize = 8;
@@ -127,15 +127,17 @@ impl Report<'_> {
                 "pooling": pooling_name(wanted, self.pool),
                 "output": self.output.name(),
                 "ids": wanted.ids,
-                "weights": wanted.weights,
+                "weights": wanted.weights.as_deref().map(numbers),
                 "dim": dim,
             });
             match (self.pool, &vectors[..]) {
-                (Pool::None, vectors) => feature["vectors"] = json!(vectors),
+                (Pool::None, vectors) => {
+                    feature["vectors"] = vectors.iter().map(|vector| numbers(vector)).collect();
+                }
                 (_, vectors) => {
                     let vector = vectors.first().map_or(&[][..], |vector| vector);
-                    feature["norm"] = json!(norm(vector));
-                    feature["vector"] = json!(vector);
+                    feature["norm"] = number(norm(vector));
+                    feature["vector"] = numbers(vector);
                 }
             }
             feature

@@ -67,7 +67,7 @@ fn bad_values_are_refused_with_place_and_advice() {
         (
             "[model]\ndirectory = \"/m\"\n[workers]\nisa = \"sse\"",
             "line 4",
-            "`avx512`, not `sse`",
+            "`avx512` or `neon`, not `sse`",
         ),
         (
             "[model]\ndirectory = \"/m\"\n[workers]\ncpus = 0",

@@ -119,7 +119,10 @@ fn ids_that_come_twice_are_named_with_both_places() {
     let values = values(20_000 * 4);
     let error = refusal(|parent| {
         let folder = folder(parent, &keys, &values);
-        Ok(table(Container::HugeCtr(folder), RowFormat::F32))
+        Ok(Import {
+            dim: Some(4),
+            ..table(Container::HugeCtr(folder), RowFormat::F32)
+        })
     });
     let part = "users/key: rows 77 and 19998 both have the id 231";
     assert!(error.contains(part), "{error}");

@@ -80,7 +80,7 @@ fn folders_that_are_not_whole_are_refused() {
         ),
         ("emb_vector", 3199, None, "no whole number"),
         ("emb_vector", 0, None, "emb_vector: has 0 bytes"),
-        ("emb_vector", 400, None, "multiple of 4"),
+        ("emb_vector", 400, Some(1), "multiple of 4"),
         (
             "emb_vector",
             1600,
@@ -102,6 +102,18 @@ fn folders_that_are_not_whole_are_refused() {
     ] {
         let error = cut(name, len, dim);
         assert!(error.contains(part), "{name} {len}: {error}");
+    }
+}
+
+#[test]
+fn dimensions_are_not_guessed() {
+    // Half of the keys and all vectors would be pairs of vectors glued together.
+    for (keys, possible) in [(100, 8), (50, 16)] {
+        let keys: Vec<i64> = (0..keys).collect();
+        let error = refusal(|parent| source(folder(parent, &keys, &values(800)), None));
+        let part = format!("users:{possible}, where {possible} is what the sizes");
+        assert!(error.contains(&part), "{error}");
+        assert!(error.contains("--hugectr NAME=/"), "{error}");
     }
 }
 

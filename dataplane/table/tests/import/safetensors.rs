@@ -133,10 +133,13 @@ fn headers_that_lie_are_refused() {
             "promises 16 bytes of tensors and it has 32",
         ),
         // Shapes.
-        (format!("{{{}}}", with("rows", 32, 0)), "before it begins"),
+        (
+            format!("{{{}}}", with("rows", 32, 0)),
+            r#"its tensor "rows" ends at byte 0, before it begins"#,
+        ),
         (
             format!("{{{}}}", with("rows", 0, 31)),
-            "has 31 bytes, and its type and shape promise 32",
+            r#"its tensor "rows" (F32 [2, 4]) has 31 bytes, and its type and shape promise 32"#,
         ),
         (
             format!("{{{}}}", entry("rows", "F32", &[1 << 33, 1 << 33], 0, 32)),
@@ -148,7 +151,7 @@ fn headers_that_lie_are_refused() {
         ),
         (
             format!("{{{}}}", entry("rows", "F4", &[3], 0, 1)),
-            "a shape that no F4 tensor has",
+            "tensor \"rows\" (F4 [3]) has a shape that no F4 tensor has",
         ),
         (
             format!("{{{}}}", entry("rows", "F32", &[2, 4], 0, u64::MAX)),
@@ -166,7 +169,7 @@ fn headers_that_lie_are_refused() {
         (good.clone(), "no JSON object"),
         (
             format!("{{{}}}", good.replace("[2, 4]", "[2, -4]")),
-            "integer `-4`",
+            r#"tensor "rows": invalid value: integer `-4`"#,
         ),
         (
             format!("{{{}}}", good.replace("[2, 4]", "[2, 4.0]")),
@@ -223,6 +226,10 @@ fn headers_that_lie_are_refused() {
         let error = parse_safetensors_header(header.as_bytes(), 32).map(|_| ());
         let error = error.expect_err(&header);
         assert!(
+            !part.contains("its tensor") || error.starts_with("its tensor"),
+            "the tensor is named, not the place in the header: {error}"
+        );
+        assert!(
             error.contains(part) && error.len() < 600,
             "{header:.200}: {error}"
         );
@@ -257,8 +264,19 @@ fn files_that_are_cut_are_refused() {
             .map(|_| ())
             .unwrap_err()
             .to_string();
-        assert!(error.contains("promises a header of"), "{error}");
+        assert!(error.contains("promises a header"), "{error}");
     }
+    // One that the format has and that is longer than what is read.
+    let length = MAX_SAFETENSORS_HEADER_BYTES + 1;
+    fs::write(&path, length.to_le_bytes()).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(8 + length).unwrap();
+    let error = Safetensors::open(&path).map(|_| ()).unwrap_err();
+    let error = error.to_string();
+    assert!(
+        error.contains("16777216 are the most that is read; write the tensors"),
+        "{error}"
+    );
 }
 
 #[test]
