@@ -39,7 +39,7 @@ test-arm: setup ## The pure crates and shm, cross-built for arm64 and run on an 
 sim: setup ## Whole-service simulation over SEEDS=1000 seeds
 	$(CARGO) run --release -p rowmill-tests --bin sim -- --seeds $(SEEDS)
 
-test-full: setup ## Everything that CI has no time for: seeds, sanitizer, fuzzing, all faults; prints a table
+test-full: setup ## Everything that CI has no time for: seeds, sanitizer, fuzzing, PyTorch, all of arm64; prints a table
 	@deploy/test-full.sh
 
 bench: build ## All suites, readable

@@ -40,6 +40,7 @@ else
     skip fuzz "needs a nightly toolchain"
     skip sanitizer "needs a nightly toolchain"
 fi
+stage torch 1800 make peers
 stage arm 1800 env ROWMILL_TEST_EVERY=1 make test-arm
 stage run 900 make run
 
