@@ -23,8 +23,8 @@ use crate::table::summarise;
 Each table ends with its dimensions and its row format, in this order, where they are to be checked or not those \
 of --format: items=items.npy:64:int8. Tables with ids of their own (--ids, --hugectr) are hashed, the others dense: \
 there an id is the number of the row. Rows are read in pieces, so files may be larger than memory. \
-An import that is interrupted (SIGINT, SIGTERM, SIGHUP) removes what it wrote; what one leaves that is killed does not \
-open, and the next one to the same place clears it away.
+An import that is interrupted (SIGINT, SIGTERM, SIGHUP) removes what it wrote; what one leaves that is killed \
+has a hidden name, and the next one to the same place clears it away.
 
 Examples:
   rowmill table import /data/model --npy users=users.npy --npy items=items.npy:int8
@@ -46,7 +46,7 @@ pub(crate) struct Import {
     #[arg(long, requires = "safetensors", value_name = "NAME=TENSOR[:DIM][:FORMAT]", value_parser = parse_table)]
     tensor: Vec<TableArgument>,
     /// A table and the folder that HugeCTR's save_params_to_files made of it: `key`, `emb_vector`; may be
-    /// repeated. DIM is needed: the folder does not say it, and it shows whether the files are whole
+    /// repeated. DIM is needed: the folder does not say it, and with it a cut file shows
     #[arg(long, value_name = "NAME=FOLDER:DIM[:FORMAT]", value_parser = parse_table)]
     hugectr: Vec<TableArgument>,
     /// The ids of a table's rows, any 64-bit integers: a tensor, or for --npy a .npy file; may be repeated

@@ -9,12 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use anyhow::{Context, Result};
 use rowmill_table::TableError;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
-use signal_hook::flag::{register, register_conditional_default, register_usize};
+use signal_hook::flag::{register, register_usize};
 
 /// The signals that ask a command to end.
 const ENDING: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
-/// Watches the signals that ask to end; a second one ends the process at once.
+/// Watches the signals that ask to end. Further ones change nothing, since `timeout` and closed terminals send
+/// two; SIGQUIT ends the process at once.
 pub(crate) struct Interrupts {
     stop: Arc<AtomicBool>,
     signal: Arc<AtomicUsize>,
@@ -32,9 +33,7 @@ impl Interrupts {
             if ignored & (1 << (number - 1)) != 0 {
                 continue;
             }
-            // In this order, so that the first one finds the flag unset.
-            register_conditional_default(number, Arc::clone(&stop))
-                .and_then(|_| register_usize(number, Arc::clone(&signal), number as usize))
+            register_usize(number, Arc::clone(&signal), number as usize)
                 .and_then(|_| register(number, Arc::clone(&stop)))
                 .context("cannot watch signals")?;
         }

@@ -75,9 +75,14 @@ fn interrupted_work_removes_what_it_wrote() {
             assert!(began.elapsed() < Duration::from_secs(20), "no draft");
             std::thread::sleep(Duration::from_millis(1));
         }
-        let mut kill = Command::new("kill");
-        let sent = kill.args([&format!("-{signal}"), &child.id().to_string()]);
-        assert!(sent.status().expect("kill runs").success());
+        // Twice, as `timeout` and a terminal that is closed do; by the second time it may have ended.
+        let pid = child.id();
+        let mut shell = Command::new("sh");
+        let sent = shell.args([
+            "-c",
+            &format!("kill -{signal} {pid} && kill -{signal} {pid}; true"),
+        ]);
+        assert!(sent.status().expect("sh runs").success());
         let ended = child.wait_with_output().expect("it ends");
         let stderr = String::from_utf8_lossy(&ended.stderr);
         assert_eq!(ended.status.code(), Some(status), "{signal}: {stderr}");

@@ -102,9 +102,7 @@ impl Simd for Avx2 {
                     } else {
                         _mm_cvtsi32_si128(at.cast::<i32>().read_unaligned())
                     };
-                    // Less 128: the highest bit the other way round, and as a sign.
-                    let codes = _mm_xor_si128(codes, _mm_set1_epi8(i8::MIN));
-                    _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes))
+                    _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(codes))
                 }
                 RowFormat::Int4 => {
                     let at = row.wrapping_add(4 * i);
@@ -115,8 +113,7 @@ impl Simd for Avx2 {
                     };
                     let shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
                     let codes = _mm256_srlv_epi32(_mm256_set1_epi32(codes), shifts);
-                    let codes = _mm256_and_si256(codes, _mm256_set1_epi32(0xf));
-                    _mm256_cvtepi32_ps(_mm256_sub_epi32(codes, _mm256_set1_epi32(8)))
+                    _mm256_cvtepi32_ps(_mm256_and_si256(codes, _mm256_set1_epi32(0xf)))
                 }
             }
         }

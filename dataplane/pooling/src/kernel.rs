@@ -40,10 +40,42 @@ pub(crate) trait Simd {
     /// The two f16 of a word, the lower half first, as f32.
     unsafe fn f16_pair(word: u32) -> (f32, f32);
 
-    /// Values, or codes less [`RowFormat::middle`], of register `i` of a row whose first column is at `row`. Of the
+    /// Values, or codes as numbers, of register `i` of a row whose first column is at `row`. Of the
     /// register, or of its int4 group, only the first `rest` dimensions are there, and others are not read;
     /// their lanes can hold anything.
     unsafe fn load(format: RowFormat, row: *const u8, i: usize, rest: usize) -> Self::Vector;
+    /// What [`Simd::value`] needs of a row of which as many registers are read: scale and bias, or what an
+    /// instruction set makes of them.
+    #[inline(always)]
+    unsafe fn decoder(
+        _format: RowFormat,
+        _registers: usize,
+        scale: f32,
+        bias: f32,
+    ) -> [Self::Vector; 2] {
+        // SAFETY: the trait's contract.
+        unsafe { [Self::splat(scale), Self::splat(bias)] }
+    }
+    /// The values of register `i` of a row, as [`Simd::load`] has them, with the row's decoder.
+    #[inline(always)]
+    unsafe fn value(
+        format: RowFormat,
+        _registers: usize,
+        row: *const u8,
+        i: usize,
+        rest: usize,
+        [scale, bias]: [Self::Vector; 2],
+    ) -> Self::Vector {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let x = Self::load(format, row, i, rest);
+            if format.has_codes() {
+                Self::fma(scale, x, bias)
+            } else {
+                x
+            }
+        }
+    }
     /// Puts the dimensions of an int4 group of two into order.
     unsafe fn untangle(pair: [Self::Vector; 2]) -> [Self::Vector; 2];
     /// Stores the first `lanes` dimensions of canonical values at `at`, which may have any alignment.
@@ -177,7 +209,6 @@ pub(crate) unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const 
         (bag_weights, weights) = split_weights(weights, length as usize);
         // SAFETY: the instruction set is there.
         let mut sums = unsafe { [S::splat(0.0); N] };
-        let mut middles = 0.0f32;
         // Times 1 changes no bit, and is as fast as no product.
         let (weight_at, weight_step) = match bag_weights {
             Some(weights) => (weights.as_ptr(), 1),
@@ -194,21 +225,15 @@ pub(crate) unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const 
                 let row = place.of_row(bag[k]);
                 // SAFETY: it is one of the bag's weights, or the one that stands for all.
                 let weight = unsafe { weight_at.wrapping_add(k.wrapping_mul(weight_step)).read() };
-                let mut factor = weight;
-                if format.has_codes() {
+                let (scale, bias) = if format.has_codes() {
                     // SAFETY: the id names a row, so its scale and bias are `trailer` bytes behind `row`.
-                    let (scale, bias) = unsafe { scale_and_bias::<S>(format, &place, row) };
-                    let middle = scale.mul_add(format.middle(), bias);
-                    middles = if weighted {
-                        weight.mul_add(middle, middles)
-                    } else {
-                        middles + middle
-                    };
-                    factor = if weighted { weight * scale } else { scale };
-                }
+                    unsafe { scale_and_bias::<S>(format, &place, row) }
+                } else {
+                    (1.0, 0.0)
+                };
                 // SAFETY: the id names a row, so values or codes of all columns lie at `row`.
                 unsafe {
-                    let factor = S::splat(factor);
+                    let (weight, decoder) = (S::splat(weight), S::decoder(format, N, scale, bias));
                     in_order!(N, turn => {
                         let i = const { reading_order(N, registers_a_line::<S>(kind(K).0), kind(K).0) }[turn];
                         let rest = if FULL || i + columns.group < N {
@@ -218,7 +243,12 @@ pub(crate) unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const 
                         };
                         // Lines are read in this order, and one register at a time, whatever the compiler
                         // would like: with all loads first it runs out of registers.
-                        sums[i] = S::pin(S::fma(factor, S::load(format, row, i, rest), sums[i]));
+                        let x = S::value(format, N, row, i, rest, decoder);
+                        sums[i] = S::pin(if weighted {
+                            S::fma(weight, x, sums[i])
+                        } else {
+                            S::add(sums[i], x)
+                        });
                     });
                 }
                 k += 1;
@@ -228,17 +258,12 @@ pub(crate) unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const 
         // SAFETY: the bag's vector lies inside the target, which is mapped and writable.
         unsafe {
             untangle::<S, N>(format, &mut sums);
-            let middles = S::splat(middles);
             // Written out, as all that touches the sums: a loop would put them into memory.
             in_order!(N, i => {
-                let mut sum = sums[i];
-                if format.has_codes() {
-                    sum = S::add(sum, middles);
-                }
-                sum = match divisor {
-                    None => sum,
+                let sum = match divisor {
+                    None => sums[i],
                     Some(0.0) => S::splat(0.0),
-                    Some(divisor) => S::div(sum, S::splat(divisor)),
+                    Some(divisor) => S::div(sums[i], S::splat(divisor)),
                 };
                 let lanes = if FULL { S::LANES } else { columns.lanes(i) };
                 let at = out.wrapping_add(i * S::LANES * run.bags.output.bytes());
@@ -335,15 +360,15 @@ unsafe fn values<S: Simd, const M: usize>(
 ) -> [S::Vector; M] {
     // SAFETY: the caller's contract.
     unsafe {
+        let (scale, bias) = if format.has_codes() {
+            scale_and_bias::<S>(format, place, row)
+        } else {
+            (1.0, 0.0)
+        };
+        let decoder = S::decoder(format, M, scale, bias);
         let mut vectors = [S::splat(0.0); M];
         for (j, vector) in vectors.iter_mut().enumerate() {
-            *vector = S::load(format, row, i + j, columns.rest(i + j));
-        }
-        if format.has_codes() {
-            let (scale, bias) = scale_and_bias::<S>(format, place, row);
-            let (scale, bias) = (S::splat(scale), S::splat(bias));
-            let middle = S::splat(format.middle());
-            vectors = vectors.map(|codes| S::fma(scale, S::add(codes, middle), bias));
+            *vector = S::value(format, M, row, i + j, columns.rest(i + j), decoder);
         }
         untangle::<S, M>(format, &mut vectors);
         vectors.map(|x| S::canonical(x))

@@ -7,17 +7,11 @@
 //! Arithmetic, the same in every instruction set:
 //! - each dimension has one f32 accumulator, starting at +0.0, to which rows are added in the order
 //!   of the ids;
-//! - a weighted sum adds a row of numbers by `fma(weight, value, accumulator)`;
-//! - codes count from the one in the middle, 128 or 8: a row of codes is added by
-//!   `fma(scale, code - middle, accumulator)`, weighted with `weight * scale`; and what the middle stands for,
-//!   `fma(scale, middle, bias)`, the same for all dimensions, to a sum of middles (weighted by
-//!   `fma(weight, ..., sum)`), which is added to each accumulator at the end of the bag. That is one operation
-//!   a value fewer than adding `fma(scale, code, bias)`, and as exact, since both sums grow as the values do;
-//!   sums of codes from 0 and of biases would grow large and cancel;
+//! - a value of a row of codes is `fma(scale, code, bias)`;
+//! - a weighted sum adds a value by `fma(weight, value, accumulator)`;
 //! - a mean is the sum divided by the bag's length, a weighted mean the weighted sum divided by the sum of
 //!   the weights in the order of the ids from +0.0, one division a dimension; a divisor of zero gives +0.0;
-//! - a maximum is that of the values `fma(scale, code, bias)`, or of the numbers; a NaN is greater than
-//!   all, +0.0 greater than -0.0, so that it does not depend on the order of the ids;
+//! - a maximum is that of the values; a NaN is greater than all, +0.0 greater than -0.0, so that it does not depend on the order of the ids;
 //! - an empty bag gives +0.0 everywhere;
 //! - f16 and bf16 results are the f32 ones rounded to nearest, ties to even;
 //! - a NaN that comes out is always the quiet NaN `0x7fc0_0000` (`0x7e00` as f16, `0x7fc0` as bf16). Which

@@ -80,17 +80,15 @@ impl Simd for Neon {
                 }
                 RowFormat::Int8 | RowFormat::Int8F16 => {
                     let codes = row.wrapping_add(4 * i).cast::<u32>().read_unaligned();
-                    // Less 128: the highest bit the other way round, and as a sign.
-                    let codes = vmovl_s8(vcreate_s8(u64::from(codes ^ 0x8080_8080)));
-                    vcvtq_f32_s32(vmovl_s16(vget_low_s16(codes)))
+                    let codes = vmovl_u8(vcreate_u8(u64::from(codes)));
+                    vcvtq_f32_u32(vmovl_u16(vget_low_u16(codes)))
                 }
                 RowFormat::Int4 => {
                     let codes = row.wrapping_add(2 * i).cast::<u16>().read_unaligned();
                     // Shifts to the left by negative numbers are shifts to the right.
                     let shifts = vld1q_s32([0, -4, -8, -12].as_ptr());
                     let codes = vshlq_u32(vdupq_n_u32(u32::from(codes)), shifts);
-                    let codes = vreinterpretq_s32_u32(vandq_u32(codes, vdupq_n_u32(0xf)));
-                    vcvtq_f32_s32(vsubq_s32(codes, vdupq_n_s32(8)))
+                    vcvtq_f32_u32(vandq_u32(codes, vdupq_n_u32(0xf)))
                 }
             }
         }

@@ -65,15 +65,6 @@ impl RowFormat {
         }
     }
 
-    /// The code in the middle, which sums count codes from: 0 where values are no codes.
-    pub const fn middle(self) -> f32 {
-        match self {
-            RowFormat::F32 | RowFormat::F16 | RowFormat::Bf16 => 0.0,
-            RowFormat::Int8 | RowFormat::Int8F16 => 128.0,
-            RowFormat::Int4 => 8.0,
-        }
-    }
-
     /// Whether values are codes that a row's scale and bias turn into numbers.
     pub const fn has_codes(self) -> bool {
         self.trailer_bytes() > 0

@@ -45,12 +45,9 @@ pub fn bag(rows: &Rows<'_>, ids: &[u32], weights: Option<&[f32]>, mode: Mode, ve
 /// # Panics
 /// If there is no such row, or `values` has not one element a dimension.
 pub fn row(rows: &Rows<'_>, id: u32, values: &mut [f32]) {
-    let (scale, bias) = scale_and_bias(rows, id);
+    let scale_and_bias = scale_and_bias(rows, id);
     for (d, x) in values.iter_mut().enumerate() {
-        *x = element(rows, id, d);
-        if rows.format().has_codes() {
-            *x = scale.mul_add(*x, bias);
-        }
+        *x = value(rows, id, d, scale_and_bias);
         if x.is_nan() {
             *x = NAN;
         }
@@ -70,37 +67,14 @@ pub fn store(x: f32, output: Output, bytes: &mut [u8]) {
 }
 
 fn sum(rows: &Rows<'_>, ids: &[u32], weights: Option<&[f32]>, vector: &mut [f32]) {
-    let codes = rows.format().has_codes();
-    // What the middle code stands for is the same for all dimensions, so it has a sum of its own.
-    let middle = rows.format().middle();
-    let mut middles = 0.0f32;
     for (i, &id) in ids.iter().enumerate() {
-        let weight = weights.map(|weights| weights[i]);
-        let (scale, bias) = scale_and_bias(rows, id);
-        let factor = match (codes, weight) {
-            (false, None) => None,
-            (false, Some(weight)) => Some(weight),
-            (true, None) => Some(scale),
-            (true, Some(weight)) => Some(weight * scale),
-        };
-        if codes {
-            let value = scale.mul_add(middle, bias);
-            middles = match weight {
-                Some(weight) => weight.mul_add(value, middles),
-                None => middles + value,
-            };
-        }
+        let scale_and_bias = scale_and_bias(rows, id);
         for (d, sum) in vector.iter_mut().enumerate() {
-            let x = element(rows, id, d) - middle;
-            *sum = match factor {
-                Some(factor) => factor.mul_add(x, *sum),
+            let x = value(rows, id, d, scale_and_bias);
+            *sum = match weights {
+                Some(weights) => weights[i].mul_add(x, *sum),
                 None => *sum + x,
             };
-        }
-    }
-    if codes {
-        for sum in vector {
-            *sum += middles;
         }
     }
 }
@@ -131,7 +105,16 @@ fn max(rows: &Rows<'_>, ids: &[u32], vector: &mut [f32]) {
     }
 }
 
-/// The value, or the code, of dimension `d` of row `id`.
+/// The value of dimension `d` of row `id`.
+fn value(rows: &Rows<'_>, id: u32, d: usize, (scale, bias): (f32, f32)) -> f32 {
+    let x = element(rows, id, d);
+    match rows.format().has_codes() {
+        true => scale.mul_add(x, bias),
+        false => x,
+    }
+}
+
+/// The number, or the code, of dimension `d` of row `id`.
 fn element(rows: &Rows<'_>, id: u32, d: usize) -> f32 {
     let row = rows.row(id);
     match rows.format() {

@@ -158,8 +158,13 @@ fn make_locked(parent: &Path, prefix: &OsStr) -> io::Result<(PathBuf, File)> {
         name.push(format!("{:016x}", random_seed()));
         let path = parent.join(name);
         fs::create_dir(&path)?;
-        if let Some(lock) = lock_made(&path)? {
-            return Ok((path, lock));
+        match lock_made(&path) {
+            Ok(Some(lock)) => return Ok((path, lock)),
+            Ok(None) => {}
+            Err(error) => {
+                let _ = fs::remove_dir(&path);
+                return Err(error);
+            }
         }
     }
     Err(io::Error::other(

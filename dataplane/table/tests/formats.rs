@@ -220,7 +220,7 @@ fn int8_rounds_to_nearest_even_and_keeps_the_ends() {
     // A span so small that a 255th of it is no f32: bias alone.
     let tiny = [0.0, f32::from_bits(1), 0.0, 0.0];
     assert_eq!(encoded(RowFormat::Int8, &tiny), [0; 12]);
-    let wide = round_trip(RowFormat::Int8, &[3.3e38, -3.3e38, 0.0, 1.0]);
+    let wide = round_trip(RowFormat::Int8, &[f32::MAX, f32::MIN, 0.0, 1.0]);
     assert!(wide.iter().all(|value| value.is_finite()), "{wide:?}");
 }
 
@@ -268,11 +268,6 @@ fn values_that_do_not_fit() {
         assert_eq!(RowFormat::Int8.check(&values).is_ok(), finite, "{most:e}");
         overflows += u32::from(!finite);
     }
-    // Sums count codes from 128, and half of this span is no f32.
-    assert_eq!(
-        refused(RowFormat::Int8, &[f32::MIN, 0.0, f32::MAX, 0.0]),
-        (2, f32::MAX.to_bits())
-    );
     println!("{overflows} of 1000 rows near the largest f32 can't be int8");
     for (format, levels) in [(RowFormat::Int8F16, 255.0), (RowFormat::Int4, 15.0)] {
         assert_eq!(format.check(&[-65504.0, 65504.0, 0.0, 0.0]), Ok(()));
