@@ -69,13 +69,13 @@ COLOURS = dict(zip(FORMATS, ["#000000", "#e69f00", "#56b4e9", "#009e73", "#cc79a
 
 
 def curves(lines, dist):
-    """For each format its points (dim, our rate, the other's rate): plain sums with f32 results."""
+    """For each format its points (dim, our rate, the other's, the ratio): plain sums with f32 results."""
     points = defaultdict(list)
     isa = best_isa({"": lines})
     for line in lines:
         case = re.fullmatch(r"format=([\w-]+)/dim=(\d+)/dist=([\w.-]+)/mode=sum/isa=([\w]+)", line["case"])
         if case and line["metric"] == "rate" and case[3] == dist and case[4] == isa:
-            points[case[1]].append((int(case[2]), line["value"], line["against_value"]))
+            points[case[1]].append((int(case[2]), line["value"], line["against_value"], line["ratio"]))
     return {form: sorted(points[form]) for form in FORMATS if points[form]}
 
 
@@ -90,7 +90,7 @@ def grids(files):
             print(f"\n{suite}, {dist} ids, M rows/s (ratio):\n")
             print("| format | " + " | ".join(f"dim {dim}" for dim in dims) + " |\n|---" + "|---" * len(dims) + "|")
             for form, points in rows.items():
-                cells = {dim: f"{ours / 1e6:.1f} ({ours / other:.2f})" for dim, ours, other in points}
+                cells = {dim: f"{ours / 1e6:.1f} ({ratio:.2f})" for dim, ours, _, ratio in points}
                 print(f"| {form} | " + " | ".join(cells.get(dim, "-") for dim in dims) + " |")
     others = defaultdict(dict)
     for line in suites["pooling"]:

@@ -95,23 +95,16 @@ pub(crate) const fn tile<S: Simd>() -> usize {
 }
 
 /// Kinds of runs that have functions of their own: the format, and whether rows are multiplied by weights.
-/// Numbers always are, by 1 where there are no weights; for codes that would cost a tenth.
-pub(crate) const KINDS: usize = 9;
+pub(crate) const KINDS: usize = 12;
 
 const fn kind(number: usize) -> (RowFormat, bool) {
-    match number {
-        0..6 => (RowFormat::ALL[number], true),
-        _ => (RowFormat::ALL[number - 3], false),
-    }
+    (RowFormat::ALL[number % 6], number < 6)
 }
 
 /// The kind of a run.
 pub(crate) fn kind_of(run: &Run<'_>) -> usize {
-    let format = run.bags.rows.format();
-    match format.has_codes() && run.weights.is_none() {
-        true => format as usize + 3,
-        false => format as usize,
-    }
+    let unweighted = run.weights.is_none();
+    run.bags.rows.format() as usize + 6 * usize::from(unweighted)
 }
 
 /// Registers that are filled together: a pair where int4 codes come in pairs, else one.
@@ -209,11 +202,6 @@ pub(crate) unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const 
         (bag_weights, weights) = split_weights(weights, length as usize);
         // SAFETY: the instruction set is there.
         let mut sums = unsafe { [S::splat(0.0); N] };
-        // Times 1 changes no bit, and is as fast as no product.
-        let (weight_at, weight_step) = match bag_weights {
-            Some(weights) => (weights.as_ptr(), 1),
-            None => (&raw const ONE, 0),
-        };
         let mut k = 0;
         while k < bag.len() {
             if steps.are_dry() {
@@ -223,8 +211,11 @@ pub(crate) unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const 
             while k < bag.len() && !steps.are_dry() {
                 steps.pass(&place, likely_lines, S::prefetch);
                 let row = place.of_row(bag[k]);
-                // SAFETY: it is one of the bag's weights, or the one that stands for all.
-                let weight = unsafe { weight_at.wrapping_add(k.wrapping_mul(weight_step)).read() };
+                let weight = if weighted {
+                    bag_weights.map_or(1.0, |weights| weights[k])
+                } else {
+                    1.0
+                };
                 let (scale, bias) = if format.has_codes() {
                     // SAFETY: the id names a row, so its scale and bias are `trailer` bytes behind `row`.
                     unsafe { scale_and_bias::<S>(format, &place, row) }
@@ -274,9 +265,6 @@ pub(crate) unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const 
     }
     ahead.steps = steps;
 }
-
-/// The weight of rows without weights.
-static ONE: f32 = 1.0;
 
 /// How many registers a line of values or codes fills, at least 1.
 const fn registers_a_line<S: Simd>(format: RowFormat) -> usize {
@@ -517,6 +505,9 @@ macro_rules! entry {
                 pool_sums::<$n, false, 6>,
                 pool_sums::<$n, false, 7>,
                 pool_sums::<$n, false, 8>,
+                pool_sums::<$n, false, 9>,
+                pool_sums::<$n, false, 10>,
+                pool_sums::<$n, false, 11>,
             ],
             [
                 pool_sums::<$n, true, 0>,
@@ -528,6 +519,9 @@ macro_rules! entry {
                 pool_sums::<$n, true, 6>,
                 pool_sums::<$n, true, 7>,
                 pool_sums::<$n, true, 8>,
+                pool_sums::<$n, true, 9>,
+                pool_sums::<$n, true, 10>,
+                pool_sums::<$n, true, 11>,
             ],
         ]),*];
 
