@@ -2,6 +2,7 @@
 //!
 //! * [`Arena`] is private memory for tables: allocated once, filled, then frozen read-only.
 //! * [`Region`] is a sealed memfd of a peer, reachable only through a [`Window`].
+//! * [`Strip`] and [`Staging`] say which bytes of a region results fill, and where they are until then.
 //! * [`MappedFile`] is a file mapped for tools.
 //! * [`prefetch_read`] asks for a cache line ahead of its use.
 //!
@@ -19,6 +20,7 @@ mod pages;
 mod prefetch;
 mod region;
 mod sigbus;
+mod strip;
 mod window;
 
 pub use arena::{Arena, FrozenArena};
@@ -30,4 +32,5 @@ pub use pages::{Backing, HUGE_1G, HUGE_2M, HugePages};
 pub use prefetch::prefetch_read;
 pub use region::{Region, sealed_memfd};
 pub use sigbus::{MAX_WATCHED, install_sigbus_handler};
+pub use strip::{Laid, Layout, MAX_STRIPS, Staging, Strip};
 pub use window::Window;

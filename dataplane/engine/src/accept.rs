@@ -12,8 +12,9 @@ use rowmill_table::ResidentTable;
 
 use crate::bind::BoundSchema;
 use crate::copy::{CHUNK, SIGN, Source, TOO_LARGE};
+use crate::fetch;
 use crate::limits::{CHECK_IDS, HASHED_COST, Limits};
-use crate::memory::{Conn, Memory};
+use crate::memory::Memory;
 use crate::slot::{Check, Slot, Span, Stage, Walk};
 
 /// Checks that need neither a slot nor the client's memory.
@@ -91,7 +92,8 @@ fn target_extent(request: &Request<'_>, schema: &BoundSchema) -> Result<(u64, u6
     Ok((low, high))
 }
 
-/// Fills a free slot with a request whose shape is good.
+/// Fills a free slot with a request whose shape is good. What comes inline is copied, since the frame's
+/// buffer is used again; the rest is asked for.
 pub(crate) fn fill(
     slot: &mut Slot,
     request: &Request<'_>,
@@ -104,11 +106,12 @@ pub(crate) fn fill(
     slot.walk = Walk::default();
     let (low, high) = target_extent(request, schema)?;
     memory
-        .target(slot.conn, header.target_region, low, high - low)
+        .check(slot.conn, header.target_region, low, high - low)
         .map_err(Refusal::whole)?;
     let mut ids_from = 0;
     for (span, from) in slot.spans.iter_mut().zip(request.spans()) {
         *span = Span {
+            lengths_at: from.lengths_at,
             segment_at: from.ids_at,
             ids_from,
             ids: from.ids,
@@ -117,51 +120,79 @@ pub(crate) fn fill(
         };
         ids_from += from.ids;
     }
-    copy_lengths(slot, request, memory)?;
-    slot.stage = Stage::Checking;
     let inline = |s: &Segment| !matches!(s.place, Place::Region { .. });
-    if inline(&header.ids) && inline(&header.weights) {
+    if inline(&header.ids) != inline(&header.weights) && header.weights.place != Place::Absent {
+        // One of them would outlive the frame; clients have no reason to mix.
+        return Err(Refusal::whole(Status::Unsupported));
+    }
+    if inline(&header.lengths) {
+        copy_lengths(slot, request.features(), Some(request), memory)?;
+    }
+    if inline(&header.ids) {
         // At most a frame's worth of ids: one step.
+        slot.stage = Stage::Checking;
         check_step(slot, schema, memory, Some(request), CHECK_IDS)?;
         assert!(
             slot.stage == Stage::Pooling,
             "inline ids are fewer than one step checks"
         );
-    } else if inline(&header.ids) != inline(&header.weights)
-        && header.weights.place != Place::Absent
-    {
-        // One of them would outlive the frame; clients have no reason to mix.
-        return Err(Refusal::whole(Status::Unsupported));
+    }
+    if inline(&header.lengths) && inline(&header.ids) {
+        return Ok(());
+    }
+    slot.stage = Stage::Asking;
+    fetch::ask(slot, schema, memory)
+}
+
+/// Goes on with a request whose data can be read now.
+pub(crate) fn arrived(
+    slot: &mut Slot,
+    schema: &BoundSchema,
+    memory: &mut impl Memory,
+) -> Result<(), Refusal> {
+    if matches!(slot.header.lengths.place, Place::Region { .. }) {
+        copy_lengths(slot, schema.features.len(), None, memory)?;
+    }
+    slot.stage = Stage::Checking;
+    if slot.check.feature as usize == schema.features.len() {
+        checked(slot, memory);
     }
     Ok(())
 }
 
+/// All ids are checked: what was fetched has been copied.
+fn checked(slot: &mut Slot, memory: &mut impl Memory) {
+    slot.stage = Stage::Pooling;
+    fetch::release(slot, memory);
+}
+
 fn copy_lengths(
     slot: &mut Slot,
-    request: &Request<'_>,
+    features: usize,
+    request: Option<&Request<'_>>,
     memory: &mut impl Memory,
 ) -> Result<(), Refusal> {
     let header = &slot.header;
     let (bags, element) = (header.bags as usize, header.lengths.element);
-    let source =
-        Source::of(request, &header.lengths).ok_or(Refusal::whole(Status::LengthsMismatch))?;
-    for (f, span) in request.spans().enumerate() {
+    let source = Source::of(slot, request, &header.lengths)
+        .ok_or(Refusal::whole(Status::LengthsMismatch))?;
+    for (f, span) in slot.spans[..features].iter().enumerate() {
         let lengths = &mut slot.data.lengths[f * bags..][..bags];
         let first = u64::from(span.lengths_at);
         let refused = |status| Refusal::feature(status, f as u32);
         if element.is_offsets() {
             let mut start = [0];
             source
-                .read_u32(slot.conn, element, first, &mut start, memory)
+                .read_u32(element, first, &mut start, memory)
                 .map_err(refused)?;
             source
-                .read_u32(slot.conn, element, first + 1, lengths, memory)
+                .read_u32(element, first + 1, lengths, memory)
                 .map_err(refused)?;
             offsets_to_lengths(start[0], lengths)
                 .map_err(|bag| Refusal::at(Status::LengthsMismatch, f as u32, bag as u32))?;
         } else {
             source
-                .read_u32(slot.conn, element, first, lengths, memory)
+                .read_u32(element, first, lengths, memory)
                 .map_err(refused)?;
         }
         let longest = lengths.iter().copied().fold(0, u32::max);
@@ -203,12 +234,8 @@ pub(crate) fn check_step(
     most: usize,
 ) -> Result<u64, Refusal> {
     let header = slot.header;
-    let source = |segment: &Segment| match (segment.place, request) {
-        (Place::Region { region, offset }, _) => Some(Source::Region { region, offset }),
-        (_, Some(request)) => Source::of(request, segment),
-        (_, None) => None,
-    };
-    let (ids, weights) = (source(&header.ids), source(&header.weights));
+    let ids = Source::of(slot, request, &header.ids);
+    let weights = Source::of(slot, request, &header.weights);
     let mut left = most;
     while left >= HASHED_COST && (slot.check.feature as usize) < schema.features.len() {
         let f = slot.check.feature;
@@ -224,17 +251,9 @@ pub(crate) fn check_step(
             let copied = &mut slot.data.ids[at..at + count];
             let checked = if feature.hashed {
                 let table = &schema.tables.tables()[feature.table];
-                resolve(table, &ids, slot.conn, element, first, copied, memory)
+                resolve(table, &ids, element, first, copied, memory)
             } else {
-                bound(
-                    feature.rows,
-                    &ids,
-                    slot.conn,
-                    element,
-                    first,
-                    copied,
-                    memory,
-                )
+                bound(feature.rows, &ids, element, first, copied, memory)
             };
             checked.map_err(|(status, bad)| match bad {
                 Some(bad) => Refusal::at(status, f, slot.check.done + bad as u32),
@@ -242,9 +261,7 @@ pub(crate) fn check_step(
             })?;
             if let (true, Some(weights)) = (feature.weighted, weights) {
                 let copied = &mut slot.data.weights[at..at + count];
-                weights
-                    .read_f32(slot.conn, first, copied, memory)
-                    .map_err(refused)?;
+                weights.read_f32(first, copied, memory).map_err(refused)?;
             }
         }
         left -= count * cost;
@@ -257,7 +274,7 @@ pub(crate) fn check_step(
         }
     }
     if slot.check.feature as usize == schema.features.len() {
-        slot.stage = Stage::Pooling;
+        checked(slot, memory);
     }
     Ok((most - left) as u64)
 }
@@ -269,13 +286,12 @@ type BadIds = (Status, Option<usize>);
 fn bound(
     rows: u32,
     source: &Source<'_>,
-    conn: Conn,
     element: Element,
     first: u64,
     out: &mut [u32],
     memory: &mut impl Memory,
 ) -> Result<(), BadIds> {
-    let read = source.read_u32(conn, element, first, out, memory);
+    let read = source.read_u32(element, first, out, memory);
     read.map_err(|status| (status, None))?;
     check_ids(out, rows).map_err(|bad| {
         let negative = out[bad] & SIGN != 0;
@@ -293,7 +309,6 @@ fn bound(
 fn resolve(
     table: &ResidentTable,
     source: &Source<'_>,
-    conn: Conn,
     element: Element,
     first: u64,
     out: &mut [u32],
@@ -302,7 +317,7 @@ fn resolve(
     let mut ids = [0u64; CHUNK];
     for (i, rows) in out.chunks_mut(CHUNK).enumerate() {
         let ids = &mut ids[..rows.len()];
-        let read = source.read_u64(conn, element, first + (i * CHUNK) as u64, ids, memory);
+        let read = source.read_u64(element, first + (i * CHUNK) as u64, ids, memory);
         read.map_err(|status| (status, None))?;
         let resolved = table.resolve(ids, rows);
         resolved.map_err(|bad| (Status::UnknownId, Some(i * CHUNK + bad)))?;

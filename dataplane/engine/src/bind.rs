@@ -1,11 +1,16 @@
 //! Binding: a schema's names become table numbers, and its outputs are checked once, so that a
 //! request needs only its base checked.
 
+use core::ops::Range;
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
+use rowmill_arena::MAX_STRIPS;
 use rowmill_pooling::{Mode, Output};
 use rowmill_table::{Resident, TableKind};
 use rowmill_wire::{Feature, Pooling, Refusal, Schema, Status};
+
+use crate::memory::STAGE_BYTES_MIN;
 
 /// A feature whose table and place are known to be good.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +37,27 @@ pub struct BoundFeature {
     pub row_bytes: u64,
     /// Rows that ids can name.
     pub rows: u32,
+    /// The column of its panel that its vectors are part of, and the byte of that at which they start.
+    pub(crate) column: usize,
+    pub(crate) column_at: u64,
+}
+
+/// Features whose vectors touch and have the same stride: together they are one strip of the target.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Column {
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+    pub(crate) stride: u64,
+}
+
+/// Consecutive features that are staged together: pooled ones of which a vector each fits the least staging,
+/// or one that is not pooled.
+#[derive(Clone, Debug)]
+pub(crate) struct Panel {
+    pub(crate) features: Range<u32>,
+    pub(crate) columns: ArrayVec<Column, MAX_STRIPS>,
+    /// Of one vector of each feature.
+    pub(crate) bytes: u64,
 }
 
 impl BoundFeature {
@@ -50,6 +76,7 @@ pub struct BoundSchema {
     /// Bytes of the largest element: bases of targets are multiples of it.
     pub(crate) element_bytes: u64,
     pub(crate) features: Vec<BoundFeature>,
+    pub(crate) panels: Vec<Panel>,
     pub(crate) tables: Arc<Resident>,
 }
 
@@ -71,7 +98,7 @@ impl BoundSchema {
 /// The refusal and a sentence with names in it: `UnknownTable`, `TargetMisaligned` for offsets or
 /// strides that are no multiple of the element, `OverlappingOutputs`.
 pub fn bind(schema: &Schema, tables: &Arc<Resident>) -> Result<BoundSchema, (Refusal, String)> {
-    let features: Vec<BoundFeature> = schema
+    let mut features: Vec<BoundFeature> = schema
         .features
         .iter()
         .enumerate()
@@ -99,12 +126,59 @@ pub fn bind(schema: &Schema, tables: &Arc<Resident>) -> Result<BoundSchema, (Ref
         }
     }
     let element_bytes = schema.features.iter().map(|f| f.output.bytes()).max();
+    let panels = panels(&mut features);
     Ok(BoundSchema {
         max_batch: schema.max_batch,
         weighted: features.iter().any(|f| f.weighted),
         element_bytes: element_bytes.unwrap_or(1),
         features,
+        panels,
         tables: Arc::clone(tables),
+    })
+}
+
+/// Cuts the features into panels, and tells each its column.
+fn panels(features: &mut [BoundFeature]) -> Vec<Panel> {
+    let mut panels: Vec<Panel> = Vec::new();
+    let mut open = false;
+    for (feature, i) in features.iter_mut().zip(0..) {
+        let jagged = feature.mode == Mode::None;
+        let fits = |panel: &Panel| {
+            panel.bytes + feature.vector_bytes <= STAGE_BYTES_MIN
+                && (!panel.columns.is_full() || touches(panel.columns.last(), feature))
+        };
+        if jagged || !open || !panels.last().is_some_and(fits) {
+            panels.push(Panel {
+                features: i..i,
+                columns: ArrayVec::new(),
+                bytes: 0,
+            });
+        }
+        open = !jagged;
+        let panel = panels.last_mut().expect("one was pushed");
+        if !touches(panel.columns.last(), feature) {
+            panel.columns.push(Column {
+                offset: feature.offset,
+                bytes: 0,
+                stride: feature.stride,
+            });
+        }
+        feature.column = panel.columns.len() - 1;
+        let column = &mut panel.columns[feature.column];
+        feature.column_at = column.bytes;
+        column.bytes += feature.vector_bytes;
+        panel.bytes += feature.vector_bytes;
+        panel.features.end = i + 1;
+    }
+    panels
+}
+
+/// Whether a feature's vectors begin where those of a column end.
+fn touches(column: Option<&Column>, feature: &BoundFeature) -> bool {
+    column.is_some_and(|column| {
+        column.stride == feature.stride
+            && column.offset + column.bytes == feature.offset
+            && column.bytes + feature.vector_bytes <= column.stride
     })
 }
 
@@ -155,6 +229,8 @@ fn bind_feature(
         vectors: feature.max_vectors(max_batch),
         row_bytes: resident.stride() as u64,
         rows: resident.lookup_count(),
+        column: 0,
+        column_at: 0,
     };
     if bound.stride < bound.vector_bytes {
         let detail = format!(

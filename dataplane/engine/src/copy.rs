@@ -5,6 +5,7 @@
 use rowmill_wire::{Element, Place, Request, Segment, Status};
 
 use crate::memory::{Conn, Memory};
+use crate::slot::Slot;
 
 /// Ids with this bit set are refused as negative: dense tables have fewer than 2^31 rows.
 pub(crate) const SIGN: u32 = 1 << 31;
@@ -17,23 +18,36 @@ pub(crate) const TOO_LARGE: u32 = SIGN - 1;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source<'a> {
     Bytes(&'a [u8]),
-    Region { region: u32, offset: u64 },
+    Region {
+        conn: Conn,
+        slot: u16,
+        region: u32,
+        offset: u64,
+    },
 }
 
 impl<'a> Source<'a> {
-    /// The source of a segment that is not absent.
-    pub(crate) fn of(request: &Request<'a>, segment: &Segment) -> Option<Source<'a>> {
+    /// The source of a segment that is not absent; of one in the frame only while that is there.
+    pub(crate) fn of(
+        slot: &Slot,
+        request: Option<&Request<'a>>,
+        segment: &Segment,
+    ) -> Option<Source<'a>> {
         match segment.place {
             Place::Absent => None,
-            Place::Inline { .. } => request.inline(segment).map(Source::Bytes),
-            Place::Region { region, offset } => Some(Source::Region { region, offset }),
+            Place::Inline { .. } => request?.inline(segment).map(Source::Bytes),
+            Place::Region { region, offset } => Some(Source::Region {
+                conn: slot.conn,
+                slot: slot.port_slot,
+                region,
+                offset,
+            }),
         }
     }
 
     /// Copies bytes from `at` within the segment on.
     pub(crate) fn read(
         &self,
-        conn: Conn,
         at: u64,
         out: &mut [u8],
         memory: &mut impl Memory,
@@ -45,9 +59,14 @@ impl<'a> Source<'a> {
                 out.copy_from_slice(from);
                 Ok(())
             }
-            Source::Region { region, offset } => {
+            Source::Region {
+                conn,
+                slot,
+                region,
+                offset,
+            } => {
                 let offset = offset.checked_add(at).ok_or(Status::SegmentOutOfRegion)?;
-                memory.read(conn, region, offset, out)
+                memory.read(conn, slot, region, offset, out)
             }
         }
     }
@@ -56,7 +75,6 @@ impl<'a> Source<'a> {
     /// (as bit 31) and become [`TOO_LARGE`] where they exceed 31 bits.
     pub(crate) fn read_u32(
         &self,
-        conn: Conn,
         element: Element,
         first: u64,
         out: &mut [u32],
@@ -64,7 +82,7 @@ impl<'a> Source<'a> {
     ) -> Result<(), Status> {
         let mut at = first * element.bytes();
         if element.bytes() == 4 {
-            self.read(conn, at, bytemuck::cast_slice_mut(out), memory)?;
+            self.read(at, bytemuck::cast_slice_mut(out), memory)?;
             out.iter_mut()
                 .for_each(|value| *value = u32::from_le(*value));
             return Ok(());
@@ -72,7 +90,7 @@ impl<'a> Source<'a> {
         let mut wide = [0u64; CHUNK];
         for part in out.chunks_mut(CHUNK) {
             let wide = &mut wide[..part.len()];
-            self.read(conn, at, bytemuck::cast_slice_mut(wide), memory)?;
+            self.read(at, bytemuck::cast_slice_mut(wide), memory)?;
             at += 8 * part.len() as u64;
             for (to, from) in part.iter_mut().zip(wide) {
                 *to = narrow(u64::from_le(*from));
@@ -84,7 +102,6 @@ impl<'a> Source<'a> {
     /// Copies elements `first..first + out.len()` as they are, 32-bit ones widened.
     pub(crate) fn read_u64(
         &self,
-        conn: Conn,
         element: Element,
         first: u64,
         out: &mut [u64],
@@ -92,7 +109,7 @@ impl<'a> Source<'a> {
     ) -> Result<(), Status> {
         let at = first * element.bytes();
         if element.bytes() == 8 {
-            self.read(conn, at, bytemuck::cast_slice_mut(out), memory)?;
+            self.read(at, bytemuck::cast_slice_mut(out), memory)?;
             out.iter_mut()
                 .for_each(|value| *value = u64::from_le(*value));
             return Ok(());
@@ -101,7 +118,7 @@ impl<'a> Source<'a> {
         let mut at = at;
         for part in out.chunks_mut(CHUNK) {
             let narrow = &mut narrow[..part.len()];
-            self.read(conn, at, bytemuck::cast_slice_mut(narrow), memory)?;
+            self.read(at, bytemuck::cast_slice_mut(narrow), memory)?;
             at += 4 * part.len() as u64;
             for (to, from) in part.iter_mut().zip(narrow) {
                 *to = u32::from_le(*from).into();
@@ -113,12 +130,11 @@ impl<'a> Source<'a> {
     /// Copies elements `first..` as f32.
     pub(crate) fn read_f32(
         &self,
-        conn: Conn,
         first: u64,
         out: &mut [f32],
         memory: &mut impl Memory,
     ) -> Result<(), Status> {
-        self.read(conn, first * 4, bytemuck::cast_slice_mut(out), memory)?;
+        self.read(first * 4, bytemuck::cast_slice_mut(out), memory)?;
         out.iter_mut()
             .for_each(|value| *value = f32::from_bits(u32::from_le(value.to_bits())));
         Ok(())

@@ -6,48 +6,25 @@ use std::sync::Arc;
 use rowmill_pooling::Kernels;
 use rowmill_wire::limits::MAX_SCHEMAS;
 use rowmill_wire::request::Header;
-use rowmill_wire::{Completion, CompletionKind, Op, Refusal, Request, Status};
+use rowmill_wire::{Completion, Op, Refusal, Request, Status};
 
 use crate::accept;
-use crate::batch::{self, Made};
+use crate::answer::Counters;
 use crate::bind::BoundSchema;
-use crate::limits::{BATCH_BYTES, BYTES_PER_NS_FIRST, CHECK_AHEAD, CHECK_IDS, Limits};
-use crate::memory::{Conn, Memory};
+use crate::fetch;
+use crate::limits::{AHEAD_CONNECTIONS, BATCH_BYTES, BYTES_PER_NS_FIRST, CHECK_AHEAD, Limits};
+use crate::memory::{Conn, Denied, Memory};
 use crate::schedule::Schedule;
 use crate::slot::{NONE, Slot, Stage};
-
-/// What the engine counted since it was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Frames received, whatever became of them.
-    pub requests: u64,
-    /// Requests answered OK, null requests included.
-    pub completed: u64,
-    /// Requests refused for what they said.
-    pub refused: u64,
-    /// Requests answered BUSY.
-    pub busy: u64,
-    /// Requests answered EXPIRED.
-    pub expired: u64,
-    /// Requests answered CANCELLED.
-    pub cancelled: u64,
-    /// Requests given up because their region was lost.
-    pub region_lost: u64,
-    /// Bags pooled in completed requests.
-    pub bags: u64,
-    /// Rows read.
-    pub rows: u64,
-    /// Bytes of rows read and results written.
-    pub bytes: u64,
-    /// Micro-batches.
-    pub micro_batches: u64,
-}
+use crate::step::step;
 
 /// What a call of [`Engine::turn`] found to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     /// There is no request in progress and nothing to announce.
     Idle,
+    /// All requests in progress wait for room or for data of theirs.
+    Blocked,
     /// A micro-batch of this many bytes was done.
     Worked {
         /// Bytes of rows read and results written, as estimated for the budget.
@@ -64,11 +41,11 @@ pub struct ProtocolError {
 }
 
 #[derive(Debug)]
-struct Connection {
+pub(crate) struct Connection {
     attached: bool,
     /// The engine's slot that holds the request of each of the connection's slots, or `NONE`.
     held: Box<[u32]>,
-    schemas: [Option<Arc<BoundSchema>>; MAX_SCHEMAS as usize],
+    pub(crate) schemas: [Option<Arc<BoundSchema>>; MAX_SCHEMAS as usize],
 }
 
 /// One worker's requests. See the crate's documentation.
@@ -76,12 +53,12 @@ struct Connection {
 pub struct Engine {
     limits: Limits,
     kernels: Kernels,
-    connections: Box<[Connection]>,
-    slots: Box<[Slot]>,
+    pub(crate) connections: Box<[Connection]>,
+    pub(crate) slots: Box<[Slot]>,
     free: Vec<u32>,
     schedule: Schedule,
-    done: VecDeque<(Conn, Completion)>,
-    counters: Counters,
+    pub(crate) done: VecDeque<(Conn, Completion)>,
+    pub(crate) counters: Counters,
     /// No deadline of a request in progress lies before this.
     earliest_ns: u64,
     draining: bool,
@@ -161,10 +138,10 @@ impl Engine {
 
     /// A connection ends: its requests are dropped without an answer, and nothing is written to its
     /// memory after this call.
-    pub fn detach(&mut self, conn: Conn) {
+    pub fn detach(&mut self, conn: Conn, memory: &mut impl Memory) {
         for slot in 0..self.slots.len() as u32 {
             if self.holds(slot, conn) {
-                self.release(slot);
+                self.release(slot, memory);
             }
         }
         let connection = &mut self.connections[conn.0 as usize];
@@ -174,10 +151,10 @@ impl Engine {
 
     /// A region is given up: requests that use it end with `UnknownRegion`, and nothing is written
     /// to it after this call.
-    pub fn region_gone(&mut self, now_ns: u64, conn: Conn, region: u32) {
+    pub fn region_gone(&mut self, now_ns: u64, conn: Conn, region: u32, memory: &mut impl Memory) {
         for slot in 0..self.slots.len() as u32 {
             if self.holds(slot, conn) && uses(&self.slots[slot as usize].header, region) {
-                self.finish(now_ns, slot, Refusal::whole(Status::UnknownRegion));
+                self.finish(now_ns, slot, Refusal::whole(Status::UnknownRegion), memory);
             }
         }
     }
@@ -258,6 +235,7 @@ impl Engine {
         };
         if let Err(refusal) = accept::fill(slot, &request, schema, memory) {
             slot.stage = Stage::Free;
+            fetch::release(slot, memory);
             return Err(refusal);
         }
         self.earliest_ns = self.earliest_ns.min(slot.deadline_ns);
@@ -268,36 +246,91 @@ impl Engine {
     }
 
     /// A client wants a request ended early. It may have ended already; then nothing happens.
-    pub fn cancel(&mut self, now_ns: u64, conn: Conn, port_slot: u16) {
-        let held = self.connections[conn.0 as usize]
-            .held
-            .get(usize::from(port_slot));
-        if let Some(&slot) = held.filter(|&&slot| slot != NONE) {
-            self.finish(now_ns, slot, Refusal::whole(Status::Cancelled));
+    pub fn cancel(&mut self, now_ns: u64, conn: Conn, port_slot: u16, memory: &mut impl Memory) {
+        if let Some(slot) = self.held(conn, port_slot) {
+            self.finish(now_ns, slot, Refusal::whole(Status::Cancelled), memory);
         }
+    }
+
+    /// The data of the request in a connection's slot, which [`Memory::fetch`] said are coming, can be read
+    /// now, or not at all.
+    pub fn fetched(
+        &mut self,
+        now_ns: u64,
+        conn: Conn,
+        port_slot: u16,
+        outcome: Result<(), Status>,
+        memory: &mut impl Memory,
+    ) {
+        let held = self.held(conn, port_slot);
+        let fetching = |&slot: &u32| self.slots[slot as usize].stage == Stage::Fetching;
+        let Some(index) = held.filter(fetching) else {
+            return;
+        };
+        let slot = &mut self.slots[index as usize];
+        let schema = bound(&self.connections, slot);
+        let outcome = outcome.map_err(Refusal::whole);
+        if let Err(refusal) = outcome.and_then(|()| accept::arrived(slot, schema, memory)) {
+            self.finish(now_ns, index, refusal, memory);
+        }
+    }
+
+    /// The engine's slot that holds the request in a connection's.
+    fn held(&self, conn: Conn, port_slot: u16) -> Option<u32> {
+        let held = &self.connections[conn.0 as usize].held;
+        let slot = *held.get(usize::from(port_slot))?;
+        (slot != NONE).then_some(slot)
     }
 
     /// Does one micro-batch of the request whose turn it is. Requests past their deadline end first.
     pub fn turn(&mut self, now_ns: u64, memory: &mut impl Memory) -> Turn {
         self.adapt(now_ns);
         if now_ns >= self.earliest_ns {
-            self.expire(now_ns);
+            self.expire(now_ns, memory);
         }
-        let Some((index, allowed)) = self.schedule.next(self.budget) else {
-            self.last = None;
-            // What has just expired has still to be announced.
-            return if self.done.is_empty() {
-                Turn::Idle
-            } else {
-                Turn::Worked { bytes: 0 }
+        // One that waits for room or data gives its turn to the next.
+        let mut first = None;
+        for _ in 0..AHEAD_CONNECTIONS {
+            let next = self.schedule.next(self.budget);
+            let Some((index, allowed)) = next.filter(|&(index, _)| first != Some(index)) else {
+                break;
             };
-        };
+            first = first.or(Some(index));
+            if let Some(bytes) = self.work(now_ns, index, allowed, memory) {
+                self.last = Some((now_ns, bytes));
+                return Turn::Worked { bytes };
+            }
+            let conn = self.slots[index as usize].conn;
+            self.schedule.pass(conn);
+        }
+        self.last = None;
+        // What has just expired has still to be announced.
+        if !self.done.is_empty() {
+            Turn::Worked { bytes: 0 }
+        } else if self.in_progress() > 0 {
+            Turn::Blocked
+        } else {
+            Turn::Idle
+        }
+    }
+
+    /// Does one micro-batch of a request. Returns its bytes, or `None` where it has to wait.
+    fn work(
+        &mut self,
+        now_ns: u64,
+        index: u32,
+        allowed: u64,
+        memory: &mut impl Memory,
+    ) -> Option<u64> {
         let slot = &mut self.slots[index as usize];
         let (conn, pooling) = (slot.conn, slot.stage == Stage::Pooling);
-        let schema = self.connections[conn.0 as usize].schemas[slot.schema].as_deref();
-        let schema = schema.expect("a schema stays bound while its connection is attached");
+        let schema = bound(&self.connections, slot);
         let budget = allowed.min(self.budget).max(1);
-        let outcome = step(slot, schema, budget, &self.kernels, memory);
+        let outcome = match step(slot, schema, budget, &self.kernels, memory) {
+            Err(Denied::Later) => return None,
+            Err(Denied::Refused(status)) => Err(Refusal::whole(status)),
+            Ok(outcome) => outcome,
+        };
         // A turn that has checked its own request's ids has been long enough.
         let ahead = self.schedule.upcoming(index, &self.slots);
         let ahead = ahead.filter(|_| pooling && outcome.is_ok());
@@ -307,22 +340,21 @@ impl Engine {
                 // A refusal costs the whole turn: otherwise a client whose requests are all refused at
                 // their last id would keep everybody else waiting.
                 self.schedule.charge(conn, allowed, self.budget);
-                self.finish(now_ns, index, refusal);
+                self.finish(now_ns, index, refusal, memory);
                 0
             }
             Ok(made) => {
                 self.counters.rows += made.rows;
                 self.counters.bytes += made.bytes;
                 self.schedule.charge(conn, made.bytes, self.budget);
-                self.announce(now_ns, index, &made);
+                self.announce(now_ns, index, &made, memory);
                 made.bytes
             }
         };
         if let Some(ahead) = ahead {
             bytes += self.check_ahead(now_ns, ahead, memory);
         }
-        self.last = Some((now_ns, bytes));
-        Turn::Worked { bytes }
+        Some(bytes)
     }
 
     /// Checks ids of the request whose turn comes next, so that keys of hashed tables are resolved a
@@ -333,13 +365,12 @@ impl Engine {
             return 0;
         }
         let conn = slot.conn;
-        let schema = self.connections[conn.0 as usize].schemas[slot.schema].as_deref();
-        let schema = schema.expect("a schema stays bound while its connection is attached");
+        let schema = bound(&self.connections, slot);
         match accept::check_step(slot, schema, memory, None, CHECK_AHEAD) {
             Err(refusal) => {
                 // As costly as in a turn of its own.
                 self.schedule.owe(conn, self.budget);
-                self.finish(now_ns, index, refusal);
+                self.finish(now_ns, index, refusal, memory);
                 0
             }
             Ok(ids) => {
@@ -373,89 +404,15 @@ impl Engine {
         }
     }
 
-    fn expire(&mut self, now_ns: u64) {
+    fn expire(&mut self, now_ns: u64, memory: &mut impl Memory) {
         for slot in 0..self.slots.len() as u32 {
             let s = &self.slots[slot as usize];
             if s.stage != Stage::Free && s.deadline_ns <= now_ns {
-                self.finish(now_ns, slot, Refusal::whole(Status::Expired));
+                self.finish(now_ns, slot, Refusal::whole(Status::Expired), memory);
             }
         }
         let running = self.slots.iter().filter(|s| s.stage != Stage::Free);
         self.earliest_ns = running.map(|s| s.deadline_ns).min().unwrap_or(u64::MAX);
-    }
-
-    fn announce(&mut self, now_ns: u64, index: u32, made: &Made) {
-        if made.finished {
-            self.counters.bags += u64::from(self.slots[index as usize].header.bags);
-            self.finish(now_ns, index, Refusal::whole(Status::Ok));
-        } else if let Some(slice) = made.slice {
-            let slot = &self.slots[index as usize];
-            let record = Completion {
-                kind: CompletionKind::Slice,
-                credits: 0,
-                slice: slice as u16,
-                ..self.record(slot.conn, slot.port_slot, &slot.header, slot.schema)
-            };
-            let (conn, service_ns) = (slot.conn, now_ns.saturating_sub(slot.received_ns));
-            self.done.push_back((
-                conn,
-                Completion {
-                    service_ns,
-                    ..record
-                },
-            ));
-        }
-    }
-
-    /// Ends a request in progress and frees its slot.
-    fn finish(&mut self, now_ns: u64, index: u32, outcome: Refusal) {
-        let slot = &self.slots[index as usize];
-        let (conn, port_slot, header, schema) =
-            (slot.conn, slot.port_slot, slot.header, slot.schema);
-        let service_ns = now_ns.saturating_sub(slot.received_ns);
-        self.count(outcome.status);
-        self.answer(conn, port_slot, &header, schema, outcome, service_ns);
-        self.release(index);
-    }
-
-    fn answer(
-        &mut self,
-        conn: Conn,
-        port_slot: u16,
-        header: &Header,
-        schema: usize,
-        outcome: Refusal,
-        service_ns: u64,
-    ) {
-        let record = Completion {
-            status: outcome.status,
-            feature: outcome.feature,
-            index: outcome.index,
-            service_ns,
-            ..self.record(conn, port_slot, header, schema)
-        };
-        self.done.push_back((conn, record));
-    }
-
-    /// A final record of a request that went well.
-    fn record(&self, conn: Conn, port_slot: u16, header: &Header, schema: usize) -> Completion {
-        let schemas = &self.connections[conn.0 as usize].schemas;
-        let schema = schemas.get(schema).and_then(Option::as_ref);
-        Completion {
-            kind: CompletionKind::Final,
-            part: header.part,
-            status: Status::Ok,
-            slot: port_slot,
-            slice: (header.slices() - 1) as u16,
-            request: header.request,
-            generation: schema.map_or(0, |s| s.tables.generation()),
-            delta: 0,
-            attempt: header.attempt,
-            credits: 1,
-            feature: rowmill_wire::status::NOWHERE,
-            index: rowmill_wire::status::NOWHERE,
-            service_ns: 0,
-        }
     }
 
     fn holds(&self, slot: u32, conn: Conn) -> bool {
@@ -463,24 +420,16 @@ impl Engine {
         slot.stage != Stage::Free && slot.conn == conn
     }
 
-    fn release(&mut self, index: u32) {
+    pub(crate) fn release(&mut self, index: u32, memory: &mut impl Memory) {
         self.schedule.remove(index, &mut self.slots);
         let slot = &mut self.slots[index as usize];
+        if let Some(staging) = slot.staging.take() {
+            memory.unstage(slot.conn, slot.header.target_region, staging);
+        }
+        fetch::release(slot, memory);
         slot.stage = Stage::Free;
         self.connections[slot.conn.0 as usize].held[usize::from(slot.port_slot)] = NONE;
         self.free.push(index);
-    }
-
-    fn count(&mut self, status: Status) {
-        let c = &mut self.counters;
-        *match status {
-            Status::Ok => &mut c.completed,
-            Status::Busy => &mut c.busy,
-            Status::Expired => &mut c.expired,
-            Status::Cancelled => &mut c.cancelled,
-            Status::RegionLost => &mut c.region_lost,
-            _ => &mut c.refused,
-        } += 1;
     }
 }
 
@@ -489,28 +438,8 @@ fn uses(header: &Header, region: u32) -> bool {
     header.target_region == region || of(&header.lengths) || of(&header.ids) || of(&header.weights)
 }
 
-/// One step of a request: ids are checked first; what is left of the budget goes to pooling.
-fn step(
-    slot: &mut Slot,
-    schema: &BoundSchema,
-    budget: u64,
-    kernels: &Kernels,
-    memory: &mut impl Memory,
-) -> Result<Made, Refusal> {
-    let mut spent = 0;
-    if slot.stage == Stage::Checking {
-        // An id costs about two cache lines' worth of a row's time: its own bytes and its check.
-        spent = accept::check_step(slot, schema, memory, None, CHECK_IDS)? * 8;
-    }
-    if slot.stage == Stage::Checking || spent >= budget {
-        return Ok(Made {
-            bytes: spent,
-            ..Made::default()
-        });
-    }
-    let made = batch::run(slot, schema, budget - spent, kernels, memory)?;
-    Ok(Made {
-        bytes: made.bytes + spent,
-        ..made
-    })
+/// The schema of a request in progress.
+fn bound<'c>(connections: &'c [Connection], slot: &Slot) -> &'c BoundSchema {
+    let schema = connections[slot.conn.0 as usize].schemas[slot.schema].as_deref();
+    schema.expect("a schema stays bound while its connection is attached")
 }

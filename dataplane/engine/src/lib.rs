@@ -5,26 +5,31 @@
 //! [`Memory`] given to each call, and completions are taken out with [`Engine::poll_completion`]. So
 //! the same engine serves every port and the seeded simulation.
 //!
-//! A request passes through: [`accept`](Engine::request) (parse, check against schema and limits,
-//! copy the lengths), checking (copy the ids, bound those of dense tables and resolve those of hashed ones
-//! to rows, in bounded steps), pooling (micro-batches straight into the target), completion. A request
-//! that is refused is refused before any row is read. Ids that come inline are checked when the frame is
+//! A request passes through: [`accept`](Engine::request) (parse, check against schema and limits),
+//! fetching (where what it has in regions of the client is not readable at once; then the lengths are copied),
+//! checking (copy the ids, bound those of dense tables and resolve those of hashed ones to rows, in bounded
+//! steps), pooling (micro-batches into staging, which is the target itself where that can be stored to, and
+//! which is placed run by run), completion. A request that is refused is refused before any row is read. Ids that come inline are checked when the frame is
 //! accepted, others while the request before theirs is pooled: so keys are looked up a request ahead.
 #![forbid(unsafe_code)]
 
 mod accept;
+mod answer;
 mod batch;
 mod bind;
 mod copy;
 mod engine;
+mod fetch;
 mod limits;
 mod memory;
 mod rows;
 mod schedule;
 mod slot;
+mod step;
 
+pub use answer::Counters;
 pub use bind::{BoundFeature, BoundSchema, bind};
-pub use engine::{Counters, Engine, ProtocolError, Turn};
+pub use engine::{Engine, ProtocolError, Turn};
 pub use limits::Limits;
-pub use memory::{Conn, Memory};
+pub use memory::{Conn, Denied, EXTENTS_MAX, Extent, Fetch, Memory, STAGE_BYTES_MIN};
 pub use rows::rows;

@@ -126,9 +126,14 @@ impl Schedule {
     pub(crate) fn charge(&mut self, conn: Conn, bytes: u64, quantum: u64) {
         let queue = &mut self.queues[conn.0 as usize];
         queue.deficit = queue.deficit.saturating_sub_unsigned(bytes);
-        if queue.deficit >= quantum as i64 / 2 {
-            return;
+        if queue.deficit < quantum as i64 / 2 {
+            self.pass(conn);
         }
+    }
+
+    /// Gives a connection's turn to the next one: it has work that can't be done now.
+    pub(crate) fn pass(&mut self, conn: Conn) {
+        let queue = &mut self.queues[conn.0 as usize];
         match queue.place {
             Place::Fresh => {
                 self.fresh.pop_front();

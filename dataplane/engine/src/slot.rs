@@ -1,5 +1,6 @@
 //! A request in progress: its private copies and how far it has come.
 
+use rowmill_arena::Staging;
 use rowmill_wire::limits::MAX_FEATURES;
 use rowmill_wire::request::Header;
 
@@ -20,6 +21,8 @@ pub(crate) struct Data {
 /// One feature's place in [`Data`] and in the request's segments.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Span {
+    /// First length, or offset, in the request's segments.
+    pub(crate) lengths_at: u32,
     /// First id in the request's segments.
     pub(crate) segment_at: u32,
     /// First id in [`Data::ids`].
@@ -41,19 +44,30 @@ pub(crate) struct Check {
     pub(crate) done: u32,
 }
 
-/// How far pooling has come: a slice is pooled feature after feature.
+/// How far pooling has come. A slice is pooled panel after panel, a panel's vectors run by run as they
+/// fit the staging, and a run feature after feature.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Walk {
     /// The slice's first bag; bags before it are finished.
     pub(crate) bag: u32,
     /// The slice's number of bags; 0 between slices.
     pub(crate) slice: u32,
-    /// The feature whose bags come next.
-    pub(crate) feature: u32,
-    /// How many of its bags in the slice are done.
-    pub(crate) done: u32,
     /// Slices announced.
     pub(crate) slices: u32,
+    /// The panel whose vectors come next.
+    pub(crate) panel: u32,
+    /// How many vectors each of its features has in the slice; 0 between panels.
+    pub(crate) vectors: u32,
+    /// How many of these are placed.
+    pub(crate) placed: u32,
+    /// How many the run has.
+    pub(crate) run: u32,
+    /// The number of its first vector in the target.
+    pub(crate) first: u32,
+    /// The feature whose vectors come next.
+    pub(crate) feature: u32,
+    /// How many of its vectors in the run are done.
+    pub(crate) done: u32,
 }
 
 /// Where a request stands.
@@ -61,6 +75,10 @@ pub(crate) struct Walk {
 pub(crate) enum Stage {
     /// The slot holds none.
     Free,
+    /// Its data have still to be asked for.
+    Asking,
+    /// Its data are on their way.
+    Fetching,
     /// Ids are still to be copied and checked.
     Checking,
     /// Rows are being read.
@@ -82,8 +100,12 @@ pub(crate) struct Slot {
     pub(crate) deadline_ns: u64,
     pub(crate) spans: Box<[Span; MAX_FEATURES]>,
     pub(crate) data: Data,
+    /// Whether the driver holds data for it.
+    pub(crate) fetched: bool,
     pub(crate) check: Check,
     pub(crate) walk: Walk,
+    /// Where the run's results are stored until they are placed.
+    pub(crate) staging: Option<Staging>,
     /// The next slot in the connection's queue, or [`NONE`].
     pub(crate) next: u32,
 }
@@ -108,8 +130,10 @@ impl Slot {
                 ids: vec![u32::MAX; limits.max_ids as usize].into_boxed_slice(),
                 weights: vec![f32::NAN; limits.max_ids as usize].into_boxed_slice(),
             },
+            fetched: false,
             check: Check::default(),
             walk: Walk::default(),
+            staging: None,
             next: NONE,
         }
     }

@@ -58,7 +58,7 @@ fn requests_allocate_nothing() {
             engine
                 .request(round, Conn(0), 5, &frames[0][..70], &mut memory)
                 .expect("free slot");
-            engine.cancel(round, Conn(0), 3);
+            engine.cancel(round, Conn(0), 3, &mut memory);
             records += turn_to_the_end(&mut engine, &mut memory);
         }
     });

@@ -105,6 +105,25 @@ proptest! {
 }
 
 /// The record of the only request, with a target of plenty of bytes.
+#[test]
+fn a_block_is_cut_at_any_id() {
+    let model = Model::new(
+        &[spec("t", 400, 36, TableKind::Dense)],
+        &[Pooling::None],
+        512,
+    );
+    let limits = Limits {
+        micro_batch_ns: 1,
+        ..LIMITS
+    };
+    // An id of 288 bytes divides no budget.
+    let batch = model.batch(3, 60, 30);
+    assert!(batch.features[0].iter().map(Vec::len).sum::<usize>() > 700);
+    let mut engine = engine(&model, limits);
+    answer(&model, &mut engine, &batch, REGION, 7);
+    answer(&model, &mut engine, &batch, REGION, 0);
+}
+
 fn outcome(model: &Model, header: Header, batch: &Batch, carry: Carry) -> (Status, u32, u32) {
     let mut engine = engine(model, LIMITS);
     let mut source = vec![];
@@ -342,33 +361,6 @@ fn outputs_of_two_bytes_and_blocks_are_kept_apart() {
     assert_eq!(bind(vec![wide]), misaligned);
 }
 
-/// Memory that notes which connections' ids were read.
-struct Watched {
-    inner: HeapMemory,
-    reads: Vec<u32>,
-}
-
-impl rowmill_engine::Memory for Watched {
-    fn read(&mut self, conn: Conn, region: u32, at: u64, out: &mut [u8]) -> Result<(), Status> {
-        self.reads.push(conn.0);
-        self.inner.read(conn, region, at, out)
-    }
-
-    fn target(
-        &mut self,
-        conn: Conn,
-        region: u32,
-        offset: u64,
-        len: u64,
-    ) -> Result<rowmill_arena::Window<'_>, Status> {
-        self.inner.target(conn, region, offset, len)
-    }
-
-    fn is_lost(&self, conn: Conn, region: u32) -> bool {
-        self.inner.is_lost(conn, region)
-    }
-}
-
 #[test]
 fn ids_are_resolved_a_request_ahead() {
     let specs = [spec("t", 4000, 64, TableKind::Hashed(Missing::Error))];
@@ -379,22 +371,19 @@ fn ids_are_resolved_a_request_ahead() {
     };
     let mut engine = engine(&model, limits);
     attach(&mut engine, &model, Conn(1));
-    let mut memory = Watched {
-        inner: memory_for(&model, 1000, vec![]),
-        reads: Vec::new(),
-    };
-    let target = memory.inner.regions[&(0, TARGET)].clone();
-    memory.inner.regions.insert((1, TARGET), target);
+    let mut memory = memory_for(&model, 1000, vec![]);
+    let target = memory.regions[&(0, TARGET)].clone();
+    memory.regions.insert((1, TARGET), target);
     let batches = [model.batch(1, 1000, 20), model.batch(2, 20, 20)];
     for (conn, batch) in batches.iter().enumerate() {
         let (conn, mut source) = (conn as u32, vec![]);
         let frame = frame(lookup(conn.into(), batch.bags()), batch, WIDE, &mut source);
-        memory.inner.regions.insert((conn, SOURCE), source);
+        memory.regions.insert((conn, SOURCE), source);
         engine
             .request(0, Conn(conn), 0, &frame, &mut memory)
             .expect("the slot is free");
     }
-    memory.reads.clear();
+    memory.reads = Some(Vec::new());
     let mut answered = [false; 2];
     let mut ahead = false;
     while !answered[1] {
@@ -402,8 +391,8 @@ fn ids_are_resolved_a_request_ahead() {
         assert!(matches!(engine.turn(0, &mut memory), Turn::Worked { .. }));
         let pooled = engine.counters().rows - rows;
         // A turn that pools rows of the first client reads the ids of the second.
-        ahead |= pooled > 0 && memory.reads == [1];
-        memory.reads.clear();
+        let reads = memory.reads.replace(Vec::new()).expect("watched");
+        ahead |= pooled > 0 && reads == [1];
         while let Some((conn, record)) = engine.poll_completion() {
             assert_eq!(record.status, Status::Ok);
             answered[conn.0 as usize] = true;
@@ -413,10 +402,10 @@ fn ids_are_resolved_a_request_ahead() {
         ahead,
         "the second client's ids were read while the first was served"
     );
-    run(&mut engine, &mut memory.inner, &mut 0);
+    run(&mut engine, &mut memory, &mut 0);
     for (conn, batch) in batches.iter().enumerate() {
         let wanted = model.oracle(batch);
-        let target = &memory.inner.regions[&(conn as u32, TARGET)];
+        let target = &memory.regions[&(conn as u32, TARGET)];
         assert_bytes(&model, &target[..wanted.len()], &wanted);
     }
 }

@@ -249,7 +249,7 @@ fn busy_when_all_slots_are_taken_and_only_then() {
         (record.status, record.slot, record.credits),
         (Status::Busy, 4, 1)
     );
-    engine.cancel(0, Conn(0), 2);
+    engine.cancel(0, Conn(0), 2, &mut memory);
     assert_eq!(
         engine.poll_completion().map(|(_, r)| (r.status, r.slot)),
         Some((Status::Cancelled, 2))
@@ -271,7 +271,7 @@ fn a_slot_used_again_too_early_cuts_the_client_off() {
     submit(&mut engine, &model, &mut memory, 0, &[6], 50, 0);
     let again = engine.request(0, Conn(0), 6, &[0; 200], &mut memory);
     assert_eq!(again, Err(ProtocolError { slot: 6 }));
-    engine.detach(Conn(0));
+    engine.detach(Conn(0), &mut memory);
     assert_eq!(
         (engine.turn(0, &mut memory), engine.in_progress()),
         (Turn::Idle, 0)
@@ -331,7 +331,7 @@ fn a_region_that_is_given_up_ends_its_requests_only() {
     submit(&mut engine, &model, &mut memory, 0, &[0], 700, 0);
     submit(&mut engine, &model, &mut memory, 1, &[0], 7, 0);
     engine.turn(0, &mut memory);
-    engine.region_gone(1, Conn(0), TARGET);
+    engine.region_gone(1, Conn(0), TARGET, &mut memory);
     let records: Vec<_> = std::iter::from_fn(|| engine.poll_completion()).collect();
     assert_eq!(statuses(&records), [Status::UnknownRegion]);
     memory.regions.remove(&(0, TARGET));
@@ -422,33 +422,6 @@ fn a_client_whose_requests_are_refused_late_does_not_starve_others() {
     assert!(answers[1] >= 50, "{answers:?} answers in 200 turns");
 }
 
-/// Stands for sparse regions of more than 16 GiB: lengths of 8,000 in region 0, zeros in others.
-struct Sparse(HeapMemory);
-
-impl rowmill_engine::Memory for Sparse {
-    fn read(&mut self, _: Conn, region: u32, _: u64, out: &mut [u8]) -> Result<(), Status> {
-        let value = if region == 0 { 8000u32 } else { 0 };
-        for word in out.chunks_exact_mut(4) {
-            word.copy_from_slice(&value.to_le_bytes());
-        }
-        Ok(())
-    }
-
-    fn target(
-        &mut self,
-        conn: Conn,
-        region: u32,
-        offset: u64,
-        len: u64,
-    ) -> Result<rowmill_arena::Window<'_>, Status> {
-        self.0.target(conn, region, offset, len)
-    }
-
-    fn is_lost(&self, _: Conn, _: u32) -> bool {
-        false
-    }
-}
-
 #[test]
 fn ids_at_the_end_of_a_segment_of_four_billion_overflow_nothing() {
     let model = Model::mixed();
@@ -474,7 +447,14 @@ fn ids_at_the_end_of_a_segment_of_four_billion_overflow_nothing() {
     };
     let mut out = Box::new([0; rowmill_wire::limits::SLOT_BYTES]);
     let len = rowmill_wire::request::encode(&header, &[span; 3], &[], &mut out).expect("fits");
-    let mut memory = Sparse(memory(&[]));
+    // Stands for regions of more than 16 GiB: lengths of 8,000 in region 0, zeros in others.
+    let mut memory = memory(&[]);
+    memory.sparse = Some(|region, out| {
+        let value = if region == 0 { 8000u32 } else { 0 };
+        for word in out.chunks_exact_mut(4) {
+            word.copy_from_slice(&value.to_le_bytes());
+        }
+    });
     engine
         .request(0, Conn(0), 0, &out[..len], &mut memory)
         .expect("the slot is free");

@@ -3,9 +3,9 @@
 use core::time::Duration;
 use std::sync::Arc;
 
-use rowmill_arena::Window;
+use rowmill_arena::{Staging, Strip, Window};
 use rowmill_wire::control::{TableEntry, Welcome};
-use rowmill_wire::limits::SLOT_BYTES;
+use rowmill_wire::limits::{MAX_FEATURES, SLOT_BYTES};
 use rowmill_wire::{Completion, Refusal, Schema, Status};
 
 /// A connection's number within one dataplane: an index below the configured maximum, used again
@@ -55,6 +55,15 @@ pub enum Event {
         /// Its length in bytes.
         len: usize,
     },
+    /// What [`ServerPort::fetch`] was asked for is there, or can't be had.
+    Fetched {
+        /// Whose.
+        conn: ConnId,
+        /// For the request in which slot.
+        slot: u16,
+        /// Whether it can be read now.
+        outcome: Result<(), RegionError>,
+    },
     /// The client wants the request in `slot` ended early.
     Cancel {
         /// Who.
@@ -80,6 +89,41 @@ pub enum RegionError {
     Lost,
 }
 
+/// Bytes of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The region.
+    pub region: RegionId,
+    /// Its first byte that is meant.
+    pub offset: u64,
+    /// How many bytes.
+    pub len: u64,
+}
+
+/// Whether what was asked for can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fetch {
+    /// At once.
+    Ready,
+    /// After [`Event::Fetched`].
+    Coming,
+}
+
+/// Why there is no room for data or results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RoomError {
+    /// The region can't be used.
+    Region(RegionError),
+    /// All room is taken. Some will be free later, whatever this client does.
+    Later,
+}
+
+impl From<RegionError> for RoomError {
+    fn from(error: RegionError) -> RoomError {
+        RoomError::Region(error)
+    }
+}
+
 /// How a worker waits when it finds nothing to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle {
@@ -97,6 +141,9 @@ pub trait Waker: Send + Sync {
     fn wake(&self);
 }
 
+/// Most extents of one fetch: lengths, ids and weights of each feature.
+pub const MAX_EXTENTS: usize = 3 * MAX_FEATURES;
+
 /// One worker's half of a port. Nothing in it blocks but [`ServerPort::idle`], and nothing
 /// allocates, locks or makes a system call while the clients poll, but for the one that tells the
 /// control thread that the worker has let go of a region or connection, or wants one cut off.
@@ -105,35 +152,91 @@ pub trait ServerPort {
     /// Fair between connections: each gets its turn before any gets a second one.
     fn poll(&mut self, frame: &mut [u8; SLOT_BYTES]) -> Option<Event>;
 
-    /// Copies request data out of a region, once.
+    /// Whether request data have to be fetched before they are read. Where not, [`ServerPort::fetch`] says
+    /// [`Fetch::Ready`] to anything.
+    fn fetches(&self) -> bool;
+
+    /// Makes these bytes readable for the request in `slot`, which has nothing fetched now. There are at
+    /// most [`MAX_EXTENTS`], none empty.
+    ///
+    /// # Errors
+    /// As [`RoomError`] says. Nothing is held then.
+    fn fetch(&mut self, conn: ConnId, slot: u16, extents: &[Extent]) -> Result<Fetch, RoomError>;
+
+    /// Copies request data out of a region, once; where [`ServerPort::fetches`], of what was fetched for
+    /// the request in `slot`.
     ///
     /// # Errors
     /// As [`RegionError`] says; `Lost` also where the memory vanished while it was copied.
     fn read(
         &mut self,
         conn: ConnId,
+        slot: u16,
         region: RegionId,
         offset: u64,
         out: &mut [u8],
     ) -> Result<(), RegionError>;
 
-    /// Where results are stored that are to be placed at `offset` of the region: the region's own
-    /// memory where the port has it, else staging that the port sends before the next `complete`.
+    /// Gives back what was fetched for a request, or is coming; no [`Event::Fetched`] follows.
+    fn release(&mut self, conn: ConnId, slot: u16);
+
+    /// Whether results can go to these bytes.
     ///
     /// # Errors
     /// As [`RegionError`] says.
-    fn target(
-        &mut self,
+    fn check(
+        &self,
         conn: ConnId,
         region: RegionId,
         offset: u64,
         len: u64,
+    ) -> Result<(), RegionError>;
+
+    /// Most bytes of strips that are staged together where they are packed: at least 64 KiB.
+    fn stage_bytes(&self) -> u64;
+
+    /// Where results for these strips of the region are stored until they are placed: the region's own
+    /// memory where the port has it, else memory of the worker's, from which the port sends them. It has
+    /// to be given to [`ServerPort::place`] or [`ServerPort::unstage`] before the worker acknowledges the
+    /// end of the region or connection.
+    ///
+    /// # Errors
+    /// As [`RoomError`] says; `OutOfBounds` also for strips that are none.
+    fn stage(
+        &mut self,
+        conn: ConnId,
+        region: RegionId,
+        strips: &[Strip],
+    ) -> Result<Staging, RoomError>;
+
+    /// The memory of staging.
+    ///
+    /// # Errors
+    /// As [`RegionError`] says.
+    fn window(
+        &mut self,
+        conn: ConnId,
+        region: RegionId,
+        staging: &Staging,
     ) -> Result<Window<'_>, RegionError>;
 
-    /// Whether the region's memory was taken away (asked after results were stored).
-    fn is_lost(&self, conn: ConnId, region: RegionId) -> bool;
+    /// Places what is stored in staging: the bytes of the strips for which it was given, and no others, before
+    /// what the next [`ServerPort::complete`] announces.
+    ///
+    /// # Errors
+    /// As [`RegionError`] says; `Lost` where what was stored went nowhere.
+    fn place(
+        &mut self,
+        conn: ConnId,
+        region: RegionId,
+        staging: Staging,
+        strips: &[Strip],
+    ) -> Result<(), RegionError>;
 
-    /// Announces that what was stored for this request is placed. Never blocks on the client.
+    /// Gives staging back with nothing placed.
+    fn unstage(&mut self, conn: ConnId, region: RegionId, staging: Staging);
+
+    /// Announces that what this request had to place is placed. Never blocks on the client.
     fn complete(&mut self, conn: ConnId, record: &Completion);
 
     /// Cuts a connection off; [`Event::Detached`] follows.

@@ -6,8 +6,8 @@
 //! one session's. [`conformance`] is the suite that every pair has to pass.
 //!
 //! Ordering, the same for every port: what a client wrote to its regions before [`ClientPort::submit`]
-//! is visible to the worker after the [`Event::Request`]; what the worker wrote to the target before
-//! [`ServerPort::complete`] is visible to the client after [`ClientPort::poll`] gave that record.
+//! is visible to the worker after the [`Event::Request`] (where data are fetched, after
+//! [`Event::Fetched`]); what the worker placed before [`ServerPort::complete`] is visible to the client after [`ClientPort::poll`] gave that record.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod conformance;
@@ -16,5 +16,6 @@ pub mod shm;
 pub mod sim;
 
 pub use contract::{
-    ClientPort, ConnId, Event, Idle, PortError, RegionError, RegionId, ServerPort, Service, Waker,
+    ClientPort, ConnId, Event, Extent, Fetch, Idle, MAX_EXTENTS, PortError, RegionError, RegionId,
+    RoomError, ServerPort, Service, Waker,
 };

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rowmill_arena::Strip;
 use rowmill_port::conformance::Answers;
 use rowmill_port::shm::{ShmClient, ShmConfig, ShmServer};
 use rowmill_port::{ClientPort, Event, Idle, RegionId, ServerPort};
@@ -54,9 +55,18 @@ fn round_trips_allocate_nothing() {
         client.cancel(0, 3).unwrap();
         while let Some(event) = lane.poll(&mut frame) {
             if let Event::Request { conn, slot, .. } = event {
-                lane.read(conn, RegionId(0), 64, &mut frame[..64]).unwrap();
-                let target = lane.target(conn, region, 0, 64).unwrap();
+                lane.read(conn, slot, RegionId(0), 64, &mut frame[..64])
+                    .unwrap();
+                let strips = [Strip {
+                    offset: 0,
+                    bytes: 64,
+                    stride: 64,
+                    count: 1,
+                }];
+                let staging = lane.stage(conn, region, &strips).unwrap();
+                let target = lane.window(conn, region, &staging).unwrap();
                 target.write(0, &frame[..64]);
+                lane.place(conn, region, staging, &strips).unwrap();
                 lane.complete(conn, &done(slot, round));
             }
         }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use rowmill_port::conformance::{Harness, Setup, Violation, Worker};
-use rowmill_port::sim::{Bounds, Faults, Loss, SimClient, SimNet, SimServer};
+use rowmill_port::sim::{Bounds, Far, Faults, Loss, SimClient, SimNet, SimServer};
 use rowmill_port::{PortError, RegionId};
 use rowmill_wire::Immediate;
 
@@ -13,7 +13,7 @@ const STEP_NS: u64 = 500;
 
 type Lanes = Rc<RefCell<Vec<(Worker, SimServer)>>>;
 
-struct Sim<const DELAYED: bool> {
+struct Sim<const DELAYED: bool, const FAR: bool> {
     net: SimNet,
     lanes: Lanes,
 }
@@ -26,15 +26,20 @@ fn turn(net: &SimNet, lanes: &Lanes) {
     net.take_log();
 }
 
-impl<const DELAYED: bool> Harness for Sim<DELAYED> {
+impl<const DELAYED: bool, const FAR: bool> Harness for Sim<DELAYED, FAR> {
     type Client = SimClient;
 
-    fn start(setup: Setup) -> Sim<DELAYED> {
+    fn start(setup: Setup) -> Sim<DELAYED, FAR> {
         let bounds = Bounds {
             lanes: setup.workers.len() as u16,
             connections: setup.max_connections.into(),
             credits: setup.credits,
             max_region: setup.max_region,
+            far: FAR.then_some(Far {
+                stage_bytes: 64 << 10,
+                blocks: 2,
+                fetches: 2,
+            }),
         };
         let faults = match DELAYED {
             true => Faults {
@@ -95,9 +100,13 @@ impl<const DELAYED: bool> Harness for Sim<DELAYED> {
 }
 
 mod at_once {
-    rowmill_port::conformance_tests!(super::Sim<false>);
+    rowmill_port::conformance_tests!(super::Sim<false, false>);
 }
 
 mod delayed {
-    rowmill_port::conformance_tests!(super::Sim<true>);
+    rowmill_port::conformance_tests!(super::Sim<true, false>);
+}
+
+mod far {
+    rowmill_port::conformance_tests!(super::Sim<true, true>);
 }

@@ -4,9 +4,12 @@ use core::time::Duration;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rowmill_arena::Window;
-use rowmill_engine::{Conn, Counters, Engine, Memory, Turn};
-use rowmill_port::{ConnId, Event, Idle, RegionError, RegionId, ServerPort};
+use arrayvec::ArrayVec;
+use rowmill_arena::{Staging, Strip, Window};
+use rowmill_engine::{self as engine, Conn, Counters, Denied, Engine, Memory, Turn};
+use rowmill_port::{
+    ConnId, Event, Extent, Fetch, Idle, MAX_EXTENTS, RegionError, RegionId, RoomError, ServerPort,
+};
 use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::{CompletionKind, Status};
 
@@ -160,14 +163,31 @@ impl<P: ServerPort> Worker<P> {
             }
             Event::Detached { conn } => {
                 self.attached[conn.0 as usize] = false;
-                self.engine.detach(Conn(conn.0));
+                let mut memory = PortMemory::new(&mut self.port);
+                self.engine.detach(Conn(conn.0), &mut memory);
             }
             // The port knows the region; the engine learns of it when a request names it.
             Event::Region { .. } => {}
             Event::RegionGone { conn, region } => {
-                self.engine.region_gone(now_ns, Conn(conn.0), region.0);
+                let mut memory = PortMemory::new(&mut self.port);
+                self.engine
+                    .region_gone(now_ns, Conn(conn.0), region.0, &mut memory);
             }
-            Event::Cancel { conn, slot } => self.engine.cancel(now_ns, Conn(conn.0), slot),
+            Event::Cancel { conn, slot } => {
+                let mut memory = PortMemory::new(&mut self.port);
+                self.engine.cancel(now_ns, Conn(conn.0), slot, &mut memory);
+            }
+            Event::Fetched {
+                conn,
+                slot,
+                outcome,
+            } => {
+                let mut memory = PortMemory::new(&mut self.port);
+                let outcome = outcome.map_err(|e| status(e, Status::SegmentOutOfRegion));
+                self.engine
+                    .fetched(now_ns, Conn(conn.0), slot, outcome, &mut memory);
+                return memory.copied;
+            }
             Event::Request { conn, slot, len } => {
                 let mut memory = PortMemory::new(&mut self.port);
                 let frame = &self.frame[..len];
@@ -226,29 +246,94 @@ impl<'a, P: ServerPort> PortMemory<'a, P> {
 }
 
 impl<P: ServerPort> Memory for PortMemory<'_, P> {
-    fn read(&mut self, conn: Conn, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Status> {
+    fn check(&self, conn: Conn, region: u32, offset: u64, len: u64) -> Result<(), Status> {
+        let outcome = self
+            .port
+            .check(ConnId(conn.0), RegionId(region), offset, len);
+        outcome.map_err(of_target)
+    }
+
+    fn fetch(
+        &mut self,
+        conn: Conn,
+        slot: u16,
+        extents: &mut dyn Iterator<Item = engine::Extent>,
+    ) -> Result<engine::Fetch, Denied> {
+        if !self.port.fetches() {
+            return Ok(engine::Fetch::Ready);
+        }
+        let extents: ArrayVec<Extent, MAX_EXTENTS> = extents
+            .map(|e| Extent {
+                region: RegionId(e.region),
+                offset: e.offset,
+                len: e.len,
+            })
+            .collect();
+        match self.port.fetch(ConnId(conn.0), slot, &extents) {
+            Ok(Fetch::Ready) => Ok(engine::Fetch::Ready),
+            Ok(Fetch::Coming) => Ok(engine::Fetch::Coming),
+            Err(error) => Err(denied(error, Status::SegmentOutOfRegion)),
+        }
+    }
+
+    fn read(
+        &mut self,
+        conn: Conn,
+        slot: u16,
+        region: u32,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<(), Status> {
         self.copied += out.len() as u64;
         let outcome = self
             .port
-            .read(ConnId(conn.0), RegionId(region), offset, out);
+            .read(ConnId(conn.0), slot, RegionId(region), offset, out);
         outcome.map_err(|error| status(error, Status::SegmentOutOfRegion))
     }
 
-    fn target(
+    fn release(&mut self, conn: Conn, slot: u16) {
+        self.port.release(ConnId(conn.0), slot);
+    }
+
+    fn stage_bytes(&self) -> u64 {
+        self.port.stage_bytes()
+    }
+
+    fn stage(&mut self, conn: Conn, region: u32, strips: &[Strip]) -> Result<Staging, Denied> {
+        let staging = self.port.stage(ConnId(conn.0), RegionId(region), strips);
+        staging.map_err(|error| denied(error, Status::TargetOutOfRegion))
+    }
+
+    fn window(&mut self, conn: Conn, region: u32, staging: &Staging) -> Result<Window<'_>, Status> {
+        let window = self.port.window(ConnId(conn.0), RegionId(region), staging);
+        window.map_err(of_target)
+    }
+
+    fn place(
         &mut self,
         conn: Conn,
         region: u32,
-        offset: u64,
-        len: u64,
-    ) -> Result<Window<'_>, Status> {
-        let outcome = self
-            .port
-            .target(ConnId(conn.0), RegionId(region), offset, len);
-        outcome.map_err(|error| status(error, Status::TargetOutOfRegion))
+        staging: Staging,
+        strips: &[Strip],
+    ) -> Result<(), Status> {
+        let (conn, region) = (ConnId(conn.0), RegionId(region));
+        let outcome = self.port.place(conn, region, staging, strips);
+        outcome.map_err(of_target)
     }
 
-    fn is_lost(&self, conn: Conn, region: u32) -> bool {
-        self.port.is_lost(ConnId(conn.0), RegionId(region))
+    fn unstage(&mut self, conn: Conn, region: u32, staging: Staging) {
+        self.port.unstage(ConnId(conn.0), RegionId(region), staging);
+    }
+}
+
+fn of_target(error: RegionError) -> Status {
+    status(error, Status::TargetOutOfRegion)
+}
+
+fn denied(error: RoomError, out_of_bounds: Status) -> Denied {
+    match error {
+        RoomError::Later => Denied::Later,
+        RoomError::Region(error) => Denied::Refused(status(error, out_of_bounds)),
     }
 }
 
@@ -284,7 +369,9 @@ impl Backoff {
     fn after(&mut self, stepped: Stepped, now_ns: u64) -> Option<Idle> {
         if !stepped.is_idle() {
             self.idle_since_ns = None;
-            return None;
+            // What is waited for comes from others, who may need this core.
+            let waits = stepped.events == 0 && stepped.turn == Turn::Blocked;
+            return waits.then_some(Idle::Yield);
         }
         let idle_ns = now_ns - *self.idle_since_ns.get_or_insert(now_ns);
         Some(if idle_ns < self.spin_ns {
@@ -333,6 +420,14 @@ mod tests {
                 },
                 9_200,
                 None,
+            ),
+            (
+                Stepped {
+                    events: 0,
+                    turn: Turn::Blocked,
+                },
+                9_300,
+                Some(Idle::Yield),
             ),
         ];
         for (stepped, now_ns, expected) in cases {

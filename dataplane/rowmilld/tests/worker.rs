@@ -2,7 +2,8 @@
 
 mod support;
 
-use rowmill_engine::{Conn, Memory};
+use rowmill_arena::{Staging, Strip};
+use rowmill_engine::{Conn, Denied, Memory};
 use rowmill_port::{ConnId, Event, Service};
 use rowmill_rowmilld::mailbox::Orders;
 use rowmill_rowmilld::worker::PortMemory;
@@ -278,21 +279,38 @@ fn region_errors_become_the_engines_statuses() {
         (9, 0, Status::UnknownRegion, Status::UnknownRegion),
     ];
     for (region, offset, read, target) in cases {
-        let outcome = memory.read(conn, region, offset, &mut [0; 8]);
+        let outcome = memory.read(conn, 0, region, offset, &mut [0; 8]);
         assert_eq!(
             outcome.err().unwrap_or(Status::Ok),
             read,
             "reading region {region} at {offset}"
         );
-        let outcome = memory
-            .target(conn, region, offset, 8)
-            .map(|window| window.len());
-        assert_eq!(outcome.unwrap_or(8), 8);
+        let outcome = memory.check(conn, region, offset, 8);
+        let strip = Strip {
+            offset,
+            bytes: 8,
+            stride: 8,
+            count: 1,
+        };
         assert_eq!(
             outcome.err().unwrap_or(Status::Ok),
             target,
             "storing to region {region} at {offset}"
         );
+        match memory.stage(conn, region, &[strip]) {
+            Ok(staging) => {
+                assert_eq!(memory.window(conn, region, &staging).unwrap().len(), 8);
+                memory.unstage(conn, region, staging);
+            }
+            Err(denied) => assert_eq!(denied, Denied::Refused(target)),
+        }
     }
-    assert!(memory.is_lost(conn, LOST.0) && !memory.is_lost(conn, REGION.0));
+    let nowhere = Staging::in_place(&[Strip {
+        offset: 0,
+        bytes: 8,
+        stride: 8,
+        count: 1,
+    }]);
+    let placed = memory.place(conn, LOST.0, nowhere.unwrap(), &[]);
+    assert_eq!(placed, Err(Status::RegionLost));
 }

@@ -54,6 +54,9 @@ pub struct Dataplane {
     pub steps: u64,
 }
 
+/// How long a worker is away that can go on with none of its requests.
+const BLOCKED_NS: u64 = 1000;
+
 impl Dataplane {
     /// Workers of the given engines.
     pub fn new(
@@ -126,11 +129,14 @@ impl Dataplane {
         let lane = &mut self.lanes[i];
         let quantum = lane.worker.engine().micro_batch_bytes();
         let stepped = lane.worker.step(now_ns);
-        let bytes = match stepped.turn {
-            Turn::Idle => 0,
-            Turn::Worked { bytes } => bytes,
+        let (bytes, waited_ns) = match stepped.turn {
+            Turn::Idle => (0, 0),
+            // It lets others go first.
+            Turn::Blocked => (0, BLOCKED_NS),
+            Turn::Worked { bytes } => (bytes, 0),
         };
         let took_ns = self.pace.step_ns
+            + waited_ns
             + self.pace.event_ns * u64::from(stepped.events)
             + bytes * 1000 / self.pace.bytes_per_us;
         lane.ready_ns = now_ns + took_ns;

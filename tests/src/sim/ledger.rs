@@ -73,6 +73,7 @@ pub struct Ledger {
     net: SimNet,
     schemas: Schemas,
     slots: usize,
+    far: bool,
     holders: BTreeMap<ConnId, Holder>,
     /// Connections so far.
     serial: u64,
@@ -87,12 +88,13 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// An empty ledger for engines of `slots` slots.
-    pub fn new(net: SimNet, schemas: Schemas, lanes: u16, slots: usize) -> Ledger {
+    /// An empty ledger for engines of `slots` slots, whose workers may be far from the memory of clients.
+    pub fn new(net: SimNet, schemas: Schemas, lanes: u16, slots: usize, far: bool) -> Ledger {
         Ledger {
             net,
             schemas,
             slots,
+            far,
             holders: BTreeMap::new(),
             serial: 0,
             ended: Vec::new(),
@@ -453,7 +455,11 @@ impl Ledger {
             worked: self.lane_bytes[at] - flight.lane_bytes,
             // Each other connection's round is a quantum, and as much again for what was left of the
             // one before and for the bag with which it ends.
-            wait_most: (connections + 1) * 2 * self.quantum_max,
+            wait_most: match self.far {
+                // It waits for room and for messages, whose time no work of the lane measures.
+                true => u64::MAX / 2,
+                false => (connections + 1) * 2 * self.quantum_max,
+            },
         };
         check_final(flight, record, circumstances, stored)?;
         self.tally.count(record.status);

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use rowmill_arena::Window;
+use rowmill_arena::{Layout, Staging, Strip, Window};
 use rowmill_port::sim::{SimMemory, SimNet, SimServer};
-use rowmill_port::{ConnId, Event, Idle, RegionError, RegionId, ServerPort, Waker};
+use rowmill_port::{
+    ConnId, Event, Extent, Fetch, Idle, RegionError, RegionId, RoomError, ServerPort, Waker,
+};
 use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::{Completion, CompletionKind, Status};
 
@@ -103,32 +105,80 @@ impl ServerPort for Planted {
         self.port.poll(frame)
     }
 
+    fn fetches(&self) -> bool {
+        self.port.fetches()
+    }
+
+    fn fetch(&mut self, conn: ConnId, slot: u16, extents: &[Extent]) -> Result<Fetch, RoomError> {
+        self.port.fetch(conn, slot, extents)
+    }
+
     fn read(
         &mut self,
         conn: ConnId,
+        slot: u16,
         region: RegionId,
         offset: u64,
         out: &mut [u8],
     ) -> Result<(), RegionError> {
         if self.mistake == Some(Mistake::ReadsTwice) {
-            self.port.read(conn, region, offset, out)?;
+            self.port.read(conn, slot, region, offset, out)?;
         }
-        self.port.read(conn, region, offset, out)
+        self.port.read(conn, slot, region, offset, out)
     }
 
-    fn target(
-        &mut self,
+    fn release(&mut self, conn: ConnId, slot: u16) {
+        self.port.release(conn, slot);
+    }
+
+    fn check(
+        &self,
         conn: ConnId,
         region: RegionId,
         offset: u64,
         len: u64,
-    ) -> Result<Window<'_>, RegionError> {
-        self.granted = Some((conn, region, offset, len));
-        self.port.target(conn, region, offset, len)
+    ) -> Result<(), RegionError> {
+        self.port.check(conn, region, offset, len)
     }
 
-    fn is_lost(&self, conn: ConnId, region: RegionId) -> bool {
-        self.port.is_lost(conn, region)
+    fn stage_bytes(&self) -> u64 {
+        self.port.stage_bytes()
+    }
+
+    fn stage(
+        &mut self,
+        conn: ConnId,
+        region: RegionId,
+        strips: &[Strip],
+    ) -> Result<Staging, RoomError> {
+        let hull = Staging::in_place(strips);
+        if let Some((Layout::InPlace(low), len)) = hull.map(|h| (h.layout, h.len)) {
+            self.granted = Some((conn, region, low, len));
+        }
+        self.port.stage(conn, region, strips)
+    }
+
+    fn window(
+        &mut self,
+        conn: ConnId,
+        region: RegionId,
+        staging: &Staging,
+    ) -> Result<Window<'_>, RegionError> {
+        self.port.window(conn, region, staging)
+    }
+
+    fn place(
+        &mut self,
+        conn: ConnId,
+        region: RegionId,
+        staging: Staging,
+        strips: &[Strip],
+    ) -> Result<(), RegionError> {
+        self.port.place(conn, region, staging, strips)
+    }
+
+    fn unstage(&mut self, conn: ConnId, region: RegionId, staging: Staging) {
+        self.port.unstage(conn, region, staging);
     }
 
     fn complete(&mut self, conn: ConnId, record: &Completion) {
@@ -163,9 +213,17 @@ impl ServerPort for Planted {
             Some(Mistake::RepeatsRecord) if last => self.port.complete(conn, record),
             Some(Mistake::WritesAfterFinal) if last && mine => self.flip(|offset, _| offset),
             Some(Mistake::GrantAfterFinal) if last && mine => {
-                let (_, region, offset, len) = self.granted.expect("mine");
+                let (_, region, offset, bytes) = self.granted.expect("mine");
+                let strips = [Strip {
+                    offset,
+                    bytes,
+                    stride: bytes,
+                    count: 1,
+                }];
                 // Refused or not, nothing is stored.
-                let _unused = self.port.target(conn, region, offset, len);
+                if let Some(staging) = Staging::in_place(&strips) {
+                    let _unused = self.port.window(conn, region, &staging);
+                }
             }
             _ => {}
         }

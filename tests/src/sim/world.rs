@@ -9,7 +9,7 @@ use fastrand::Rng;
 use rowmill_arena::HugePages;
 use rowmill_engine::Engine;
 use rowmill_pooling::{Isa, Kernels};
-use rowmill_port::sim::{Bounds, Faults, SimNet};
+use rowmill_port::sim::{Bounds, Far, Faults, SimNet};
 use rowmill_port::{ConnId, RegionId};
 use rowmill_rowmilld::config::Limits;
 use rowmill_rowmilld::mailbox::Mailbox;
@@ -182,6 +182,7 @@ impl World {
             connections: limits.connections.into(),
             credits: limits.credits,
             max_region: limits.max_region_bytes,
+            far: draw_far(&mut rng).filter(|_| mistake != Some(Mistake::ReadsTwice)),
         };
         let faults = Faults {
             delay_ns: 0..=rng.u64(0..=20_000),
@@ -196,7 +197,8 @@ impl World {
             stop_ns_max: rng.u64(1..=1_000_000),
         };
         let specs = draw_tables(&mut rng);
-        let drawn = format!("{workers} workers, {limits:?}\n{faults:?}\n{pace:?}\n{specs:?}\n");
+        let drawn =
+            format!("{workers} workers, {limits:?}\n{bounds:?}\n{faults:?}\n{pace:?}\n{specs:?}\n");
         let tables =
             Resident::in_memory(&specs, seed, HugePages::Off, &silent).expect("a few small tables");
         let tables = Arc::new(tables);
@@ -217,7 +219,13 @@ impl World {
             let port = Planted::new(net.lane(lane as u16), net.clone(), mistake);
             (engine, port, mailbox)
         });
-        let ledger = Ledger::new(net.clone(), schemas, workers, limits.slots as usize);
+        let ledger = Ledger::new(
+            net.clone(),
+            schemas,
+            workers,
+            limits.slots as usize,
+            bounds.far.is_some(),
+        );
         let (parts, story) = (parts.collect(), Story::new(aloud));
         let dataplane = Dataplane::new(
             net.clone(),
@@ -333,6 +341,16 @@ impl World {
             tally: dataplane.ledger.tally,
         })
     }
+}
+
+/// Half of the worlds are of workers that can't reach the memory of clients, with little room between.
+fn draw_far(rng: &mut Rng) -> Option<Far> {
+    let far = Far {
+        stage_bytes: (64 << 10) << rng.u32(0..=2),
+        blocks: rng.u32(1..=6),
+        fetches: rng.u32(1..=6),
+    };
+    rng.bool().then_some(far)
 }
 
 fn draw_tables(rng: &mut Rng) -> Vec<TableSpec> {

@@ -2,11 +2,13 @@
 //! the scalar oracle's answer for them.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+mod memory;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use rowmill_arena::{HugePages, Window};
-use rowmill_engine::{BoundSchema, Conn, Engine, Limits, Memory, Turn, bind};
+use rowmill_arena::HugePages;
+use rowmill_engine::{BoundSchema, Conn, Engine, Limits, STAGE_BYTES_MIN, Turn, bind};
 use rowmill_pooling::{Bags, Isa, Kernels, Mode, scalar};
 use rowmill_table::{Missing, Resident, ResidentTable, RowFormat, TableKind, TableSpec};
 use rowmill_wire::limits::SLOT_BYTES;
@@ -16,69 +18,7 @@ use rowmill_wire::{
     Segment, Status,
 };
 
-/// Stands in for a port's registered memory: a heap buffer for each (connection, region).
-#[derive(Default)]
-pub(crate) struct HeapMemory {
-    pub(crate) regions: HashMap<(u32, u32), Vec<u8>>,
-    pub(crate) lost: Vec<(u32, u32)>,
-}
-
-impl HeapMemory {
-    fn range(
-        &self,
-        conn: Conn,
-        region: u32,
-        offset: u64,
-        len: u64,
-        outside: Status,
-    ) -> Result<(), Status> {
-        let bytes = self
-            .regions
-            .get(&(conn.0, region))
-            .ok_or(Status::UnknownRegion)?;
-        match offset.checked_add(len) {
-            Some(end) if end <= bytes.len() as u64 => Ok(()),
-            _ => Err(outside),
-        }
-    }
-}
-
-impl Memory for HeapMemory {
-    fn read(&mut self, conn: Conn, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Status> {
-        self.range(
-            conn,
-            region,
-            offset,
-            out.len() as u64,
-            Status::SegmentOutOfRegion,
-        )?;
-        if self.is_lost(conn, region) {
-            return Err(Status::RegionLost);
-        }
-        let bytes = &self.regions[&(conn.0, region)];
-        out.copy_from_slice(&bytes[offset as usize..][..out.len()]);
-        Ok(())
-    }
-
-    fn target(
-        &mut self,
-        conn: Conn,
-        region: u32,
-        offset: u64,
-        len: u64,
-    ) -> Result<Window<'_>, Status> {
-        self.range(conn, region, offset, len, Status::TargetOutOfRegion)?;
-        let bytes = self
-            .regions
-            .get_mut(&(conn.0, region))
-            .ok_or(Status::UnknownRegion)?;
-        Ok(Window::over(&mut bytes[offset as usize..][..len as usize]))
-    }
-
-    fn is_lost(&self, conn: Conn, region: u32) -> bool {
-        self.lost.contains(&(conn.0, region))
-    }
-}
+pub(crate) use memory::{HeapMemory, Remote};
 
 /// Jagged ids of one request: for each feature its bags.
 #[derive(Clone, Debug, Default)]
@@ -428,7 +368,8 @@ pub(crate) fn memory_for(model: &Model, bags: u32, source: Vec<u8>) -> HeapMemor
     memory
 }
 
-/// Sends a batch and compares the answer and the bytes around it; the records' kinds and slices.
+/// Sends a batch and compares the answer and the bytes around it, with memory at hand and with memory far
+/// away; the records' kinds and slices.
 pub(crate) fn answer(
     model: &Model,
     engine: &mut Engine,
@@ -436,12 +377,28 @@ pub(crate) fn answer(
     carry: Carry,
     slice_bags: u32,
 ) -> Vec<(CompletionKind, u16)> {
+    let near = answer_from(model, engine, batch, carry, slice_bags, None);
+    let remote = Remote::new(STAGE_BYTES_MIN as usize, 2);
+    let far = answer_from(model, engine, batch, carry, slice_bags, Some(remote));
+    assert_eq!(near, far, "the same records wherever memory is");
+    near
+}
+
+fn answer_from(
+    model: &Model,
+    engine: &mut Engine,
+    batch: &Batch,
+    carry: Carry,
+    slice_bags: u32,
+    remote: Option<Remote>,
+) -> Vec<(CompletionKind, u16)> {
     let mut header = lookup(9, batch.bags());
     header.target_base = GUARD as u64;
     header.slice_bags = slice_bags;
     let mut source = vec![0; 3];
     let frame = frame(header, batch, carry, &mut source);
     let mut memory = memory_for(model, batch.bags(), source);
+    memory.remote = remote;
     let mut now_ns = 5;
     engine
         .request(now_ns, Conn(0), 3, &frame, &mut memory)
@@ -463,6 +420,7 @@ pub(crate) fn answer(
         "bytes around the target"
     );
     assert_eq!(engine.in_progress(), 0);
+    assert!(memory.remote.is_none_or(|remote| remote.is_whole()));
     records.iter().map(|(_, r)| (r.kind, r.slice)).collect()
 }
 
@@ -507,6 +465,10 @@ pub(crate) fn run(
 ) -> Vec<(Conn, Completion)> {
     let mut out = Vec::new();
     loop {
+        let coming = memory.remote.as_mut();
+        for (conn, slot, outcome) in coming.map_or(vec![], |r| std::mem::take(&mut r.coming)) {
+            engine.fetched(*now_ns, conn, slot, outcome, memory);
+        }
         let turn = engine.turn(*now_ns, memory);
         out.extend(std::iter::from_fn(|| engine.poll_completion()));
         *now_ns += 10_000;

@@ -93,6 +93,48 @@ pub fn region_edges<H: Harness>() {
     }
 }
 
+/// Between vectors that are placed nothing is touched, however near they are.
+pub fn holes_are_left_alone<H: Harness>() {
+    let mut bench = Bench::<H>::start(1);
+    let mut client = bench.client("holes", 4);
+    let region = register(&mut client, 1 << 20);
+    let size = client.memory(region).expect("registered").len();
+    let shapes: [(u32, u32, u32); 6] = [
+        (64, 64, 500),
+        (64, 65, 500),
+        (4, 8, 3000),
+        (8192, 8200, 100),
+        (100, 4096, 200),
+        (48, 48, 1),
+    ];
+    for (seed, (bytes, stride, count)) in shapes.into_iter().enumerate() {
+        let blank = vec![0xee; size];
+        client.memory(region).expect("registered").write(0, &blank);
+        let task = Task::Stripe {
+            region: region.0,
+            offset: 13,
+            bytes,
+            stride,
+            count,
+            seed: seed as u64,
+        };
+        let record = bench.ask(&mut client, 0, &task);
+        assert_eq!((record.status, record.request), (Status::Ok, seed as u64));
+        let mut vectors = vec![0; (bytes * count) as usize];
+        pattern(seed as u64, &mut vectors);
+        let mut wanted = blank;
+        for (i, vector) in vectors.chunks(bytes as usize).enumerate() {
+            wanted[13 + i * stride as usize..][..vector.len()].copy_from_slice(vector);
+        }
+        let mut stored = vec![0; size];
+        client
+            .memory(region)
+            .expect("registered")
+            .read(0, &mut stored);
+        assert!(stored == wanted, "{bytes} bytes every {stride}");
+    }
+}
+
 /// Ranges that leave a region, also by overflowing, are refused before a byte is touched.
 pub fn region_out_of_bounds<H: Harness>() {
     let mut bench = Bench::<H>::start(1);

@@ -21,6 +21,21 @@ pub enum Task {
         /// How many steps, at least 1.
         slices: u16,
     },
+    /// Store [`pattern`] of `seed` as vectors at equal distances, and nothing between them.
+    Stripe {
+        /// The region.
+        region: u32,
+        /// Where the first vector starts.
+        offset: u64,
+        /// Bytes of a vector.
+        bytes: u32,
+        /// Bytes from one vector to the next.
+        stride: u32,
+        /// How many vectors, at least 1.
+        count: u32,
+        /// Which pattern; also the answer's request number.
+        seed: u64,
+    },
     /// Read bytes of one region and store them in another.
     Copy {
         /// The region read.
@@ -81,6 +96,21 @@ impl Task {
                 u64::from(*to),
                 *to_offset,
             ],
+            Task::Stripe {
+                region,
+                offset,
+                bytes,
+                stride,
+                count,
+                seed,
+            } => [
+                5,
+                u64::from(*region),
+                *offset,
+                u64::from(*bytes) << 32 | u64::from(*stride),
+                u64::from(*count),
+                *seed,
+            ],
             Task::Hold => [3, 0, 0, 0, 0, 0],
             Task::Close(status) => [4, *status as u64, 0, 0, 0, 0],
         };
@@ -117,6 +147,14 @@ impl Task {
             },
             3 => Task::Hold,
             4 => Task::Close(Status::from_code(n[1] as u16).expect("a status")),
+            5 => Task::Stripe {
+                region: n[1] as u32,
+                offset: n[2],
+                bytes: (n[3] >> 32) as u32,
+                stride: n[3] as u32,
+                count: n[4] as u32,
+                seed: n[5],
+            },
             _ => panic!("a damaged frame: {frame:?}"),
         }
     }

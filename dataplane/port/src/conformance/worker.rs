@@ -1,13 +1,14 @@
 //! The suite's workers: they do what frames ask and write down what they saw.
 
+use std::mem::take;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use rowmill_wire::Status;
 use rowmill_wire::limits::SLOT_BYTES;
-use rowmill_wire::status::NOWHERE;
-use rowmill_wire::{Completion, CompletionKind, Status};
 
-use super::task::{Task, fingerprint, pattern};
+use super::job::{Job, Progress, last, status_of};
+use super::task::{Task, fingerprint};
 use crate::{ConnId, Event, RegionError, RegionId, ServerPort};
 
 /// One thing that a worker saw or did.
@@ -65,6 +66,7 @@ pub struct Worker {
     journal: Arc<Journal>,
     frame: Box<[u8; SLOT_BYTES]>,
     held: Vec<(ConnId, u16)>,
+    jobs: Vec<Job>,
     ended: Option<Event>,
 }
 
@@ -75,6 +77,7 @@ impl Worker {
             journal,
             frame: Box::new([0; SLOT_BYTES]),
             held: Vec::new(),
+            jobs: Vec::new(),
             ended: None,
         }
     }
@@ -94,19 +97,48 @@ impl Worker {
             assert_no_access(port, ended, event);
             self.journal.write(Entry::Acknowledged(ended));
         }
+        self.jobs
+            .retain_mut(|job| job.advance(port) == Progress::Waits);
         let Some(event) = event else {
-            return false;
+            return !self.jobs.is_empty();
         };
         self.journal.write(Entry::Saw(event));
         match event {
             Event::Attached { .. } | Event::Region { .. } => (),
-            Event::RegionGone { .. } => self.ended = Some(event),
+            Event::RegionGone { conn, region } => {
+                let (gone, stay) = take(&mut self.jobs)
+                    .into_iter()
+                    .partition(|job: &Job| job.conn == conn && job.uses(region));
+                self.jobs = stay;
+                for mut job in gone {
+                    job.end(port, Status::UnknownRegion);
+                }
+                self.ended = Some(event);
+            }
             Event::Detached { conn } => {
                 self.held.retain(|(c, _)| *c != conn);
+                for job in self.jobs.iter_mut().filter(|job| job.conn == conn) {
+                    job.drop_data(port);
+                }
+                self.jobs.retain(|job| job.conn != conn);
                 self.ended = Some(event);
             }
             Event::Cancel { conn, slot } => self.cancel(port, conn, slot),
             Event::Request { conn, slot, len } => self.serve(port, conn, slot, len),
+            Event::Fetched {
+                conn,
+                slot,
+                outcome,
+            } => {
+                let job = self
+                    .jobs
+                    .iter()
+                    .position(|j| (j.conn, j.slot) == (conn, slot));
+                let job = job.expect("data come for requests in progress");
+                if self.jobs[job].arrived(port, outcome) == Progress::Ended {
+                    self.jobs.swap_remove(job);
+                }
+            }
         }
         true
     }
@@ -115,6 +147,10 @@ impl Worker {
         if let Some(at) = self.held.iter().position(|h| *h == (conn, slot)) {
             self.held.swap_remove(at);
             port.complete(conn, &last(slot, Status::Cancelled, 0));
+        }
+        let mut jobs = self.jobs.iter();
+        if let Some(at) = jobs.position(|job| (job.conn, job.slot) == (conn, slot)) {
+            self.jobs.swap_remove(at).end(port, Status::Cancelled);
         }
     }
 
@@ -126,74 +162,17 @@ impl Worker {
                 record.delta = len as u64;
                 port.complete(conn, &record);
             }
-            Task::Fill {
-                region,
-                offset,
-                len,
-                seed,
-                slices,
-            } => fill(
-                port,
-                conn,
-                slot,
-                (RegionId(region), offset, len),
-                seed,
-                slices,
-            ),
-            Task::Copy {
-                from,
-                offset,
-                len,
-                to,
-                to_offset,
-            } => {
-                let mut bytes = vec![0; usize::try_from(len).unwrap_or(0).min(16 << 20)];
-                let status = port
-                    .read(conn, RegionId(from), offset, &mut bytes)
-                    .and_then(|()| {
-                        port.target(conn, RegionId(to), to_offset, len)
-                            .map(|window| window.write(0, &bytes))
-                    });
-                port.complete(conn, &last(slot, status_of(status), 0));
-            }
             Task::Hold => self.held.push((conn, slot)),
             Task::Close(status) => port.close(conn, status),
+            task => match Job::new(port, conn, slot, &task) {
+                Ok(mut job) => {
+                    if job.advance(port) == Progress::Waits {
+                        self.jobs.push(job);
+                    }
+                }
+                Err(error) => port.complete(conn, &last(slot, status_of(Err(error)), 0)),
+            },
         }
-    }
-}
-
-fn fill(
-    port: &mut dyn ServerPort,
-    conn: ConnId,
-    slot: u16,
-    (region, offset, len): (RegionId, u64, u64),
-    seed: u64,
-    slices: u16,
-) {
-    // The whole range is asked for first, so that an impossible length costs no memory.
-    if let Err(error) = port.target(conn, region, offset, len) {
-        return port.complete(conn, &last(slot, status_of(Err(error)), seed));
-    }
-    let mut bytes = vec![0; len as usize];
-    pattern(seed, &mut bytes);
-    let step = bytes.len() / usize::from(slices);
-    let mut status = Ok(());
-    for slice in 0..slices {
-        let at = step * usize::from(slice);
-        match port.target(conn, region, offset + at as u64, step as u64) {
-            Ok(window) => window.write(0, &bytes[at..at + step]),
-            Err(error) => status = Err(error),
-        }
-        if port.is_lost(conn, region) {
-            status = Err(RegionError::Lost);
-        }
-        let mut record = last(slot, status_of(status), seed);
-        record.slice = slice;
-        if slice + 1 < slices {
-            record.kind = CompletionKind::Slice;
-            record.credits = 0;
-        }
-        port.complete(conn, &record);
     }
 }
 
@@ -209,35 +188,8 @@ fn assert_no_access(port: &mut dyn ServerPort, ended: Event, next: Option<Event>
         Some(Event::Region { conn: c, .. } | Event::Attached { conn: c, .. }) if c == conn => (),
         _ => {
             let unknown = Some(RegionError::Unknown);
-            assert_eq!(port.target(conn, region, 0, 1).err(), unknown);
-            assert_eq!(port.read(conn, region, 0, &mut [0; 1]).err(), unknown);
+            assert_eq!(port.check(conn, region, 0, 1).err(), unknown);
+            assert_eq!(port.read(conn, 0, region, 0, &mut [0; 1]).err(), unknown);
         }
-    }
-}
-
-fn status_of(result: Result<(), RegionError>) -> Status {
-    match result {
-        Ok(()) => Status::Ok,
-        Err(RegionError::Unknown) => Status::UnknownRegion,
-        Err(RegionError::OutOfBounds) => Status::TargetOutOfRegion,
-        Err(RegionError::Lost) => Status::RegionLost,
-    }
-}
-
-fn last(slot: u16, status: Status, request: u64) -> Completion {
-    Completion {
-        kind: CompletionKind::Final,
-        part: 0,
-        status,
-        slot,
-        slice: 0,
-        request,
-        generation: 7,
-        delta: 0,
-        attempt: 0,
-        credits: 1,
-        feature: NOWHERE,
-        index: NOWHERE,
-        service_ns: 0,
     }
 }

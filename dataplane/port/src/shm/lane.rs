@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rowmill_arena::{Region, Window};
+use rowmill_arena::{Layout, Region, Staging, Strip, Window};
 use rowmill_wire::limits::{MAX_REGIONS, SLOT_BYTES};
 use rowmill_wire::{Completion, Status};
 use rustix::event::{Timespec, epoll};
@@ -12,7 +12,9 @@ use rustix::event::{Timespec, epoll};
 use super::handoff;
 use super::inbox::{LaneShared, Link, Message, Notice};
 use super::rings::{Submission, WorkerRings};
-use crate::{ConnId, Event, Idle, RegionError, RegionId, ServerPort, Waker};
+use crate::{
+    ConnId, Event, Extent, Fetch, Idle, RegionError, RegionId, RoomError, ServerPort, Waker,
+};
 
 /// A lane's share of one connection. Fields are dropped in this order: the regions and the rings go
 /// before the link, whose end tells the client that they have gone.
@@ -142,6 +144,37 @@ impl ShmLane {
             .ok_or(RegionError::Unknown)
     }
 
+    /// Memory of a region that results can go to.
+    fn target(
+        &self,
+        conn: ConnId,
+        region: RegionId,
+        offset: u64,
+        len: u64,
+    ) -> Result<Window<'_>, RegionError> {
+        let region = self.region(conn, region)?;
+        let window = region
+            .window_at(offset, len)
+            .ok_or(RegionError::OutOfBounds)?;
+        if region.is_lost() {
+            return Err(RegionError::Lost);
+        }
+        Ok(window)
+    }
+
+    /// The memory of staging, which is the region's own.
+    fn staged(
+        &self,
+        conn: ConnId,
+        region: RegionId,
+        staging: &Staging,
+    ) -> Result<Window<'_>, RegionError> {
+        let Layout::InPlace(low) = staging.layout else {
+            return Err(RegionError::Unknown);
+        };
+        self.target(conn, region, low, staging.len)
+    }
+
     fn has_submission(&self, conn: ConnId) -> bool {
         let rings = &self.seats[conn.0 as usize].rings;
         rings.as_ref().is_some_and(WorkerRings::has_submission)
@@ -212,9 +245,18 @@ impl ServerPort for ShmLane {
         None
     }
 
+    fn fetches(&self) -> bool {
+        false
+    }
+
+    fn fetch(&mut self, _: ConnId, _: u16, _: &[Extent]) -> Result<Fetch, RoomError> {
+        Ok(Fetch::Ready)
+    }
+
     fn read(
         &mut self,
         conn: ConnId,
+        _slot: u16,
         region: RegionId,
         offset: u64,
         out: &mut [u8],
@@ -230,29 +272,62 @@ impl ServerPort for ShmLane {
         Ok(())
     }
 
-    fn target(
-        &mut self,
+    fn release(&mut self, _: ConnId, _: u16) {}
+
+    fn check(
+        &self,
         conn: ConnId,
         region: RegionId,
         offset: u64,
         len: u64,
+    ) -> Result<(), RegionError> {
+        self.target(conn, region, offset, len).map(|_| ())
+    }
+
+    fn stage_bytes(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn stage(
+        &mut self,
+        conn: ConnId,
+        region: RegionId,
+        strips: &[Strip],
+    ) -> Result<Staging, RoomError> {
+        let staging = Staging::in_place(strips).ok_or(RegionError::OutOfBounds)?;
+        self.staged(conn, region, &staging)?;
+        Ok(staging)
+    }
+
+    fn window(
+        &mut self,
+        conn: ConnId,
+        region: RegionId,
+        staging: &Staging,
     ) -> Result<Window<'_>, RegionError> {
+        self.staged(conn, region, staging)
+    }
+
+    fn place(
+        &mut self,
+        conn: ConnId,
+        region: RegionId,
+        _: Staging,
+        _: &[Strip],
+    ) -> Result<(), RegionError> {
         let region = self.region(conn, region)?;
-        let window = region
-            .window_at(offset, len)
-            .ok_or(RegionError::OutOfBounds)?;
+        // The worker has stored: what went nowhere is given back.
+        region.discard_if_lost();
         if region.is_lost() {
             return Err(RegionError::Lost);
         }
-        Ok(window)
+        Ok(())
     }
 
-    fn is_lost(&self, conn: ConnId, region: RegionId) -> bool {
-        self.region(conn, region).is_ok_and(|region| {
-            // The worker asks after it has stored: what went nowhere is given back.
+    fn unstage(&mut self, conn: ConnId, region: RegionId, _: Staging) {
+        if let Ok(region) = self.region(conn, region) {
             region.discard_if_lost();
-            region.is_lost()
-        })
+        }
     }
 
     fn complete(&mut self, conn: ConnId, record: &Completion) {

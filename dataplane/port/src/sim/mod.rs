@@ -11,11 +11,12 @@
 //! Calls of the contract that wait ([`ClientPort::bind`](crate::ClientPort::bind) and its like) let
 //! the rest of the world go on through the [`SimNet::set_world`] function.
 //!
-//! What passes a port is kept as a log of [`Entry`]s in the order in which it happened, every grant of
-//! [`ServerPort::target`](crate::ServerPort::target) included: a checker reads it, a story of a failed
+//! What passes a port is kept as a log of [`Entry`]s in the order in which it happened, every access to
+//! memory where results are to be stored included: a checker reads it, a story of a failed
 //! run is printed from it, and two runs are compared by it.
 
 mod client;
+mod far;
 mod log;
 mod memory;
 mod net;
@@ -31,6 +32,7 @@ use rowmill_wire::Status;
 use crate::{ConnId, PortError, RegionId, Service};
 
 pub use client::SimClient;
+pub use far::Far;
 pub use log::{Entry, What};
 pub use memory::SimMemory;
 pub use server::SimServer;
@@ -68,6 +70,8 @@ pub struct Bounds {
     pub credits: u16,
     /// Bytes of a region.
     pub max_region: u64,
+    /// Where workers can't reach the memory of clients.
+    pub far: Option<Far>,
 }
 
 /// When a region's memory is taken away.

@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicBool;
 use rowmill_wire::limits::{MAX_REGIONS, SLOT_BYTES};
 use rowmill_wire::{Completion, Status};
 
+use super::far::Room;
 use super::log::{Entry, What};
 use super::memory::SimMemory;
 use super::{Bounds, Faults, Loss, Scribble};
@@ -59,6 +60,8 @@ pub(super) struct Lane {
     /// How often it was polled: a client's binding waits for lanes to come round.
     pub(super) polls: u64,
     pub(super) woken: Arc<AtomicBool>,
+    /// Where its worker can't reach the memory of clients.
+    pub(super) room: Option<Room>,
 }
 
 /// What one connection has on one lane.
@@ -142,6 +145,7 @@ impl Net {
             turn: 0,
             polls: 0,
             woken: Arc::default(),
+            room: bounds.far.map(Room::new),
         };
         Net {
             now_ns: 0,
@@ -330,6 +334,34 @@ impl Net {
         }
     }
 
+    /// Copies bytes out of a region for a worker; they may change just before.
+    pub(super) fn read(
+        &mut self,
+        lane: usize,
+        conn: ConnId,
+        id: RegionId,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<(), RegionError> {
+        let from = self.usable(lane, conn, id, offset, out.len() as u64)?;
+        let scribbled = from.scribble.is_some();
+        if let Some(scribble) = &mut from.scribble {
+            scribble(from.client.window(), offset, out.len());
+        }
+        from.server.window().read(offset as usize, out);
+        if scribbled {
+            self.note(conn, What::Scribbled { region: id });
+        }
+        let read = What::Read {
+            lane: lane as u16,
+            region: id,
+            offset,
+            bytes: out.to_vec(),
+        };
+        self.note(conn, read);
+        Ok(())
+    }
+
     /// Grants a window's memory; a loss that waits for it happens now.
     pub(super) fn grant(
         &mut self,
@@ -425,9 +457,11 @@ impl Net {
             .filter_map(|l| l.submissions.next_due());
         // An event that was given waits to be acknowledged by one more poll.
         let ack = self.lanes[lane].given.map(|_| self.now_ns);
+        let room = self.lanes[lane].room.as_ref().and_then(Room::next_due);
         submissions
             .chain(self.lanes[lane].control.next_due())
             .chain(ack)
+            .chain(room)
             .min()
     }
 }

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rowmill_arena::Window;
+use rowmill_arena::{Layout, Staging, Strip, Window};
 use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::{Completion, Immediate, Status};
 
@@ -12,7 +12,9 @@ use super::SimNet;
 use super::log::What;
 use super::memory::SimMemory;
 use super::net::Net;
-use crate::{ConnId, Event, Idle, RegionError, RegionId, ServerPort, Waker};
+use crate::{
+    ConnId, Event, Extent, Fetch, Idle, RegionError, RegionId, RoomError, ServerPort, Waker,
+};
 
 /// One lane of a [`SimNet`].
 pub struct SimServer {
@@ -44,64 +46,171 @@ impl ServerPort for SimServer {
             net.connections[conn.0 as usize] = None;
             net.note(conn, What::Gone);
         }
-        let event = control(&mut net, self.lane).or_else(|| submission(&mut net, self.lane, frame));
+        let now_ns = net.now_ns;
+        if let Some(room) = &mut net.lanes[self.lane].room {
+            room.settle(now_ns);
+        }
+        let event = control(&mut net, self.lane)
+            .or_else(|| arrival(&mut net, self.lane))
+            .or_else(|| submission(&mut net, self.lane, frame));
         net.lanes[self.lane].given = event;
         event
+    }
+
+    fn fetches(&self) -> bool {
+        self.net.net.borrow().lanes[self.lane].room.is_some()
+    }
+
+    fn fetch(&mut self, conn: ConnId, slot: u16, extents: &[Extent]) -> Result<Fetch, RoomError> {
+        let mut net = self.net.net.borrow_mut();
+        let due = net.draw_due();
+        for e in extents {
+            net.usable(self.lane, conn, e.region, e.offset, e.len)?;
+        }
+        let Some(room) = &mut net.lanes[self.lane].room else {
+            return Ok(Fetch::Ready);
+        };
+        if room.ask(conn, slot, extents, due) {
+            Ok(Fetch::Coming)
+        } else {
+            Err(RoomError::Later)
+        }
     }
 
     fn read(
         &mut self,
         conn: ConnId,
+        slot: u16,
         region: RegionId,
         offset: u64,
         out: &mut [u8],
     ) -> Result<(), RegionError> {
         let mut net = self.net.net.borrow_mut();
-        let from = net.usable(self.lane, conn, region, offset, out.len() as u64)?;
-        let scribbled = from.scribble.is_some();
-        if let Some(scribble) = &mut from.scribble {
-            scribble(from.client.window(), offset, out.len());
-        }
-        from.server.window().read(offset as usize, out);
-        if scribbled {
-            net.note(conn, What::Scribbled { region });
-        }
-        net.note(
-            conn,
-            What::Read {
-                lane: self.lane as u16,
-                region,
-                offset,
-                bytes: out.to_vec(),
-            },
-        );
-        Ok(())
+        let Some(room) = &net.lanes[self.lane].room else {
+            return net.read(self.lane, conn, region, offset, out);
+        };
+        let len = out.len() as u64;
+        let from = Extent {
+            region,
+            offset,
+            len,
+        };
+        room.read(conn, slot, from, out)
     }
 
-    fn target(
-        &mut self,
+    fn release(&mut self, conn: ConnId, slot: u16) {
+        if let Some(room) = &mut self.net.net.borrow_mut().lanes[self.lane].room {
+            room.release(conn, slot);
+        }
+    }
+
+    fn check(
+        &self,
         conn: ConnId,
         region: RegionId,
         offset: u64,
         len: u64,
-    ) -> Result<Window<'_>, RegionError> {
-        let memory = self
-            .net
-            .net
-            .borrow_mut()
-            .grant(self.lane, conn, region, offset, len)?;
-        let window = self.granted.insert(memory).window();
-        Ok(window
-            .part(offset as usize, len as usize)
-            .expect("granted ranges lie inside their region"))
+    ) -> Result<(), RegionError> {
+        let mut net = self.net.net.borrow_mut();
+        net.usable(self.lane, conn, region, offset, len).map(|_| ())
     }
 
-    fn is_lost(&self, conn: ConnId, region: RegionId) -> bool {
-        self.net
-            .net
-            .borrow_mut()
-            .region_mut(conn, region)
-            .is_some_and(|r| r.lost)
+    fn stage_bytes(&self) -> u64 {
+        let net = self.net.net.borrow();
+        let room = net.lanes[self.lane].room.as_ref();
+        room.map_or(u64::MAX, |room| room.far.stage_bytes)
+    }
+
+    fn stage(
+        &mut self,
+        conn: ConnId,
+        region: RegionId,
+        strips: &[Strip],
+    ) -> Result<Staging, RoomError> {
+        let mut net = self.net.net.borrow_mut();
+        let hull = Staging::in_place(strips).ok_or(RegionError::OutOfBounds)?;
+        if let Layout::InPlace(low) = hull.layout {
+            net.usable(self.lane, conn, region, low, hull.len)?;
+        }
+        let Some(room) = &mut net.lanes[self.lane].room else {
+            return Ok(hull);
+        };
+        let len: u64 = strips.iter().map(Strip::total).sum();
+        assert!(
+            len <= room.far.stage_bytes,
+            "{len} bytes are more than are staged"
+        );
+        let block = room.take().ok_or(RoomError::Later)?;
+        Ok(Staging {
+            layout: Layout::Packed,
+            len,
+            block,
+        })
+    }
+
+    fn window(
+        &mut self,
+        conn: ConnId,
+        region: RegionId,
+        staging: &Staging,
+    ) -> Result<Window<'_>, RegionError> {
+        let mut net = self.net.net.borrow_mut();
+        let (memory, offset) = match (staging.layout, &net.lanes[self.lane].room) {
+            (Layout::Packed, Some(room)) => {
+                let block = room.block(staging.block);
+                net.usable(self.lane, conn, region, 0, 0)?;
+                (block, 0)
+            }
+            (Layout::InPlace(low), _) => {
+                (net.grant(self.lane, conn, region, low, staging.len)?, low)
+            }
+            (Layout::Packed, None) => unreachable!("staging of another port"),
+        };
+        drop(net);
+        let window = self.granted.insert(memory).window();
+        Ok(window
+            .part(offset as usize, staging.len as usize)
+            .expect("granted ranges lie inside their memory"))
+    }
+
+    fn place(
+        &mut self,
+        conn: ConnId,
+        region: RegionId,
+        staging: Staging,
+        strips: &[Strip],
+    ) -> Result<(), RegionError> {
+        let mut net = self.net.net.borrow_mut();
+        let Some(room) = &net.lanes[self.lane].room else {
+            let lost = net.region_mut(conn, region).is_some_and(|r| r.lost);
+            return if lost { Err(RegionError::Lost) } else { Ok(()) };
+        };
+        let block = room.block(staging.block);
+        let mut from = 0;
+        let mut outcome = Ok(());
+        for (offset, len) in strips.iter().flat_map(|strip| strip.pieces()) {
+            match net.grant(self.lane, conn, region, offset, len) {
+                Ok(memory) => memory
+                    .window()
+                    .write(offset as usize, &block.bytes(from, len as usize)),
+                Err(error) => outcome = Err(error),
+            }
+            from += len as usize;
+        }
+        let due = net.draw_due();
+        if let Some(room) = &mut net.lanes[self.lane].room {
+            room.give_back(staging.block, due);
+        }
+        let lost = net.region_mut(conn, region).is_some_and(|r| r.lost);
+        outcome.and(if lost { Err(RegionError::Lost) } else { Ok(()) })
+    }
+
+    fn unstage(&mut self, _: ConnId, _: RegionId, staging: Staging) {
+        let mut net = self.net.net.borrow_mut();
+        let now_ns = net.now_ns;
+        if let Some(room) = &mut net.lanes[self.lane].room {
+            room.give_back(staging.block, now_ns);
+        }
     }
 
     fn complete(&mut self, conn: ConnId, record: &Completion) {
@@ -155,6 +264,26 @@ fn control(net: &mut Net, lane: usize) -> Option<Event> {
         _ => {}
     }
     Some(event)
+}
+
+/// Data of a request that arrive now.
+fn arrival(net: &mut Net, lane: usize) -> Option<Event> {
+    let (conn, slot, extents) = net.lanes[lane].room.as_ref()?.arriving(net.now_ns)?;
+    let read = |e: &Extent| {
+        let mut bytes = vec![0; e.len as usize];
+        net.read(lane, conn, e.region, e.offset, &mut bytes)?;
+        Ok(bytes)
+    };
+    let read: Result<Vec<_>, RegionError> = extents.iter().map(read).collect();
+    let outcome = read.as_ref().map(|_| ()).map_err(|error| *error);
+    if let Some(room) = &mut net.lanes[lane].room {
+        room.arrived(conn, slot, read.unwrap_or_default());
+    }
+    Some(Event::Fetched {
+        conn,
+        slot,
+        outcome,
+    })
 }
 
 /// The next submission of a client, each connection in its turn.

@@ -4,10 +4,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use rowmill_arena::{HugePages, Window};
+use rowmill_arena::{HugePages, Layout, Staging, Strip, Window};
 use rowmill_engine::Engine;
 use rowmill_pooling::{Isa, Kernels};
-use rowmill_port::{ConnId, Event, Idle, RegionError, RegionId, ServerPort, Waker};
+use rowmill_port::{
+    ConnId, Event, Extent, Fetch, Idle, RegionError, RegionId, RoomError, ServerPort, Waker,
+};
 use rowmill_rowmilld::config::Limits;
 use rowmill_rowmilld::figures::Figures;
 use rowmill_rowmilld::mailbox::Mailbox;
@@ -104,9 +106,18 @@ impl ServerPort for ScriptedPort {
         Some(event)
     }
 
+    fn fetches(&self) -> bool {
+        false
+    }
+
+    fn fetch(&mut self, _: ConnId, _: u16, _: &[Extent]) -> Result<Fetch, RoomError> {
+        Ok(Fetch::Ready)
+    }
+
     fn read(
         &mut self,
         _: ConnId,
+        _: u16,
         region: RegionId,
         offset: u64,
         out: &mut [u8],
@@ -116,20 +127,57 @@ impl ServerPort for ScriptedPort {
         Ok(())
     }
 
-    fn target(
+    fn release(&mut self, _: ConnId, _: u16) {}
+
+    fn check(&self, _: ConnId, region: RegionId, offset: u64, len: u64) -> Result<(), RegionError> {
+        self.range(region, offset, len).map(|_| ())
+    }
+
+    fn stage_bytes(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn stage(
         &mut self,
         _: ConnId,
         region: RegionId,
-        offset: u64,
-        len: u64,
+        strips: &[Strip],
+    ) -> Result<Staging, RoomError> {
+        let staging = Staging::in_place(strips).ok_or(RegionError::OutOfBounds)?;
+        let Layout::InPlace(low) = staging.layout else {
+            unreachable!("in place");
+        };
+        self.range(region, low, staging.len)?;
+        Ok(staging)
+    }
+
+    fn window(
+        &mut self,
+        _: ConnId,
+        region: RegionId,
+        staging: &Staging,
     ) -> Result<Window<'_>, RegionError> {
-        let range = self.range(region, offset, len)?;
+        let Layout::InPlace(low) = staging.layout else {
+            unreachable!("in place");
+        };
+        let range = self.range(region, low, staging.len)?;
         Ok(Window::over(&mut self.memory[range]))
     }
 
-    fn is_lost(&self, _: ConnId, region: RegionId) -> bool {
-        region == LOST
+    fn place(
+        &mut self,
+        _: ConnId,
+        region: RegionId,
+        _: Staging,
+        _: &[Strip],
+    ) -> Result<(), RegionError> {
+        if region == LOST {
+            return Err(RegionError::Lost);
+        }
+        Ok(())
     }
+
+    fn unstage(&mut self, _: ConnId, _: RegionId, _: Staging) {}
 
     fn complete(&mut self, conn: ConnId, record: &Completion) {
         assert_eq!(conn, CONN);

@@ -1,0 +1,136 @@
+//! How requests end: counted, announced, and their slots free again.
+
+use rowmill_wire::request::Header;
+use rowmill_wire::status::NOWHERE;
+use rowmill_wire::{Completion, CompletionKind, Refusal, Status};
+
+use crate::batch::Made;
+use crate::engine::Engine;
+use crate::memory::{Conn, Memory};
+
+/// What the engine counted since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Frames received, whatever became of them.
+    pub requests: u64,
+    /// Requests answered OK, null requests included.
+    pub completed: u64,
+    /// Requests refused for what they said.
+    pub refused: u64,
+    /// Requests answered BUSY.
+    pub busy: u64,
+    /// Requests answered EXPIRED.
+    pub expired: u64,
+    /// Requests answered CANCELLED.
+    pub cancelled: u64,
+    /// Requests given up because their region was lost.
+    pub region_lost: u64,
+    /// Bags pooled in completed requests.
+    pub bags: u64,
+    /// Rows read.
+    pub rows: u64,
+    /// Bytes of rows read and results written.
+    pub bytes: u64,
+    /// Micro-batches.
+    pub micro_batches: u64,
+}
+
+impl Engine {
+    pub(crate) fn announce(
+        &mut self,
+        now_ns: u64,
+        index: u32,
+        made: &Made,
+        memory: &mut impl Memory,
+    ) {
+        if made.finished {
+            self.counters.bags += u64::from(self.slots[index as usize].header.bags);
+            self.finish(now_ns, index, Refusal::whole(Status::Ok), memory);
+        } else if let Some(slice) = made.slice {
+            let slot = &self.slots[index as usize];
+            let record = Completion {
+                kind: CompletionKind::Slice,
+                credits: 0,
+                slice: slice as u16,
+                ..self.record(slot.conn, slot.port_slot, &slot.header, slot.schema)
+            };
+            let (conn, service_ns) = (slot.conn, now_ns.saturating_sub(slot.received_ns));
+            self.done.push_back((
+                conn,
+                Completion {
+                    service_ns,
+                    ..record
+                },
+            ));
+        }
+    }
+
+    /// Ends a request in progress and frees its slot.
+    pub(crate) fn finish(
+        &mut self,
+        now_ns: u64,
+        index: u32,
+        outcome: Refusal,
+        memory: &mut impl Memory,
+    ) {
+        let slot = &self.slots[index as usize];
+        let (conn, port_slot, header, schema) =
+            (slot.conn, slot.port_slot, slot.header, slot.schema);
+        let service_ns = now_ns.saturating_sub(slot.received_ns);
+        self.count(outcome.status);
+        self.answer(conn, port_slot, &header, schema, outcome, service_ns);
+        self.release(index, memory);
+    }
+
+    pub(crate) fn answer(
+        &mut self,
+        conn: Conn,
+        port_slot: u16,
+        header: &Header,
+        schema: usize,
+        outcome: Refusal,
+        service_ns: u64,
+    ) {
+        let record = Completion {
+            status: outcome.status,
+            feature: outcome.feature,
+            index: outcome.index,
+            service_ns,
+            ..self.record(conn, port_slot, header, schema)
+        };
+        self.done.push_back((conn, record));
+    }
+
+    /// A final record of a request that went well.
+    fn record(&self, conn: Conn, port_slot: u16, header: &Header, schema: usize) -> Completion {
+        let schemas = &self.connections[conn.0 as usize].schemas;
+        let schema = schemas.get(schema).and_then(Option::as_ref);
+        Completion {
+            kind: CompletionKind::Final,
+            part: header.part,
+            status: Status::Ok,
+            slot: port_slot,
+            slice: (header.slices() - 1) as u16,
+            request: header.request,
+            generation: schema.map_or(0, |s| s.tables.generation()),
+            delta: 0,
+            attempt: header.attempt,
+            credits: 1,
+            feature: NOWHERE,
+            index: NOWHERE,
+            service_ns: 0,
+        }
+    }
+
+    pub(crate) fn count(&mut self, status: Status) {
+        let c = &mut self.counters;
+        *match status {
+            Status::Ok => &mut c.completed,
+            Status::Busy => &mut c.busy,
+            Status::Expired => &mut c.expired,
+            Status::Cancelled => &mut c.cancelled,
+            Status::RegionLost => &mut c.region_lost,
+            _ => &mut c.refused,
+        } += 1;
+    }
+}

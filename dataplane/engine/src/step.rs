@@ -1,0 +1,56 @@
+//! One step of a request in progress.
+
+use rowmill_pooling::Kernels;
+use rowmill_wire::Refusal;
+
+use crate::batch::{self, Made};
+use crate::bind::BoundSchema;
+use crate::limits::CHECK_IDS;
+use crate::memory::{Denied, Memory};
+use crate::slot::{Slot, Stage};
+use crate::{accept, fetch};
+
+/// Ids are checked first; what is left of the budget goes to pooling.
+///
+/// # Errors
+/// Outside, where nothing could be done; inside, what the request is refused for.
+pub(crate) fn step(
+    slot: &mut Slot,
+    schema: &BoundSchema,
+    budget: u64,
+    kernels: &Kernels,
+    memory: &mut impl Memory,
+) -> Result<Result<Made, Refusal>, Denied> {
+    if slot.stage == Stage::Asking
+        && let Err(refusal) = fetch::ask(slot, schema, memory)
+    {
+        return Ok(Err(refusal));
+    }
+    let mut spent = 0;
+    if slot.stage == Stage::Checking {
+        // An id costs about two cache lines' worth of a row's time: its own bytes and its check.
+        match accept::check_step(slot, schema, memory, None, CHECK_IDS) {
+            Ok(ids) => spent = ids * 8,
+            Err(refusal) => return Ok(Err(refusal)),
+        }
+    }
+    let checked = Made {
+        bytes: spent,
+        ..Made::default()
+    };
+    match slot.stage {
+        Stage::Asking | Stage::Fetching => Err(Denied::Later),
+        Stage::Pooling if spent < budget => {
+            match batch::run(slot, schema, budget - spent, kernels, memory) {
+                Ok(made) => Ok(Ok(Made {
+                    bytes: made.bytes + spent,
+                    ..made
+                })),
+                // The check has been done, and is to be paid for.
+                Err(Denied::Later) if spent > 0 => Ok(Ok(checked)),
+                Err(denied) => Err(denied),
+            }
+        }
+        _ => Ok(Ok(checked)),
+    }
+}
