@@ -17,7 +17,6 @@ impl Simd for Avx2 {
 
     const LANES: usize = 8;
     const REGISTERS: usize = 8;
-    const INT4_GROUP: usize = 1;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m256 {
@@ -77,7 +76,13 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn load(format: RowFormat, row: *const u8, i: usize, rest: usize) -> __m256 {
+    unsafe fn load(
+        format: RowFormat,
+        _registers: usize,
+        row: *const u8,
+        i: usize,
+        rest: usize,
+    ) -> __m256 {
         let whole = rest >= Self::LANES;
         // SAFETY: the trait's contract: eight dimensions are there, or four.
         unsafe {
@@ -117,11 +122,6 @@ impl Simd for Avx2 {
                 }
             }
         }
-    }
-
-    #[inline(always)]
-    unsafe fn untangle(pair: [__m256; 2]) -> [__m256; 2] {
-        pair
     }
 
     #[inline(always)]

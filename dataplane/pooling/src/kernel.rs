@@ -21,9 +21,12 @@ pub(crate) trait Simd {
     const LANES: usize;
     /// Registers of sums in the largest tile: half of the register file, which leaves as many for all else.
     const REGISTERS: usize;
-    /// Registers that int4 codes are loaded for together, 1 or 2: the dimensions of a pair may be in any
-    /// order until [`Simd::untangle`].
-    const INT4_GROUP: usize;
+    /// Registers that int4 codes are loaded for together: as often as there are as many, and for what is
+    /// left. The dimensions of such a group may be in any order until [`Simd::untangle`].
+    const INT4_GROUPS: [usize; 2] = [1, 1];
+    /// Whether a row's int4 decoder is made while the row before is added up. Else all of a row waits for it,
+    /// and where that is long, the CPU's window of instructions is full of waiting ones.
+    const INT4_DECODERS_AHEAD: bool = false;
 
     /// All lanes alike.
     unsafe fn splat(x: f32) -> Self::Vector;
@@ -40,10 +43,16 @@ pub(crate) trait Simd {
     /// The two f16 of a word, the lower half first, as f32.
     unsafe fn f16_pair(word: u32) -> (f32, f32);
 
-    /// Values, or codes as numbers, of register `i` of a row whose first column is at `row`. Of the
-    /// register, or of its int4 group, only the first `rest` dimensions are there, and others are not read;
-    /// their lanes can hold anything.
-    unsafe fn load(format: RowFormat, row: *const u8, i: usize, rest: usize) -> Self::Vector;
+    /// What is read of a row of which `registers` are needed and whose first column is at `row`, for register
+    /// `i`, or for the int4 group that it is the first of. Only the first `rest` dimensions of these are
+    /// there, and others are not read; their lanes can hold anything.
+    unsafe fn load(
+        format: RowFormat,
+        registers: usize,
+        row: *const u8,
+        i: usize,
+        rest: usize,
+    ) -> Self::Vector;
     /// What [`Simd::value`] needs of a row of which as many registers are read: scale and bias, or what an
     /// instruction set makes of them.
     #[inline(always)]
@@ -56,28 +65,27 @@ pub(crate) trait Simd {
         // SAFETY: the trait's contract.
         unsafe { [Self::splat(scale), Self::splat(bias)] }
     }
-    /// The values of register `i` of a row, as [`Simd::load`] has them, with the row's decoder.
+    /// The values of register `i` of a row, from what was loaded for it and the row's decoder. Whether they
+    /// are multiplied by a weight next matters only to speed: other units of the CPU are free then.
     #[inline(always)]
     unsafe fn value(
         format: RowFormat,
         _registers: usize,
-        row: *const u8,
-        i: usize,
-        rest: usize,
+        loaded: Self::Vector,
+        _i: usize,
         [scale, bias]: [Self::Vector; 2],
+        _weighted: bool,
     ) -> Self::Vector {
-        // SAFETY: the trait's contract.
-        unsafe {
-            let x = Self::load(format, row, i, rest);
-            if format.has_codes() {
-                Self::fma(scale, x, bias)
-            } else {
-                x
-            }
+        if format.has_codes() {
+            // SAFETY: the trait's contract.
+            unsafe { Self::fma(scale, loaded, bias) }
+        } else {
+            loaded
         }
     }
-    /// Puts the dimensions of an int4 group of two into order.
-    unsafe fn untangle(pair: [Self::Vector; 2]) -> [Self::Vector; 2];
+    /// Puts the dimensions of registers of int4 values into order.
+    #[inline(always)]
+    unsafe fn untangle<const N: usize>(_vectors: &mut [Self::Vector; N]) {}
     /// Stores the first `lanes` dimensions of canonical values at `at`, which may have any alignment.
     unsafe fn store(x: Self::Vector, output: Output, at: *mut u8, lanes: usize);
     /// `x`, and a place that no load is moved across by the compiler, and no use of `x`.
@@ -107,10 +115,13 @@ pub(crate) fn kind_of(run: &Run<'_>) -> usize {
     run.bags.rows.format() as usize + 6 * usize::from(unweighted)
 }
 
-/// Registers that are filled together: a pair where int4 codes come in pairs, else one.
-const fn group<S: Simd>(format: RowFormat) -> usize {
+/// Registers that are loaded together with register `i` of a row of `registers`, itself included.
+#[inline(always)]
+const fn group<S: Simd>(format: RowFormat, registers: usize, i: usize) -> usize {
+    let [first, others] = S::INT4_GROUPS;
     match format {
-        RowFormat::Int4 => S::INT4_GROUP,
+        RowFormat::Int4 if i < registers / first * first => first,
+        RowFormat::Int4 => others,
         _ => 1,
     }
 }
@@ -118,7 +129,7 @@ const fn group<S: Simd>(format: RowFormat) -> usize {
 /// How many registers the columns of a run need.
 pub(crate) fn registers<S: Simd>(run: &Run<'_>) -> usize {
     let needed = run.columns.len().div_ceil(S::LANES);
-    needed.next_multiple_of(group::<S>(run.bags.rows.format()))
+    needed.next_multiple_of(group::<S>(run.bags.rows.format(), 0, 0))
 }
 
 /// Pools a run by its maximum, or stores its rows unpooled.
@@ -150,7 +161,6 @@ pub(crate) unsafe fn value_run<S: Simd>(run: &Run<'_>, ahead: &mut Ahead<'_>, ta
 struct Columns {
     count: usize,
     lanes: usize,
-    group: usize,
 }
 
 impl Columns {
@@ -158,18 +168,16 @@ impl Columns {
         Columns {
             count: run.columns.len(),
             lanes: S::LANES,
-            group: group::<S>(run.bags.rows.format()),
         }
     }
 
-    /// How many dimensions of the group of register `i` there are.
+    /// How many dimensions there are of the group of registers whose first is register `i`.
     #[inline(always)]
-    fn rest(self, i: usize) -> usize {
-        let before = i / self.group * self.group * self.lanes;
-        (self.count - before).min(self.group * self.lanes)
+    fn rest(self, i: usize, group: usize) -> usize {
+        (self.count - i * self.lanes).min(group * self.lanes)
     }
 
-    /// How many dimensions of register `i` there are; none of the second of a group that has few.
+    /// How many dimensions of register `i` there are; none of the last of a group that has few.
     #[inline(always)]
     fn lanes(self, i: usize) -> usize {
         self.count.saturating_sub(i * self.lanes).min(self.lanes)
@@ -196,6 +204,15 @@ pub(crate) unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const 
     let mut ids = run.ids;
     let mut weights = run.weights;
     let mut out = target.as_ptr().wrapping_add(run.offset);
+    let decoders_ahead = matches!(format, RowFormat::Int4) && S::INT4_DECODERS_AHEAD;
+    let mut upcoming = run.ids.iter();
+    // SAFETY: the instruction set is there, and ids name rows.
+    let mut next_decoder = unsafe {
+        match upcoming.next() {
+            Some(&id) if decoders_ahead => decoder_of::<S>(format, N, &place, place.of_row(id)),
+            _ => [S::splat(0.0); 2],
+        }
+    };
     for &length in run.lengths {
         let (bag, bag_weights);
         (bag, ids) = ids.split_at(length as usize);
@@ -216,25 +233,33 @@ pub(crate) unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const 
                 } else {
                     1.0
                 };
-                let (scale, bias) = if format.has_codes() {
-                    // SAFETY: the id names a row, so its scale and bias are `trailer` bytes behind `row`.
-                    unsafe { scale_and_bias::<S>(format, &place, row) }
-                } else {
-                    (1.0, 0.0)
-                };
+                let mut decoder = next_decoder;
+                // SAFETY: ids name rows.
+                unsafe {
+                    if !decoders_ahead {
+                        decoder = decoder_of::<S>(format, N, &place, row);
+                    } else if let Some(&id) = upcoming.next() {
+                        next_decoder = decoder_of::<S>(format, N, &place, place.of_row(id));
+                    }
+                }
                 // SAFETY: the id names a row, so values or codes of all columns lie at `row`.
                 unsafe {
-                    let (weight, decoder) = (S::splat(weight), S::decoder(format, N, scale, bias));
+                    let weight = S::splat(weight);
+                    let mut loaded = S::splat(0.0);
                     in_order!(N, turn => {
                         let i = const { reading_order(N, registers_a_line::<S>(kind(K).0), kind(K).0) }[turn];
-                        let rest = if FULL || i + columns.group < N {
-                            group::<S>(format) * S::LANES
-                        } else {
-                            columns.rest(i)
-                        };
+                        let group = group::<S>(format, N, i);
+                        if i.is_multiple_of(group) {
+                            let rest = if FULL || i + group < N {
+                                group * S::LANES
+                            } else {
+                                columns.rest(i, group)
+                            };
+                            loaded = S::load(format, N, row, i, rest);
+                        }
                         // Lines are read in this order, and one register at a time, whatever the compiler
                         // would like: with all loads first it runs out of registers.
-                        let x = S::value(format, N, row, i, rest, decoder);
+                        let x = S::value(format, N, loaded, i, decoder, weighted);
                         sums[i] = S::pin(if weighted {
                             S::fma(weight, x, sums[i])
                         } else {
@@ -248,7 +273,9 @@ pub(crate) unsafe fn pool_sums<S: Simd, const N: usize, const FULL: bool, const 
         let divisor = divisor(run.bags.mode, bag, bag_weights);
         // SAFETY: the bag's vector lies inside the target, which is mapped and writable.
         unsafe {
-            untangle::<S, N>(format, &mut sums);
+            if matches!(format, RowFormat::Int4) {
+                S::untangle(&mut sums);
+            }
             // Written out, as all that touches the sums: a loop would put them into memory.
             in_order!(N, i => {
                 let sum = match divisor {
@@ -297,6 +324,28 @@ fn split_weights(weights: Option<&[f32]>, length: usize) -> (Option<&[f32]>, Opt
     }
 }
 
+/// The decoder of the row whose columns of a run are at `row`, of which as many registers are read.
+///
+/// # Safety
+/// The machine has the instruction set, and there is such a row.
+#[inline(always)]
+unsafe fn decoder_of<S: Simd>(
+    format: RowFormat,
+    registers: usize,
+    place: &Place,
+    row: *const u8,
+) -> [S::Vector; 2] {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let (scale, bias) = if format.has_codes() {
+            scale_and_bias::<S>(format, place, row)
+        } else {
+            (1.0, 0.0)
+        };
+        S::decoder(format, registers, scale, bias)
+    }
+}
+
 /// Scale and bias of the row whose columns of a run are at `row`.
 ///
 /// # Safety
@@ -319,25 +368,11 @@ unsafe fn scale_and_bias<S: Simd>(format: RowFormat, place: &Place, row: *const 
     }
 }
 
-/// Puts the dimensions of all registers into order.
-///
-/// # Safety
-/// The machine has the instruction set.
-#[inline(always)]
-unsafe fn untangle<S: Simd, const N: usize>(format: RowFormat, vectors: &mut [S::Vector; N]) {
-    if group::<S>(format) == 2 {
-        in_order!(N / 2, pair => {
-            let (a, b) = (2 * pair, 2 * pair + 1);
-            // SAFETY: the caller's contract.
-            [vectors[a], vectors[b]] = unsafe { S::untangle([vectors[a], vectors[b]]) };
-        });
-    }
-}
-
 /// The values of registers `i` to `i + M - 1` of a row, canonical and in order.
 ///
 /// # Safety
-/// The machine has the instruction set, the row has all columns, and `M` is a multiple of the group.
+/// The machine has the instruction set, the row has all columns, and `M` is a multiple of the smaller int4
+/// group.
 #[inline(always)]
 unsafe fn values<S: Simd, const M: usize>(
     format: RowFormat,
@@ -348,17 +383,18 @@ unsafe fn values<S: Simd, const M: usize>(
 ) -> [S::Vector; M] {
     // SAFETY: the caller's contract.
     unsafe {
-        let (scale, bias) = if format.has_codes() {
-            scale_and_bias::<S>(format, place, row)
-        } else {
-            (1.0, 0.0)
-        };
-        let decoder = S::decoder(format, M, scale, bias);
-        let mut vectors = [S::splat(0.0); M];
+        let decoder = decoder_of::<S>(format, M, place, row);
+        let (mut vectors, mut loaded) = ([S::splat(0.0); M], S::splat(0.0));
         for (j, vector) in vectors.iter_mut().enumerate() {
-            *vector = S::value(format, M, row, i + j, columns.rest(i + j), decoder);
+            let group = group::<S>(format, M, j);
+            if j.is_multiple_of(group) {
+                loaded = S::load(format, M, row, i + j, columns.rest(i + j, group));
+            }
+            *vector = S::value(format, M, loaded, i + j, decoder, false);
         }
-        untangle::<S, M>(format, &mut vectors);
+        if matches!(format, RowFormat::Int4) {
+            S::untangle(&mut vectors);
+        }
         vectors.map(|x| S::canonical(x))
     }
 }

@@ -17,7 +17,6 @@ impl Simd for Neon {
 
     const LANES: usize = 4;
     const REGISTERS: usize = 16;
-    const INT4_GROUP: usize = 1;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> float32x4_t {
@@ -66,7 +65,13 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    unsafe fn load(format: RowFormat, row: *const u8, i: usize, _rest: usize) -> float32x4_t {
+    unsafe fn load(
+        format: RowFormat,
+        _registers: usize,
+        row: *const u8,
+        i: usize,
+        _rest: usize,
+    ) -> float32x4_t {
         // SAFETY: the trait's contract: four dimensions are there.
         unsafe {
             match format {
@@ -92,11 +97,6 @@ impl Simd for Neon {
                 }
             }
         }
-    }
-
-    #[inline(always)]
-    unsafe fn untangle(pair: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        pair
     }
 
     #[inline(always)]
