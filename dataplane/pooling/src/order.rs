@@ -127,6 +127,11 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn parts_are_passed_in_the_shuffled_order() {
         let mut seen = Vec::new();
         in_shuffled_order!(3, i => { seen.push(i) });
         assert_eq!(seen, [0, 2, 1]);
