@@ -1,0 +1,104 @@
+//! What the crate takes from `rdma-sys`, what that crate lacks, and how C functions report failure.
+//!
+//! This is the only file that names `rdma_sys`. Some things of it are left out on purpose:
+//!
+//! * `ibv_reg_mr` and `ibv_query_port` are the symbols of old programs there: the C macros of the same
+//!   names lead to `ibv_reg_mr_iova2` (which knows optional access flags) and `___ibv_query_port` (which
+//!   fills the whole struct), so those are called.
+//! * Extended completion queues: polling them advances past the end on soft-RoCE, and plain ones are no slower.
+
+use core::ffi::c_int;
+use core::ptr::NonNull;
+use std::io;
+
+pub(crate) use rdma_sys::{
+    ___ibv_query_port, ibv_context, ibv_device_attr, ibv_fork_init, ibv_get_device_name,
+    ibv_port_attr, ibv_port_state, ibv_query_device, ibv_wc, ibv_wc_status, rdma_bind_addr,
+    rdma_cm_id, rdma_create_event_channel, rdma_create_id, rdma_destroy_event_channel,
+    rdma_destroy_id, rdma_event_channel, rdma_port_space,
+};
+use rdma_sys::{ibv_send_wr, rdma_cm_event};
+
+use crate::error::{Call, Error};
+
+/// An entry of the GID table as `_ibv_query_gid_table` fills it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct RawGidEntry {
+    pub(crate) gid: [u8; 16],
+    pub(crate) gid_index: u32,
+    pub(crate) port_num: u32,
+    pub(crate) gid_type: u32,
+    pub(crate) ndev_ifindex: u32,
+}
+
+unsafe extern "C" {
+    /// `ibv_query_gid_table` is an inline function that calls this; bindgen's list of names misses it
+    /// for its underscore.
+    pub(crate) fn _ibv_query_gid_table(
+        context: *mut ibv_context,
+        entries: *mut RawGidEntry,
+        max_entries: usize,
+        flags: u32,
+        entry_size: usize,
+    ) -> isize;
+}
+
+// The types that `rdma-sys` writes by hand instead of generating them, against the C headers (64 bit).
+const _: () = {
+    use core::mem::{offset_of, size_of};
+    assert!(size_of::<ibv_wc>() == 48);
+    assert!(offset_of!(ibv_wc, status) == 8);
+    assert!(offset_of!(ibv_wc, vendor_err) == 16);
+    assert!(offset_of!(ibv_wc, imm_data_invalidated_rkey_union) == 24);
+    assert!(offset_of!(ibv_wc, qp_num) == 28);
+    assert!(offset_of!(ibv_wc, wc_flags) == 36);
+    assert!(size_of::<ibv_send_wr>() == 128);
+    assert!(offset_of!(ibv_send_wr, sg_list) == 16);
+    assert!(offset_of!(ibv_send_wr, opcode) == 28);
+    assert!(offset_of!(ibv_send_wr, imm_data_invalidated_rkey_union) == 36);
+    assert!(offset_of!(ibv_send_wr, wr) == 40);
+    assert!(size_of::<RawGidEntry>() == 32);
+    assert!(size_of::<rdma_cm_event>() == 80);
+    assert!(offset_of!(rdma_cm_event, param) == 24);
+};
+
+/// The answer of a function that returns 0 or, depending on the function and its age, either -1 with
+/// `errno` set or the number itself.
+pub(crate) fn check(call: Call, answer: c_int) -> Result<(), Error> {
+    match answer {
+        0 => Ok(()),
+        number if number > 0 => Err(Error::call(call, io::Error::from_raw_os_error(number))),
+        _ => Err(Error::call(call, io::Error::last_os_error())),
+    }
+}
+
+/// The answer of a function that returns a pointer, or null with `errno` set.
+pub(crate) fn pointer<T>(call: Call, answer: *mut T) -> Result<NonNull<T>, Error> {
+    NonNull::new(answer).ok_or_else(|| Error::call(call, io::Error::last_os_error()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn errno(result: Result<(), Error>) -> Option<i32> {
+        match result {
+            Err(Error::Call { errno, .. }) => errno.raw_os_error(),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn both_ways_to_report_failure_are_understood() {
+        assert!(check(Call::ModifyQp, 0).is_ok());
+        assert_eq!(
+            errno(check(Call::ModifyQp, libc::EINVAL)),
+            Some(libc::EINVAL)
+        );
+        // SAFETY: the location of this thread's errno is always valid.
+        unsafe { *libc::__errno_location() = libc::ENODEV };
+        assert_eq!(errno(check(Call::BindAddr, -1)), Some(libc::ENODEV));
+        assert!(pointer::<u8>(Call::AllocPd, core::ptr::null_mut()).is_err());
+    }
+}
