@@ -3,14 +3,16 @@
 use core::ffi::c_int;
 use core::mem;
 use core::ptr::{self, NonNull};
+use core::sync::atomic::AtomicBool;
 use std::ffi::CStr;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 
 use crate::error::{Call, Error};
 use crate::gid::{GidEntry, GidWanted, choose_gid};
+use crate::health::Registry;
 use crate::limits::Limits;
 use crate::netdev::{CAddress, Interface, interfaces};
 use crate::parameters::PathMtu;
@@ -45,6 +47,8 @@ pub struct Context {
 }
 
 struct Inner {
+    verbs: NonNull<sys::ibv_context>,
+    shared: Arc<Shared>,
     name: String,
     port: u8,
     interface: Interface,
@@ -52,6 +56,30 @@ struct Inner {
     limits: Limits,
     // Last, so that whatever needs the device is gone before.
     _anchor: Anchor,
+}
+
+/// What belongs to a device however often it is opened, by one address or several: librdmacm has it open once.
+#[derive(Default)]
+struct Shared {
+    registry: Registry,
+    watched: AtomicBool,
+}
+
+static SHARED: Mutex<Vec<(usize, Weak<Shared>)>> = Mutex::new(Vec::new());
+
+impl Shared {
+    fn of(verbs: NonNull<sys::ibv_context>) -> Arc<Shared> {
+        let mut all = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(_, shared)| shared.strong_count() > 0);
+        let address = verbs.as_ptr().addr();
+        let mut known = all.iter().filter(|(of, _)| *of == address);
+        if let Some(shared) = known.find_map(|(_, shared)| shared.upgrade()) {
+            return shared;
+        }
+        let shared = Arc::new(Shared::default());
+        all.push((address, Arc::downgrade(&shared)));
+        shared
+    }
 }
 
 // SAFETY: libibverbs and librdmacm allow calls on one context from any thread at the same time; the
@@ -102,10 +130,12 @@ impl Context {
         let limits = query_limits(verbs, port)?;
         let context = Context {
             inner: Arc::new(Inner {
+                verbs,
+                shared: Shared::of(verbs),
                 name: name.to_string_lossy().into_owned(),
                 port,
                 interface: interface.clone(),
-                gid: find_gid(verbs, port, interface, limits.gids),
+                gid: find_gid(verbs, port, interface),
                 limits,
                 _anchor: anchor,
             }),
@@ -143,6 +173,20 @@ impl Context {
     /// What it can do.
     pub fn limits(&self) -> &Limits {
         &self.inner.limits
+    }
+
+    /// The health of its objects.
+    pub(crate) fn registry(&self) -> &Registry {
+        &self.inner.shared.registry
+    }
+
+    /// Whether a thread reads its asynchronous events: one at a time may.
+    pub(crate) fn watched(&self) -> &AtomicBool {
+        &self.inner.shared.watched
+    }
+
+    pub(crate) fn raw(&self) -> *mut sys::ibv_context {
+        self.inner.verbs.as_ptr()
     }
 }
 
@@ -254,13 +298,8 @@ fn query_limits(verbs: NonNull<sys::ibv_context>, port: u8) -> Result<Limits, Er
     })
 }
 
-fn find_gid(
-    verbs: NonNull<sys::ibv_context>,
-    port: u8,
-    interface: &Interface,
-    gids: u32,
-) -> Option<GidEntry> {
-    let entries = match read_gids(verbs, gids) {
+fn find_gid(verbs: NonNull<sys::ibv_context>, port: u8, interface: &Interface) -> Option<GidEntry> {
+    let entries = match read_gids(verbs) {
         Ok(entries) => entries,
         Err(error) => {
             tracing::warn!(error = %with_cause(&error), "the GID table can't be read");
@@ -285,9 +324,10 @@ fn find_gid(
 }
 
 /// All entries in use, of all ports.
-fn read_gids(verbs: NonNull<sys::ibv_context>, of_port: u32) -> Result<Vec<GidEntry>, Error> {
-    /// More ports than any device has; a table that is larger is cut.
-    const PORTS: usize = 8;
+fn read_gids(verbs: NonNull<sys::ibv_context>) -> Result<Vec<GidEntry>, Error> {
+    /// 64,000 bytes: the kernel's interface has 16 bits for the size. Only entries in use are told, and the call fails
+    /// where these are more.
+    const MOST: usize = 2000;
     let empty = sys::RawGidEntry {
         gid: [0; 16],
         gid_index: 0,
@@ -295,7 +335,7 @@ fn read_gids(verbs: NonNull<sys::ibv_context>, of_port: u32) -> Result<Vec<GidEn
         gid_type: 0,
         ndev_ifindex: 0,
     };
-    let mut raw = vec![empty; (of_port as usize).clamp(1, 4096) * PORTS];
+    let mut raw = vec![empty; MOST];
     // SAFETY: the context is valid; `raw` has room for as many entries of that size as the call is told.
     let found = unsafe {
         let size = size_of::<sys::RawGidEntry>();

@@ -7,18 +7,47 @@
 //! ([`Limits`]); nothing is taken for granted because soft-RoCE has it.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod attributes;
+mod completion;
+mod create;
 mod device;
+mod domain;
 mod error;
+mod events;
+mod flight;
 mod gid;
+mod health;
+mod host_memory;
 mod limits;
+mod list;
+mod memory;
 mod netdev;
 mod parameters;
+mod post;
+mod queue;
+mod queue_pair;
+mod slab;
 mod status;
 mod sys;
+mod work_id;
 
+pub use attributes::{Attributes, Capacity, State};
+pub use completion::{
+    Completion, CompletionChannel, CompletionQueue, CompletionQueueHandle, CompletionQueueId,
+};
 pub use device::{Context, Selector};
+pub use domain::ProtectionDomain;
 pub use error::{Call, Error};
+pub use events::{DeviceWatch, EventCounts};
 pub use gid::{GidEntry, GidKind, GidWanted, NoGid, choose_gid};
+pub use health::{Health, Trouble};
+pub use host_memory::{HostMemory, Pages};
 pub use limits::Limits;
+pub use memory::{Access, Backing, Registered, RegisteredDmaBuf, Remote, dmabuf_support};
 pub use parameters::{AckTimeout, Parameters, PathMtu, RetryCount, RnrTimer};
+pub use post::{BATCH, Batch, Full, Local, Operation, Piece, Signal};
+pub use queue::{Remains, Retired};
+pub use queue_pair::{Foreign, LocalKey, QueuePair};
+pub use slab::{Block, Slab, SlabRegistration};
 pub use status::Status;
+pub use work_id::{Kind, WorkId};

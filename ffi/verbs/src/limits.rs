@@ -1,6 +1,7 @@
 //! What a device and its port can do, as they say themselves.
 
 use crate::device::Context;
+use crate::error::Error;
 use crate::parameters::PathMtu;
 
 /// Limits of a device and of the port that is used, read back when it is opened.
@@ -43,6 +44,19 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// Checks that `asked` is at most `granted`.
+    pub(crate) fn check(what: &'static str, asked: u64, granted: u64) -> Result<(), Error> {
+        if asked <= granted {
+            Ok(())
+        } else {
+            Err(Error::Limit {
+                what,
+                asked,
+                granted,
+            })
+        }
+    }
+
     pub(crate) fn log(&self, context: &Context) {
         tracing::info!(
             device = context.name(),

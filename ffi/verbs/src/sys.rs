@@ -1,25 +1,46 @@
 //! What the crate takes from `rdma-sys`, what that crate lacks, and how C functions report failure.
 //!
-//! This is the only file that names `rdma_sys`. Some things of it are left out on purpose:
+//! This is the only file that names `rdma_sys`. Three things of it are left out on purpose:
 //!
 //! * `ibv_reg_mr` and `ibv_query_port` are the symbols of old programs there: the C macros of the same
 //!   names lead to `ibv_reg_mr_iova2` (which knows optional access flags) and `___ibv_query_port` (which
 //!   fills the whole struct), so those are called.
+//! * `ibv_async_event` has a Rust enum for its kind; a kind that a newer kernel reports would be
+//!   undefined behaviour. [`AsyncEvent`] has the same layout with a plain number.
 //! * Extended completion queues: polling them advances past the end on soft-RoCE, and plain ones are no slower.
 
 use core::ffi::c_int;
 use core::ptr::NonNull;
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
+use rdma_sys::rdma_cm_event;
 pub(crate) use rdma_sys::{
-    ___ibv_query_port, ibv_context, ibv_device_attr, ibv_fork_init, ibv_get_device_name,
-    ibv_port_attr, ibv_port_state, ibv_query_device, ibv_wc, ibv_wc_status, rdma_bind_addr,
-    rdma_cm_id, rdma_create_event_channel, rdma_create_id, rdma_destroy_event_channel,
-    rdma_destroy_id, rdma_event_channel, rdma_port_space,
+    ___ibv_query_port, ibv_ack_async_event, ibv_ack_cq_events, ibv_alloc_pd, ibv_async_event,
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_create_comp_channel, ibv_create_cq, ibv_create_qp,
+    ibv_dealloc_pd, ibv_dereg_mr, ibv_destroy_comp_channel, ibv_destroy_cq, ibv_destroy_qp,
+    ibv_device_attr, ibv_fork_init, ibv_get_async_event, ibv_get_cq_event, ibv_get_device_name,
+    ibv_modify_qp, ibv_mr, ibv_pd, ibv_poll_cq, ibv_port_attr, ibv_port_state, ibv_post_recv,
+    ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr,
+    ibv_qp_state, ibv_qp_type, ibv_query_device, ibv_query_qp, ibv_query_qp_data_in_order,
+    ibv_recv_wr, ibv_reg_dmabuf_mr, ibv_reg_mr_iova2, ibv_req_notify_cq, ibv_send_flags,
+    ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_flags, ibv_wc_status, ibv_wr_opcode,
+    imm_data_invalidated_rkey_union_t, rdma_bind_addr, rdma_cm_id, rdma_create_event_channel,
+    rdma_create_id, rdma_destroy_event_channel, rdma_destroy_id, rdma_event_channel,
+    rdma_port_space, rdma_t, wr_t,
 };
-use rdma_sys::{ibv_send_wr, rdma_cm_event};
 
 use crate::error::{Call, Error};
+
+/// An asynchronous event with its kind as a number; the layout of `ibv_async_event`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct AsyncEvent {
+    /// Pointer to the queue pair or completion queue, or the port's number (an `int`).
+    pub(crate) element: u64,
+    /// `IBV_EVENT_*`, or something newer.
+    pub(crate) event_type: u32,
+}
 
 /// An entry of the GID table as `_ibv_query_gid_table` fills it.
 #[repr(C)]
@@ -58,6 +79,8 @@ const _: () = {
     assert!(offset_of!(ibv_send_wr, opcode) == 28);
     assert!(offset_of!(ibv_send_wr, imm_data_invalidated_rkey_union) == 36);
     assert!(offset_of!(ibv_send_wr, wr) == 40);
+    assert!(size_of::<AsyncEvent>() == size_of::<ibv_async_event>());
+    assert!(offset_of!(AsyncEvent, event_type) == offset_of!(ibv_async_event, event_type));
     assert!(size_of::<RawGidEntry>() == 32);
     assert!(size_of::<rdma_cm_event>() == 80);
     assert!(offset_of!(rdma_cm_event, param) == 24);
@@ -76,6 +99,19 @@ pub(crate) fn check(call: Call, answer: c_int) -> Result<(), Error> {
 /// The answer of a function that returns a pointer, or null with `errno` set.
 pub(crate) fn pointer<T>(call: Call, answer: *mut T) -> Result<NonNull<T>, Error> {
     NonNull::new(answer).ok_or_else(|| Error::call(call, io::Error::last_os_error()))
+}
+
+/// Makes calls on a descriptor answer EAGAIN instead of waiting.
+pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), Error> {
+    // SAFETY: the descriptor is open, and its flags are numbers.
+    let answer = unsafe {
+        let flags = libc::fcntl(fd.as_raw_fd(), libc::F_GETFL);
+        match flags {
+            -1 => -1,
+            flags => libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK),
+        }
+    };
+    check(Call::Fcntl, answer)
 }
 
 #[cfg(test)]
