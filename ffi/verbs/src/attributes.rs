@@ -17,7 +17,7 @@ pub struct Capacity {
     /// Pieces of local memory that one WRITE, READ or SEND can name; at least 1.
     pub pieces: u32,
     /// Bytes that can be sent without registered memory. Where the device grants fewer it is asked for 64, then
-    /// for none; [`QueuePair::inline_bytes`] tells.
+    /// for none; [`QueuePair::inline_bytes`](crate::QueuePair::inline_bytes) tells.
     pub inline_bytes: u32,
 }
 

@@ -9,10 +9,12 @@
 
 mod attributes;
 mod completion;
+mod connection;
 mod create;
 mod device;
 mod domain;
 mod error;
+mod event_channel;
 mod events;
 mod flight;
 mod gid;
@@ -20,10 +22,12 @@ mod health;
 mod host_memory;
 mod limits;
 mod list;
+mod listener;
 mod memory;
 mod netdev;
 mod parameters;
 mod post;
+mod private_data;
 mod queue;
 mod queue_pair;
 mod slab;
@@ -35,17 +39,21 @@ pub use attributes::{Attributes, Capacity, State};
 pub use completion::{
     Completion, CompletionChannel, CompletionQueue, CompletionQueueHandle, CompletionQueueId,
 };
+pub use connection::{Connecting, Connection, Resolution, Resolved, Resolving};
 pub use device::{Context, Selector};
 pub use domain::ProtectionDomain;
 pub use error::{Call, Error};
+pub use event_channel::{CmEvent, CmEventKind, EventChannel, IdToken, Offer};
 pub use events::{DeviceWatch, EventCounts};
 pub use gid::{GidEntry, GidKind, GidWanted, NoGid, choose_gid};
 pub use health::{Health, Trouble};
 pub use host_memory::{HostMemory, Pages};
 pub use limits::Limits;
+pub use listener::{Listener, Request};
 pub use memory::{Access, Backing, Registered, RegisteredDmaBuf, Remote, dmabuf_support};
 pub use parameters::{AckTimeout, Parameters, PathMtu, RetryCount, RnrTimer};
 pub use post::{BATCH, Batch, Full, Local, Operation, Piece, Signal};
+pub use private_data::{PeerData, PrivateData, RejectData, ReplyData, RequestData};
 pub use queue::{Remains, Retired};
 pub use queue_pair::{Foreign, LocalKey, QueuePair};
 pub use slab::{Block, Slab, SlabRegistration};

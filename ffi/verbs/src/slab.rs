@@ -189,7 +189,7 @@ impl Drop for Held {
 
 /// A block of a [`Slab`]: its owner alone can read and write it, and who posts it gives it away.
 ///
-/// ```compile_fail,E0599
+/// ```compile_fail,E0308
 /// fn twice(block: &rowmill_verbs::Block) -> rowmill_verbs::Block {
 ///     block.clone()
 /// }

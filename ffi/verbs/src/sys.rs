@@ -14,7 +14,6 @@ use core::ptr::NonNull;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use rdma_sys::rdma_cm_event;
 pub(crate) use rdma_sys::{
     ___ibv_query_port, ibv_ack_async_event, ibv_ack_cq_events, ibv_alloc_pd, ibv_async_event,
     ibv_comp_channel, ibv_context, ibv_cq, ibv_create_comp_channel, ibv_create_cq, ibv_create_qp,
@@ -25,12 +24,24 @@ pub(crate) use rdma_sys::{
     ibv_qp_state, ibv_qp_type, ibv_query_device, ibv_query_qp, ibv_query_qp_data_in_order,
     ibv_recv_wr, ibv_reg_dmabuf_mr, ibv_reg_mr_iova2, ibv_req_notify_cq, ibv_send_flags,
     ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_flags, ibv_wc_status, ibv_wr_opcode,
-    imm_data_invalidated_rkey_union_t, rdma_bind_addr, rdma_cm_id, rdma_create_event_channel,
-    rdma_create_id, rdma_destroy_event_channel, rdma_destroy_id, rdma_event_channel,
-    rdma_port_space, rdma_t, wr_t,
+    imm_data_invalidated_rkey_union_t, rdma_accept, rdma_ack_cm_event, rdma_bind_addr,
+    rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_connect,
+    rdma_create_event_channel, rdma_create_id, rdma_destroy_event_channel, rdma_destroy_id,
+    rdma_disconnect, rdma_establish, rdma_event_channel, rdma_get_cm_event, rdma_init_qp_attr,
+    rdma_listen, rdma_port_space, rdma_reject, rdma_resolve_addr, rdma_resolve_route,
+    rdma_set_option, rdma_t, wr_t,
 };
 
 use crate::error::{Call, Error};
+
+/// Level of [`rdma_set_option`] for options of an id (an anonymous enum of `rdma_cma.h`).
+pub(crate) const RDMA_OPTION_ID: c_int = 0;
+/// The option for the type of service: a `uint8_t`.
+pub(crate) const RDMA_OPTION_ID_TOS: c_int = 0;
+/// The option to bind an address that another id listens on: an `int`.
+pub(crate) const RDMA_OPTION_ID_REUSEADDR: c_int = 1;
+/// The option for the ACK timeout's exponent: a `uint8_t`.
+pub(crate) const RDMA_OPTION_ID_ACK_TIMEOUT: c_int = 3;
 
 /// An asynchronous event with its kind as a number; the layout of `ibv_async_event`.
 #[repr(C)]
