@@ -1,0 +1,151 @@
+"""What runs a scenario's script: virtual machines, user-mode Linux, or the host itself. A machine is a process
+with a limit, and a way to end it."""
+
+import json
+import os
+import pathlib
+import shutil
+import socket
+import tempfile
+
+import cache
+import proc
+
+# What booting may take, beyond a scenario's own limit.
+BOOT_S = {"tcg": 60, "kvm": 20, "uml": 20, "nic": 0, "rxe": 0}
+
+
+class Machine:
+    """One node. `out` is what its script printed, `log` what the machine itself printed."""
+
+    def __init__(self, node, share):
+        self.node, self.share = node, share
+        self.mark = f"{share.parent.name}/{share.name}/{node}"
+        self.out, self.log = share / f"out.{node}", share / f"machine.{node}.log"
+        self.process = None
+
+    def begin(self, command, limit_s, environment=None, **options):
+        marked = dict(os.environ, **(environment or {}), **{proc.MARK: self.mark})
+        with open(self.log, "wb") as log:
+            self.process = proc.start(command, limit_s, stdout=log, stderr=log, env=marked, **options)
+
+    def ended(self):
+        return proc.ended(self.process)
+
+    def end(self):
+        if self.process:
+            proc.end(self.process)
+            proc.end_marked(self.mark)
+
+    def status(self):
+        """What the script ended with, or None."""
+        try:
+            return int((self.share / f"rc.{self.node}").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def reset(self):
+        raise RuntimeError("only a virtual machine can be reset")
+
+
+class Virtual(Machine):
+    """A virtual machine of QEMU. `link` is its end of the wire to the other one."""
+
+    def __init__(self, node, share, accelerator, processors, memory, link, limit_s):
+        super().__init__(node, share)
+        folder = cache.kernel()
+        ours, theirs = socket.socketpair()
+        self.monitor, self.greeted = ours, False
+        command = [
+            "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-M", "q35",
+            *{"tcg": ["-accel", "tcg,thread=multi", "-cpu", "max"], "kvm": ["-accel", "kvm", "-cpu", "host"]}[accelerator],
+            "-smp", str(processors), "-m", memory,
+            "-kernel", str(folder / "vmlinuz"), "-initrd", str(folder / "initrd.gz"),
+            "-append", f"console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on rowmill.node={node}",
+            "-serial", "stdio",
+            "-chardev", f"socket,id=monitor,fd={theirs.fileno()}", "-mon", "chardev=monitor,mode=control",
+            "-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap",
+            "-device", "virtio-9p-pci,fsdev=root,mount_tag=root",
+            "-fsdev", f"local,id=share,path={str(share).replace(',', ',,')},security_model=none,multidevs=remap",
+            "-device", "virtio-9p-pci,fsdev=share,mount_tag=share",
+        ]
+        if link:
+            # host_mtu lets the guest have an MTU of 4500, which RoCE's largest path MTU wants.
+            command += ["-netdev", f"stream,id=link,server=off,addr.type=fd,addr.str={link.fileno()}",
+                        "-device", f"virtio-net-pci,netdev=link,host_mtu=9000,romfile=,mac=52:54:00:00:00:0{node}"]
+        self.begin(command, limit_s, pass_fds=[theirs.fileno()] + ([link.fileno()] if link else []))
+        theirs.close()
+
+    def reset(self):
+        """Pulls the reset line, as a watchdog of the hardware would: no process is asked."""
+        if not self.greeted:
+            self.ask("qmp_capabilities")
+            self.greeted = True
+        # Without this a reset would be the end, as a guest's own is (-no-reboot). It can't be taken back at once:
+        # the firmware, finding itself started again, does one more reset.
+        self.ask("set-action", reboot="reset")
+        self.ask("system_reset")
+
+    def ask(self, command, **arguments):
+        self.monitor.settimeout(10)
+        self.monitor.sendall(json.dumps({"execute": command, "arguments": arguments}).encode() + b"\n")
+        said = b""
+        while b'"return"' not in said:
+            more = self.monitor.recv(4096)
+            if not more or b'"error"' in more:
+                raise RuntimeError(f"the monitor of machine {self.node} refuses {command}: {more.decode()}")
+            said += more
+
+    def end(self):
+        self.monitor.close()
+        super().end()
+
+
+class UserMode(Machine):
+    """A user-mode Linux. It keeps its files in a folder of its own, which goes with it."""
+
+    def __init__(self, node, share, memory, link, limit_s):
+        super().__init__(node, share)
+        folder = cache.uml()
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="rowmill-lab-"))
+        (self.folder / "share").symlink_to(share)
+        shutil.copy(cache.HERE / "uml-init", self.folder / "init")
+        (self.folder / "cpuinfo").write_bytes(pathlib.Path("/proc/cpuinfo").read_bytes())
+        command = [
+            str(folder / "linux"), "rootfstype=hostfs", "rootflags=/", "ro", f"init={self.folder}/init",
+            f"mem={memory}", "con0=fd:0,fd:1", "con=null", "quiet", f"umid=node{node}", f"uml_dir={self.folder}/",
+            f"rowmill.node={node}",
+            f"vec0:transport=fd,fd={link.fileno()},mtu=4500,depth=128,mac=52:54:00:00:00:0{node}",
+        ]
+        memory_at = "/dev/shm" if os.path.isdir("/dev/shm") else str(self.folder)
+        self.begin(command, limit_s, pass_fds=[link.fileno()],
+                   environment={"TMPDIR": memory_at, "HOME": str(self.folder)})
+
+    def end(self):
+        super().end()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Host(Machine):
+    """The scenario's script on the host itself."""
+
+    def __init__(self, node, share, environment, limit_s):
+        super().__init__(node, share)
+        self.work = tempfile.mkdtemp(prefix="rowmill-lab-")
+        script = ('bash "$ROWMILL_LAB/scenario" > "$ROWMILL_LAB_SHARE/out.$NODE" 2>&1; rc=$?; '
+                  'echo $rc > "$ROWMILL_LAB_SHARE/rc.$NODE.tmp"; mv "$ROWMILL_LAB_SHARE/rc.$NODE.tmp" "$ROWMILL_LAB_SHARE/rc.$NODE"')
+        self.begin(["bash", "-c", script], limit_s, cwd=self.work,
+                   environment=environment | {"NODE": str(node), "BOOT": "1"})
+
+    def end(self):
+        super().end()
+        shutil.rmtree(self.work, ignore_errors=True)
+
+
+def wire(kind):
+    """The two ends of the wire between a pair of machines."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM if kind == "uml" else socket.SOCK_STREAM)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    return ends
