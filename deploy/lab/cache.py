@@ -67,7 +67,13 @@ def candidates():
     """Version and dependencies of the packages that apt would take, by name; asked for at once, since apt is
     slow to begin."""
     found = {}
-    asked = proc.output(["apt-cache", "show", "--no-all-versions", KERNEL, SOURCE]) or ""
+    lists = sorted((path.name, path.stat().st_mtime_ns) for path in pathlib.Path("/var/lib/apt/lists").glob("*"))
+    said = root() / f"apt-{hashlib.sha256(repr(lists).encode()).hexdigest()[:20]}"
+    if not said.exists():
+        for old in root().glob("apt-*"):
+            old.unlink()
+        said.write_text(proc.output(["apt-cache", "show", "--no-all-versions", KERNEL, SOURCE]) or "", encoding="utf-8")
+    asked = said.read_text(encoding="utf-8")
     for paragraph in asked.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if ": " in line)
         if "Package" in fields:

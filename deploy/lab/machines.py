@@ -4,6 +4,7 @@ with a limit, and a way to end it."""
 import json
 import os
 import pathlib
+import re
 import shutil
 import socket
 import tempfile
@@ -15,6 +16,14 @@ import proc
 BOOT_S = {"tcg": 60, "kvm": 20, "uml": 20, "nic": 0, "rxe": 0}
 
 
+def text(path):
+    """What a file holds that somebody is writing, or may never write."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 class Machine:
     """One node. `out` is what its script printed, `log` what the machine itself printed."""
 
@@ -23,6 +32,7 @@ class Machine:
         self.mark = f"{share.parent.name}/{share.name}/{node}"
         self.out, self.log = share / f"out.{node}", share / f"machine.{node}.log"
         self.process = None
+        self.over_limit = False
 
     def begin(self, command, limit_s, environment=None, **options):
         marked = dict(os.environ, **(environment or {}), **{proc.MARK: self.mark})
@@ -34,7 +44,9 @@ class Machine:
 
     def end(self):
         if self.process:
-            proc.end(self.process)
+            by_itself = self.ended()
+            status = proc.end(self.process)
+            self.over_limit = by_itself and status in (124, -9)
             proc.end_marked(self.mark)
 
     def status(self):
@@ -43,6 +55,18 @@ class Machine:
             return int((self.share / f"rc.{self.node}").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
+
+    def outcome(self):
+        """What became of the scenario here, after the end."""
+        status = self.status()
+        if status == 0:
+            return "ok"
+        if status == 124 or self.over_limit:
+            return "over its limit"
+        if status is not None:
+            return f"exit {status}"
+        panic = re.search(r"Kernel panic - not syncing: (.*)", text(self.log))
+        return "no result" + (f" (kernel panic: {panic[1]})" if panic else "")
 
     def reset(self):
         raise RuntimeError("only a virtual machine can be reset")

@@ -10,7 +10,7 @@ import time
 import cache
 import ground as grounds
 import machines
-import proc
+from machines import text
 
 TOPOLOGIES = {"loopback": 1, "pair": 2, "uml-pair": 2}
 PATIENCE_S, PATIENCE_EMULATED_S = 20, 120
@@ -95,6 +95,7 @@ class Run:
             "ROWMILL_LAB_SCENARIO": self.scenario.name,
             "ROWMILL_LAB_GROUND": self.ground.kind,
             "ROWMILL_LAB_SHARE": str(share),
+            "ROWMILL_CHECKOUT": str(cache.HERE.parent.parent),
             "ROWMILL_PROGRAMS": str(self.programs.folder),
             "ROWMILL_TEST_PATIENCE": str(patience),
             "RUST_BACKTRACE": "1",
@@ -169,16 +170,7 @@ class Run:
             self.read[machine.node] = max(len(lines), self.read.get(machine.node, 0))
 
     def outcome(self):
-        wrong = []
-        for machine in self.machines:
-            status = machine.status()
-            if status == 124:
-                wrong.append(f"machine {machine.node}: over its limit of {self.limit_s} s")
-            elif status is None:
-                what = "no result" if machine.out.exists() else "did not boot"
-                wrong.append(f"machine {machine.node}: {what}")
-            elif status != 0:
-                wrong.append(f"machine {machine.node}: exit {status}")
+        wrong = [f"machine {machine.node}: {outcome}" for machine in self.machines if (outcome := machine.outcome()) != "ok"]
         return "; ".join(wrong) or "ok"
 
     def show_tails(self, lines=30):
@@ -189,9 +181,3 @@ class Run:
                     print(f"---- the end of {path}")
                     print("\n".join(tail))
 
-
-def text(path):
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
