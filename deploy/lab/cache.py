@@ -7,6 +7,7 @@ import hashlib
 import os
 import pathlib
 import shutil
+import subprocess
 
 import proc
 
@@ -28,7 +29,8 @@ def root():
 
 def packages(*groups):
     """Installs groups of packages; does nothing where they are there."""
-    if proc.run([str(HERE / "packages.sh"), *groups], 600) != 0:
+    # In the foreground: sudo may have to ask.
+    if subprocess.run([str(HERE / "packages.sh"), *groups], check=False).returncode != 0:
         raise CannotBuild(f"the packages of {', '.join(groups)} can't be installed")
 
 

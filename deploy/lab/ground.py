@@ -142,7 +142,7 @@ def choose(topology, forced):
         if forced and find.__name__ != forced:
             continue
         found, why = find()
-        if found and topology == "uml-pair" and find is nic and not found.hardware:
+        if found and topology == "uml-pair" and find is nic and not (found.hardware or forced):
             found, why = None, f"{found.why}, which is slower than user-mode Linux"
         if found:
             return found, refused

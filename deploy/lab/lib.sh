@@ -36,8 +36,9 @@ barrier() {
 # figure CASE METRIC VALUE UNIT: a line of figures.json, in the format of rowmill-bench --json.
 figure() {
     [[ $3 =~ ^[0-9]+(\.[0-9]+)?$ ]] || fail "$1 $2 is no number: $3"
-    printf '{"suite":"lab","case":"%s","metric":"%s","value":%s,"unit":"%s","against":null,"against_value":null,"ratio":null}\n' \
-        "$ROWMILL_LAB_SCENARIO/$1" "$2" "$3" "$4" >> "$ROWMILL_LAB_SHARE/figures.json"
+    local own='"suite":"lab","case":"%s","metric":"%s","value":%s,"unit":"%s"'
+    local other='"against":null,"against_value":null,"ratio":null'
+    printf "{$own,$other}\n" "$ROWMILL_LAB_SCENARIO/$1" "$2" "$3" "$4" >> "$ROWMILL_LAB_SHARE/figures.json"
 }
 
 link_down() {
@@ -62,7 +63,8 @@ netem() {
 vm_reset() {
     local request="$ROWMILL_LAB_SHARE/request.reset.$1"
     touch "$request"
-    wait_until 10 test ! -e "$request" || fail "the driver did not reset machine $1"
+    wait_until 20 test ! -e "$request" || fail "the driver did not reset machine $1"
+    [ ! -e "$request.refused" ] || fail "machine $1 can't be reset"
 }
 
 # rdma_listens: somebody waits for connections of rdma_cm.

@@ -34,6 +34,9 @@ class Machine:
         self.process = None
         self.over_limit = False
 
+    def boot(self):
+        raise NotImplementedError
+
     def begin(self, command, limit_s, environment=None, **options):
         marked = dict(os.environ, **(environment or {}), **{proc.MARK: self.mark})
         with open(self.log, "wb") as log:
@@ -77,27 +80,33 @@ class Virtual(Machine):
 
     def __init__(self, node, share, accelerator, processors, memory, link, limit_s):
         super().__init__(node, share)
+        self.accelerator, self.processors, self.memory = accelerator, processors, memory
+        self.link, self.limit_s = link, limit_s
+        self.monitor, self.greeted = None, False
+
+    def boot(self):
         folder = cache.kernel()
-        ours, theirs = socket.socketpair()
-        self.monitor, self.greeted = ours, False
+        accelerated = {"tcg": ["-accel", "tcg,thread=multi", "-cpu", "max"], "kvm": ["-accel", "kvm", "-cpu", "host"]}
+        self.monitor, theirs = socket.socketpair()
+        given = [theirs.fileno()]
         command = [
             "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-M", "q35",
-            *{"tcg": ["-accel", "tcg,thread=multi", "-cpu", "max"], "kvm": ["-accel", "kvm", "-cpu", "host"]}[accelerator],
-            "-smp", str(processors), "-m", memory,
-            "-kernel", str(folder / "vmlinuz"), "-initrd", str(folder / "initrd.gz"),
-            "-append", f"console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on rowmill.node={node}",
+            *accelerated[self.accelerator], "-smp", str(self.processors), "-m", self.memory,
+            "-kernel", str(folder / "vmlinuz"), "-initrd", str(folder / "initrd.gz"), "-append",
+            f"console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on rowmill.node={self.node}",
             "-serial", "stdio",
             "-chardev", f"socket,id=monitor,fd={theirs.fileno()}", "-mon", "chardev=monitor,mode=control",
             "-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap",
             "-device", "virtio-9p-pci,fsdev=root,mount_tag=root",
-            "-fsdev", f"local,id=share,path={str(share).replace(',', ',,')},security_model=none,multidevs=remap",
+            "-fsdev", f"local,id=share,path={str(self.share).replace(',', ',,')},security_model=none,multidevs=remap",
             "-device", "virtio-9p-pci,fsdev=share,mount_tag=share",
         ]
-        if link:
+        if self.link:
+            given.append(self.link.fileno())
             # host_mtu lets the guest have an MTU of 4500, which RoCE's largest path MTU wants.
-            command += ["-netdev", f"stream,id=link,server=off,addr.type=fd,addr.str={link.fileno()}",
-                        "-device", f"virtio-net-pci,netdev=link,host_mtu=9000,romfile=,mac=52:54:00:00:00:0{node}"]
-        self.begin(command, limit_s, pass_fds=[theirs.fileno()] + ([link.fileno()] if link else []))
+            command += ["-netdev", f"stream,id=link,server=off,addr.type=fd,addr.str={self.link.fileno()}", "-device",
+                        f"virtio-net-pci,netdev=link,host_mtu=9000,romfile=,mac=52:54:00:00:00:0{self.node}"]
+        self.begin(command, self.limit_s, pass_fds=given)
         theirs.close()
 
     def reset(self):
@@ -121,7 +130,8 @@ class Virtual(Machine):
             said += more
 
     def end(self):
-        self.monitor.close()
+        if self.monitor:
+            self.monitor.close()
         super().end()
 
 
@@ -130,19 +140,23 @@ class UserMode(Machine):
 
     def __init__(self, node, share, memory, link, limit_s):
         super().__init__(node, share)
-        folder = cache.uml()
+        self.memory, self.link, self.limit_s = memory, link, limit_s
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="rowmill-lab-"))
-        (self.folder / "share").symlink_to(share)
+
+    def boot(self):
+        (self.folder / "share").symlink_to(self.share)
         shutil.copy(cache.HERE / "uml-init", self.folder / "init")
         (self.folder / "cpuinfo").write_bytes(pathlib.Path("/proc/cpuinfo").read_bytes())
         command = [
-            str(folder / "linux"), "rootfstype=hostfs", "rootflags=/", "ro", f"init={self.folder}/init",
-            f"mem={memory}", "con0=fd:0,fd:1", "con=null", "quiet", f"umid=node{node}", f"uml_dir={self.folder}/",
-            f"rowmill.node={node}",
-            f"vec0:transport=fd,fd={link.fileno()},mtu=4500,depth=128,mac=52:54:00:00:00:0{node}",
+            str(cache.uml() / "linux"), "rootfstype=hostfs", "rootflags=/", "ro", f"init={self.folder}/init",
+            f"mem={self.memory}", "con0=fd:0,fd:1", "con=null", "quiet",
+            f"umid=node{self.node}", f"uml_dir={self.folder}/", f"rowmill.node={self.node}",
+            f"vec0:transport=fd,fd={self.link.fileno()},mtu=4500,depth=128,mac=52:54:00:00:00:0{self.node}",
         ]
-        memory_at = "/dev/shm" if os.path.isdir("/dev/shm") else str(self.folder)
-        self.begin(command, limit_s, pass_fds=[link.fileno()],
+        # Its memory is a file that it runs code from.
+        in_memory = os.path.isdir("/dev/shm") and not os.statvfs("/dev/shm").f_flag & os.ST_NOEXEC
+        memory_at = "/dev/shm" if in_memory else str(self.folder)
+        self.begin(command, self.limit_s, pass_fds=[self.link.fileno()],
                    environment={"TMPDIR": memory_at, "HOME": str(self.folder)})
 
     def end(self):
@@ -151,19 +165,28 @@ class UserMode(Machine):
 
 
 class Host(Machine):
-    """The scenario's script on the host itself."""
+    """The scenario's script on the host itself, in a folder that goes with it."""
+
+    SCRIPT = """
+        bash "$ROWMILL_LAB/scenario" > "$ROWMILL_LAB_SHARE/out.$NODE" 2>&1
+        rc=$?
+        cd "$ROWMILL_LAB_SHARE"
+        echo $rc > "rc.$NODE.tmp"
+        mv "rc.$NODE.tmp" "rc.$NODE"
+    """
 
     def __init__(self, node, share, environment, limit_s):
         super().__init__(node, share)
-        self.work = tempfile.mkdtemp(prefix="rowmill-lab-")
-        script = ('bash "$ROWMILL_LAB/scenario" > "$ROWMILL_LAB_SHARE/out.$NODE" 2>&1; rc=$?; '
-                  'echo $rc > "$ROWMILL_LAB_SHARE/rc.$NODE.tmp"; mv "$ROWMILL_LAB_SHARE/rc.$NODE.tmp" "$ROWMILL_LAB_SHARE/rc.$NODE"')
-        self.begin(["bash", "-c", script], limit_s, cwd=self.work,
-                   environment=environment | {"NODE": str(node), "BOOT": "1"})
+        self.environment, self.limit_s = environment, limit_s
+        self.folder = tempfile.mkdtemp(prefix="rowmill-lab-")
+
+    def boot(self):
+        self.begin(["bash", "-c", self.SCRIPT], self.limit_s, cwd=self.folder,
+                   environment=self.environment | {"NODE": str(self.node), "BOOT": "1"})
 
     def end(self):
         super().end()
-        shutil.rmtree(self.work, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def wire(kind):

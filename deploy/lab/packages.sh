@@ -31,5 +31,6 @@ if [ "$(id -u)" -ne 0 ]; then
     sudo=sudo
 fi
 echo "installing ${missing[*]}"
-$sudo apt-get update -qq
-DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+$sudo timeout -k 3 300 apt-get update -qq
+DEBIAN_FRONTEND=noninteractive $sudo timeout -k 3 600 \
+    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

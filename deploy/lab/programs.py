@@ -38,11 +38,12 @@ def build(kinds, folder, log):
         return built
     if not shutil.which("cargo"):
         raise cache.CannotBuild("cargo is not on the PATH")
-    known = {package["name"] for package in json.loads(cargo(["metadata", "--no-deps", "--format-version=1"], log)[0])["packages"]}
+    workspace = json.loads(cargo(["metadata", "--no-deps", "--format-version=1"], log)[0])
+    homes = {package["name"]: package["manifest_path"] for package in workspace["packages"]}
     if "tests" in kinds:
-        tests(built, choose(list(TESTED), known), log)
+        tests(built, homes, choose(list(TESTED), homes), log)
     if "bins" in kinds:
-        packages = choose(SERVED, known)
+        packages = choose(SERVED, homes)
         for found in artifacts(["build", "--release", "--bins"], packages, log):
             place(built, folder / "bins" / found["target"]["name"], found, "")
     return built
@@ -55,10 +56,10 @@ def choose(wanted, known):
     return [package for package in wanted if package in known]
 
 
-def tests(built, packages, log):
+def tests(built, homes, packages, log):
+    """Programs that hold tests; a package's own programs are among cargo's artifacts too, and left out."""
     for found in artifacts(["test", "--release", "--no-run"], packages, log):
-        # The identity of a package is "path+file:///...#name@version", or "...name#version".
-        package = next(p for p in packages if p in found["package_id"] or found["manifest_path"] == manifest(p, log))
+        package = next(name for name in packages if homes[name] == found["manifest_path"])
         target, word = found["target"]["name"], TESTED[package]
         name = f"{package}.{'lib' if 'lib' in found['target']['kind'] else target}"
         if found["profile"]["test"]:
@@ -93,7 +94,8 @@ def artifacts(command, packages, log):
 def cargo(arguments, log):
     """The lines that cargo prints; its messages go to the log."""
     with open(log, "ab") as messages:
-        process = proc.start(["cargo", *arguments], BUILD_LIMIT_S, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=messages)
+        process = proc.start(["cargo", *arguments], BUILD_LIMIT_S, cwd=CHECKOUT,
+                             stdout=subprocess.PIPE, stderr=messages)
         try:
             said = process.stdout.read().decode()
         finally:

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import shutil
 import signal
 import sys
@@ -80,12 +81,17 @@ def run_one(one, folder, built, forced):
     except grounds.NoGround as error:
         print(f"lab: {one.name}: no ground: {error}")
         return scenarios.Result(one.name, "-", f"no ground: {error}", 0)
-    print(f"lab: {one.name} ({one.topology}) on {ground.kind}: {ground.why}" + "".join(f"\n     not {why}" for why in refused), flush=True)
+    print(f"lab: {one.name} ({one.topology}) on {ground.kind}: {ground.why}")
+    for why in refused:
+        print(f"     not {why}")
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if ground.on_host and os.geteuid() != 0 and locked != resource.RLIM_INFINITY:
+        print(f"     only {locked >> 20} MiB of memory may be locked (ulimit -l): deploy/HOST.md says how to raise it")
     started = scenarios.Run(one, ground, folder / one.name, built)
     result = started.go()
     if not result.passed:
         started.show_tails()
-    print(f"lab: {one.name}: {result.outcome}, {result.seconds:.1f} s", flush=True)
+    print(f"lab: {one.name}: {result.outcome}, {result.seconds:.1f} s")
     return result
 
 
@@ -116,7 +122,7 @@ def show(results, folder):
     left = proc.marked(folder.name)
     if left:
         print(f"error: processes left behind: {left}")
-    print(f"lab: logs are in {folder}", flush=True)
+    print(f"lab: logs are in {folder}")
 
 
 def main():
@@ -130,6 +136,7 @@ def main():
         running.add_argument("--ground", choices=grounds.ALL, help="run there or not at all")
         running.add_argument("--scenarios", type=pathlib.Path, default=cache.HERE / "scenarios", metavar="FOLDER")
     arguments = parser.parse_args()
+    sys.stdout.reconfigure(line_buffering=True)
 
     def stop(number, _):
         # What ends the machines must not be stopped by a second Ctrl-C.

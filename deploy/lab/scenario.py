@@ -1,5 +1,6 @@
 """A scenario: a script, what its head says of it, and one run of it."""
 
+import collections
 import dataclasses
 import pathlib
 import re
@@ -68,25 +69,25 @@ class Run:
         self.scenario, self.ground, self.share, self.programs = scenario, ground, share, programs
         self.limit_s = scenario.limit_emulated_s if ground.emulated else scenario.limit_s
         self.machines = []
-        self.read = {}
-        self.booted = {}
+        # By machine: boots seen, and bytes of its output.
+        self.booted, self.read = collections.Counter(), collections.Counter()
+        self.began = self.spoke = time.monotonic()
 
     def go(self):
-        began = time.monotonic()
         self.prepare()
         try:
             with grounds.prepared(self.ground):
                 try:
                     self.start()
-                    self.watch(began)
+                    self.watch()
                 finally:
                     for machine in self.machines:
                         machine.end()
             outcome = self.outcome()
         except grounds.NoGround as error:
             outcome = str(error)
-        self.show_progress(began)
-        return Result(self.scenario.name, self.ground.kind, outcome, time.monotonic() - began)
+        self.show_progress()
+        return Result(self.scenario.name, self.ground.kind, outcome, time.monotonic() - self.began)
 
     def environment(self, share):
         patience = PATIENCE_EMULATED_S if self.ground.emulated else PATIENCE_S
@@ -132,45 +133,69 @@ class Run:
                 processors = 2 if count == 1 else 1
                 machine = machines.Virtual(node, share, kind, processors, memory, ends[node - 1], limit_s)
             self.machines.append(machine)
+            machine.boot()
         for end in ends:
             if end:
                 end.close()
 
-    def watch(self, began):
+    def watch(self):
         """Until all machines have ended: shows what the script says, and does what it asks for."""
         while not all(machine.ended() for machine in self.machines):
-            self.show_progress(began)
+            self.show_progress()
             for machine in self.machines:
                 request = self.share / f"request.reset.{machine.node}"
                 if request.exists():
-                    print(f"lab: resetting machine {machine.node}")
-                    machine.reset()
-                    request.unlink()
+                    self.reset(machine, request)
             # A machine whose partner failed has nothing to wait for but its own limit.
             if any(machine.ended() and machine.status() != 0 for machine in self.machines):
                 self.let_go(5)
                 return
             time.sleep(0.05)
 
+    def reset(self, machine, request):
+        print(f"lab: resetting machine {machine.node}")
+        try:
+            machine.reset()
+            request.unlink()
+        except (RuntimeError, OSError) as error:
+            print(f"lab: {error}")
+            request.rename(f"{request}.refused")
+
     def let_go(self, seconds):
         until = time.monotonic() + seconds
         while time.monotonic() < until and not all(machine.ended() for machine in self.machines):
             time.sleep(0.05)
 
-    def show_progress(self, began):
+    def tell(self, what):
+        self.spoke = time.monotonic()
+        print(f"  {self.spoke - self.began:6.1f} s  {what}")
+
+    def show_progress(self):
         for machine in self.machines:
-            boots = text(self.share / f"boots.{machine.node}").count("\n")
-            if boots > self.booted.get(machine.node, 0):
-                self.booted[machine.node] = boots
-                print(f"  {time.monotonic() - began:6.1f} s  machine {machine.node} has booted" + " again" * (boots > 1))
-            lines = text(machine.out).split("\n")[:-1]
-            for line in lines[self.read.get(machine.node, 0):]:
+            node = machine.node
+            boots = text(self.share / f"boots.{node}").count("\n")
+            if boots > self.booted[node]:
+                self.booted[node] = boots
+                self.tell(f"machine {node} has booted" + " again" * (boots > 1))
+            for line in self.new_lines(machine):
                 if line.startswith("== "):
-                    print(f"  {time.monotonic() - began:6.1f} s  {machine.node}: {line[3:]}", flush=True)
-            self.read[machine.node] = max(len(lines), self.read.get(machine.node, 0))
+                    self.tell(f"{node}: {line[3:]}")
+        if time.monotonic() - self.spoke > 30:
+            self.tell(f"goes on; its limit is {self.limit_s} s")
+
+    def new_lines(self, machine):
+        try:
+            with open(machine.out, "rb") as out:
+                out.seek(self.read[machine.node])
+                new = out.read()
+        except OSError:
+            return []
+        whole = new[:new.rfind(b"\n") + 1]
+        self.read[machine.node] += len(whole)
+        return whole.decode(errors="replace").splitlines()
 
     def outcome(self):
-        wrong = [f"machine {machine.node}: {outcome}" for machine in self.machines if (outcome := machine.outcome()) != "ok"]
+        wrong = [f"machine {one.node}: {outcome}" for one in self.machines if (outcome := one.outcome()) != "ok"]
         return "; ".join(wrong) or "ok"
 
     def show_tails(self, lines=30):

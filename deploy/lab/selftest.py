@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """The lab's own tests: what fails is told, what hangs is ended, nothing is left behind, the cache is used.
-About 2 minutes; user-mode Linux takes part if it is built (`make lab`)."""
+Minutes; user-mode Linux takes part if it is built (`make lab`)."""
 
 import contextlib
 import io
+import json
 import os
 import pathlib
 import signal
@@ -85,21 +86,30 @@ class Lab(unittest.TestCase):
         for name in ["hangs"] + ["hangs-uml"] * UML:
             for sent, expected in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)):
                 with self.subTest(name, sent=sent):
-                    driver = subprocess.Popen(drive(name), env=self.environment, stdout=subprocess.PIPE, text=True,
-                                              stderr=subprocess.DEVNULL)
-                    for line in driver.stdout:
-                        if "has booted" in line:
-                            break
-                    self.assertNotEqual(self.left(), [])
-                    driver.send_signal(sent)
-                    driver.stdout.read()
-                    self.assertEqual(driver.wait(), expected)
+                    with subprocess.Popen(drive(name), env=self.environment, stdout=subprocess.PIPE, text=True,
+                                          stderr=subprocess.DEVNULL) as driver:
+                        for line in driver.stdout:
+                            if "has booted" in line:
+                                break
+                        self.assertNotEqual(self.left(), [])
+                        driver.send_signal(sent)
+                        driver.stdout.read()
+                        self.assertEqual(driver.wait(), expected)
                     self.assert_nothing_left(within_s=6 if sent == signal.SIGKILL else 0)
 
     def test_both_grounds_on_a_host(self):
         status, said, _ = self.run_it(drive("host"))
         self.assertEqual(status, 0, said)
         self.assertIn("nic and rxe", said)
+        self.assert_nothing_left()
+
+    @unittest.skipUnless(UML, "user-mode Linux is not built")
+    def test_figures_of_two_machines(self):
+        status, said, _ = self.run_it(drive("two"))
+        self.assertEqual(status, 0, said)
+        self.assertIn("machine 2 can't be reset", said)
+        figures = next((self.logs / "lab").glob("*/figures.json")).read_text(encoding="utf-8").splitlines()
+        self.assertEqual(sorted(json.loads(line)["case"] for line in figures), ["two/node=1", "two/node=2"])
         self.assert_nothing_left()
 
     def test_second_build_is_from_the_cache(self):

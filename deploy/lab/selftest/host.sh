@@ -4,17 +4,30 @@
 # lab-limit: 60 120
 . "$ROWMILL_LAB/lib.sh"
 export CARGO_TARGET_DIR=/tmp/target
-inner="python3 $ROWMILL_CHECKOUT/deploy/lab/run.py test --scenarios $ROWMILL_CHECKOUT/deploy/lab/selftest --filter"
+lab=$ROWMILL_CHECKOUT/deploy/lab
+log=$ROWMILL_LAB_SHARE/inner.log
 
-$inner ^works$ > "$ROWMILL_LAB_SHARE/nic.log" || { cat "$ROWMILL_LAB_SHARE/nic.log"; fail "on a device that is there"; }
-grep -q 'on nic: the host has the software device rxe0 on dummy0' "$ROWMILL_LAB_SHARE/nic.log" || fail "another ground than nic"
+# inner SCENARIO [ARGUMENTS]: the driver on this machine as the host.
+inner() {
+    local name=$1
+    shift
+    python3 "$lab/run.py" test --scenarios "$lab/selftest" --filter "^$name\$" "$@" > "$log"
+}
+
+# seen TEXT: the driver said so.
+seen() {
+    grep -qF "$1" "$log" || { cat "$log"; fail "the driver did not say: $1"; }
+}
+
+inner works || { cat "$log"; fail "on a device that is there"; }
+seen 'on nic: the host has the software device rxe0 on dummy0'
+inner two --ground nic || { cat "$log"; fail "two on one device"; }
 
 rdma link delete rxe0
-$inner ^works$ > "$ROWMILL_LAB_SHARE/rxe.log" || { cat "$ROWMILL_LAB_SHARE/rxe.log"; fail "on a device that the lab makes"; }
-grep -q "on rxe: the host's kernel has rdma_rxe" "$ROWMILL_LAB_SHARE/rxe.log" || fail "another ground than rxe"
-
-! $inner ^hangs$ > "$ROWMILL_LAB_SHARE/hangs.log" || fail "what hangs has passed"
-grep -q 'machine 1: over its limit' "$ROWMILL_LAB_SHARE/hangs.log" || { cat "$ROWMILL_LAB_SHARE/hangs.log"; fail "what hangs was not ended by its limit"; }
+inner works || { cat "$log"; fail "on a device that the lab makes"; }
+seen "on rxe: the host's kernel has rdma_rxe"
+! inner hangs || fail "what hangs has passed"
+seen 'machine 1: over its limit'
 
 [ -z "$(rdma link show)" ] || fail "a device is left: $(rdma link show)"
 [ ! -e /sys/class/net/rowmill-lab ] || fail "a netdev is left"
