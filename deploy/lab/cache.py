@@ -122,6 +122,6 @@ def uml():
 
     def build(folder):
         print(f"lab: building user-mode Linux of {SOURCE} {version}, some 4 minutes on two cores")
-        step([str(HERE / "uml.sh"), str(folder), version], 1800)
+        step([str(HERE / "uml.sh"), str(folder), version], 3600)
 
     return built("uml", [version, text("uml.fragment"), text("uml.sh")], build)

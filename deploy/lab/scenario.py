@@ -126,6 +126,8 @@ class Run:
             if self.ground.on_host:
                 device = {"ROWMILL_RDMA_ADDRESS": self.ground.address, "ROWMILL_RDMA_PEER": self.ground.address,
                           "ROWMILL_LAB_DEVICE": self.ground.device, "ROWMILL_LAB_NETDEV": self.ground.netdev}
+                if self.ground.kind == "rxe":
+                    device["ROWMILL_RDMA_LAB"] = "1"
                 machine = machines.Host(node, share, self.environment(share) | device, self.limit_s)
             elif kind == "uml":
                 machine = machines.UserMode(node, share, memory, ends[node - 1], limit_s)

@@ -24,9 +24,11 @@ for program in "$ROWMILL_PROGRAMS"/tests/*; do
     log=$ROWMILL_LAB_SHARE/test.$name.log
     began=$SECONDS
     status=0
-    timeout -k 3 $((5 * ROWMILL_TEST_PATIENCE)) "$program" --test-threads=1 > "$log" 2>&1 || status=$?
+    timeout -k 3 $((5 * ROWMILL_TEST_PATIENCE)) "$program" --test-threads=1 --show-output > "$log" 2>&1 ||
+        status=$?
+    skipped=$(grep -c '^skipped:' "$log" || true)
     result=$(sed -n 's/^test result: [a-zA-Z]*. //p' "$log" | tail -1 | cut -d';' -f1-3)
-    say "$name: exit $status in $((SECONDS - began)) s: ${result:-no result}"
+    say "$name: exit $status in $((SECONDS - began)) s: ${result:-no result}; $skipped skipped"
     programs=$((programs + 1))
     [[ ! $result =~ ^[0-9]+ ]] || tests=$((tests + BASH_REMATCH[0]))
     [ $status -eq 0 ] || failed+=("$name")
