@@ -1,5 +1,4 @@
-# Machine 2 is reset while it is connected: machine 1 gets a completion with an error; machine 2 comes back with
-# the same address and connects again.
+# Machine 2 is reset while it is connected; it comes back with the same address, and machine 1 takes it again.
 # lab-topology: pair
 # lab-limit: 60 180
 . "$ROWMILL_LAB/lib.sh"
