@@ -24,6 +24,14 @@ def text(path):
         return ""
 
 
+def temporary():
+    """A folder for a machine's own files. Takes those of drivers along that were killed."""
+    for old in pathlib.Path(tempfile.gettempdir()).glob("rowmill-lab-*-*"):
+        if not os.path.exists(f"/proc/{old.name.split('-')[2]}"):
+            shutil.rmtree(old, ignore_errors=True)
+    return pathlib.Path(tempfile.mkdtemp(prefix=f"rowmill-lab-{os.getpid()}-"))
+
+
 class Machine:
     """One node. `out` is what its script printed, `log` what the machine itself printed."""
 
@@ -141,7 +149,7 @@ class UserMode(Machine):
     def __init__(self, node, share, memory, link, limit_s):
         super().__init__(node, share)
         self.memory, self.link, self.limit_s = memory, link, limit_s
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="rowmill-lab-"))
+        self.folder = temporary()
 
     def boot(self):
         (self.folder / "share").symlink_to(self.share)
@@ -178,7 +186,7 @@ class Host(Machine):
     def __init__(self, node, share, environment, limit_s):
         super().__init__(node, share)
         self.environment, self.limit_s = environment, limit_s
-        self.folder = tempfile.mkdtemp(prefix="rowmill-lab-")
+        self.folder = temporary()
 
     def boot(self):
         self.begin(["bash", "-c", self.SCRIPT], self.limit_s, cwd=self.folder,

@@ -95,7 +95,11 @@ class Lab(unittest.TestCase):
                         driver.send_signal(sent)
                         driver.stdout.read()
                         self.assertEqual(driver.wait(), expected)
-                    self.assert_nothing_left(within_s=6 if sent == signal.SIGKILL else 0)
+                    killed = sent == signal.SIGKILL
+                    self.assert_nothing_left(within_s=6 if killed else 0)
+                    # What a killed driver left the next one takes along.
+                    folders = list(pathlib.Path(tempfile.gettempdir()).glob("rowmill-lab-*-*"))
+                    self.assertEqual([f for f in folders if str(driver.pid) in f.name and not killed], [])
 
     def test_both_grounds_on_a_host(self):
         status, said, _ = self.run_it(drive("host"))
