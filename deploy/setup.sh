@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what building rowmill needs beside Rust: a C linker. Does nothing where all is there.
+# Installs what building rowmill needs beside Rust: a C linker, and for RDMA libibverbs and librdmacm with
+# libclang, through which bindgen makes Rust declarations of their headers. Does nothing where all is there.
 set -euo pipefail
 
 if ! command -v cargo >/dev/null; then
@@ -8,6 +9,13 @@ if ! command -v cargo >/dev/null; then
 fi
 missing=()
 command -v cc >/dev/null || missing+=(gcc libc6-dev)
+command -v pkg-config >/dev/null || missing+=(pkg-config)
+pkg-config --exists libibverbs 2>/dev/null || missing+=(libibverbs-dev)
+pkg-config --exists librdmacm 2>/dev/null || missing+=(librdmacm-dev)
+# bindgen loads libclang.so, which reads its own stddef.h. LIBCLANG_PATH names another place.
+has() { ls "$@" >/dev/null 2>&1; }
+[ -n "${LIBCLANG_PATH:-}" ] || { has /usr/lib/llvm-*/lib/libclang.so* && has /usr/lib/llvm-*/lib/clang/*/include/stddef.h; } ||
+    missing+=(libclang-dev)
 [ ${#missing[@]} -eq 0 ] && exit 0
 
 sudo=""

@@ -17,6 +17,7 @@ pub(crate) struct Crate {
 const ALLOWED: &[(&str, &str, &[&str])] = &[
     ("rowmill-wire", "dataplane/wire", &[]),
     ("rowmill-arena", "dataplane/arena", &[]),
+    ("rowmill-verbs", "ffi/verbs", &[]),
     ("rowmill-pooling", "dataplane/pooling", &["rowmill-arena"]),
     ("rowmill-table", "dataplane/table", &["rowmill-arena"]),
     (
@@ -32,7 +33,7 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
     (
         "rowmill-port",
         "dataplane/port",
-        &["rowmill-wire", "rowmill-arena"],
+        &["rowmill-wire", "rowmill-arena", "rowmill-verbs"],
     ),
     (
         "rowmill-rowmilld",
@@ -103,6 +104,15 @@ fn edges_against_the_data_are_found() {
     assert_eq!(
         fault("rowmill-port", "dataplane/port", "rowmill-engine"),
         "rowmill-port must not depend on rowmill-engine"
+    );
+    assert_eq!(fault("rowmill-port", "dataplane/port", "rowmill-verbs"), "");
+    assert_eq!(
+        fault("rowmill-verbs", "ffi/verbs", "rowmill-wire"),
+        "rowmill-verbs must not depend on rowmill-wire"
+    );
+    assert_eq!(
+        fault("rowmill-engine", "dataplane/engine", "rowmill-verbs"),
+        "rowmill-engine must not depend on rowmill-verbs"
     );
     assert_eq!(
         fault("rowmill-wire", "dataplane/wire", "rowmill-arena"),

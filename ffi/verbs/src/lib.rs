@@ -1,0 +1,61 @@
+//! A safe layer over libibverbs and librdmacm, through the crate `rdma-sys`.
+//!
+//! * [`Context`] is a device, chosen by [`Selector`]: the network device or address that it stands on.
+//!
+//! What can be said in types is: a buffer that the device may touch is moved away and comes back when it
+//! no longer may. What can't be is asserted. Every limit is asked for, read back and logged
+//! ([`Limits`]); nothing is taken for granted because soft-RoCE has it.
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod attributes;
+mod completion;
+mod connection;
+mod create;
+mod device;
+mod domain;
+mod error;
+mod event_channel;
+mod events;
+mod flight;
+mod gid;
+mod health;
+mod host_memory;
+mod limits;
+mod list;
+mod listener;
+mod memory;
+mod netdev;
+mod parameters;
+mod post;
+mod private_data;
+mod queue;
+mod queue_pair;
+mod slab;
+mod status;
+mod sys;
+mod work_id;
+
+pub use attributes::{Attributes, Capacity, State};
+pub use completion::{
+    Completion, CompletionChannel, CompletionQueue, CompletionQueueHandle, CompletionQueueId,
+};
+pub use connection::{Connecting, Connection, Resolution, Resolved, Resolving};
+pub use device::{Context, Selector};
+pub use domain::ProtectionDomain;
+pub use error::{Call, Error};
+pub use event_channel::{CmEvent, CmEventKind, EventChannel, IdToken, Offer};
+pub use events::{DeviceWatch, EventCounts};
+pub use gid::{GidEntry, GidKind, GidWanted, NoGid, choose_gid};
+pub use health::{Health, Trouble};
+pub use host_memory::{HostMemory, Pages};
+pub use limits::Limits;
+pub use listener::{Listener, Request};
+pub use memory::{Access, Backing, Registered, RegisteredDmaBuf, Remote, dmabuf_support};
+pub use parameters::{AckTimeout, Parameters, PathMtu, RetryCount, RnrTimer};
+pub use post::{BATCH, Batch, Full, Local, Operation, Piece, Signal};
+pub use private_data::{PeerData, PrivateData, RejectData, ReplyData, RequestData};
+pub use queue::{Remains, Retired};
+pub use queue_pair::{Foreign, LocalKey, QueuePair};
+pub use slab::{Block, Slab, SlabRegistration};
+pub use status::Status;
+pub use work_id::{Kind, WorkId};
