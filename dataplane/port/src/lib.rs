@@ -12,6 +12,7 @@
 
 pub mod conformance;
 mod contract;
+mod control;
 pub mod shm;
 pub mod sim;
 
