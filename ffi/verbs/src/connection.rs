@@ -225,6 +225,10 @@ impl Connecting {
 }
 
 /// A connection. Dropped, it ends, which the peer is told; a queue pair that was not failed before goes on until then.
+///
+/// Any event about it but [`Established`](CmEventKind::Established), [`AddressChange`](CmEventKind::AddressChange) and
+/// [`TimewaitExit`](CmEventKind::TimewaitExit) is its end. A peer that dies early is told of by [`Rejected`](CmEventKind::Rejected) instead of
+/// [`Disconnected`](CmEventKind::Disconnected); one that loses its network by nothing at all.
 #[derive(Debug)]
 pub struct Connection {
     id: CmId,

@@ -63,12 +63,13 @@ pub enum CmEventKind {
     ConnectError,
     /// The peer does not answer.
     Unreachable,
-    /// The peer refuses; the status is the reason.
+    /// The peer refuses; the status is the reason. Of a connection that this side has confirmed it means that the
+    /// peer is gone without having seen that.
     Rejected,
     /// The connection stands.
     Established,
     /// The peer has ended the connection, or has died. It may come before [`Established`](CmEventKind::Established),
-    /// late, or never.
+    /// late, or never; and before the peer's queue pair is gone, so that WRITEs may still succeed for a moment.
     Disconnected,
     /// The device is being taken away.
     DeviceRemoval,

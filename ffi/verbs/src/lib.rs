@@ -1,10 +1,19 @@
 //! A safe layer over libibverbs and librdmacm, through the crate `rdma-sys`.
 //!
-//! * [`Context`] is a device, chosen by [`Selector`]: the network device or address that it stands on.
+//! * [`Context`] is a device, chosen by [`Selector`]: the network device or address that it stands on. [`DeviceWatch`]
+//!   reads its asynchronous events.
+//! * [`Registered`] owns memory that peers may access, in a [`ProtectionDomain`]. A [`Slab`] has [`Block`]s for what this
+//!   side sends and receives.
+//! * [`QueuePair`] takes blocks by a [`Batch`] of requests, and gives them back when a [`CompletionQueue`] has told
+//!   that the device is done with them.
+//! * [`EventChannel`], [`Listener`] and [`Resolving`] lead to a [`Connection`], with [`Parameters`] that are set before
+//!   the first packet.
 //!
 //! What can be said in types is: a buffer that the device may touch is moved away and comes back when it
 //! no longer may. What can't be is asserted. Every limit is asked for, read back and logged
 //! ([`Limits`]); nothing is taken for granted because soft-RoCE has it.
+//!
+//! Posting, polling and taking back allocate nothing, take no lock of this crate and log nothing.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod attributes;
@@ -30,6 +39,7 @@ mod post;
 mod private_data;
 mod queue;
 mod queue_pair;
+mod receive;
 mod slab;
 mod status;
 mod sys;

@@ -300,6 +300,9 @@ impl<'q, T> Batch<'q, T> {
     /// Forgets the requests of the list that were not posted, and lets go of their blocks.
     fn take_back(&mut self) {
         let count = mem::take(&mut self.count) as u64;
+        if count == 0 {
+            return;
+        }
         let sends = &mut self.qp.sends;
         sends.next -= count;
         while sends.flight.take_back(sends.next).is_some() {}

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rowmill_verbs::{
-    CmEventKind, DeviceWatch, Kind, Local, Operation, Piece, Remote, Signal, Status, Trouble,
+    CmEventKind, DeviceWatch, Kind, Local, Operation, Piece, Remote, Signal, State, Status, Trouble,
 };
 
 use crate::pair::{BLOCK, Pair, device, next_event};
@@ -156,10 +156,7 @@ fn a_wrong_key_is_refused_by_the_peer() {
     assert_eq!(byte, [0]);
     // The device has moved this side's queue pair to the error state by itself.
     let state = pair.client.qp.query().expect("attributes").state;
-    println!(
-        "client {state:?}, server {:?}",
-        pair.server.qp.query().expect("attributes").state
-    );
+    assert_eq!(state, State::Error);
     pair.client.qp.fail().expect("failed");
     pair.client.drain();
     println!(

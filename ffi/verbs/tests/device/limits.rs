@@ -133,3 +133,57 @@ fn dmabufs_are_asked_for() {
         assert!(!supported, "soft-RoCE of Linux 6.1 has none");
     }
 }
+
+/// Takes this thread's leave to lock memory beyond the limit, and sets the process's limit.
+fn limit_locked_memory(bytes: u64) -> libc::rlimit {
+    /// CAP_IPC_LOCK, and the interface's version with 64 bits.
+    const IPC_LOCK: u32 = 14;
+    const VERSION: u32 = 0x2008_0522;
+    let header = [VERSION, 0];
+    let mut sets = [0u32; 6];
+    let mut before = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: header and sets have the sizes of that version; the limits are valid structs.
+    unsafe {
+        assert_eq!(
+            libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr()),
+            0
+        );
+        sets[0] &= !(1 << IPC_LOCK);
+        assert_eq!(
+            libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()),
+            0
+        );
+        assert_eq!(libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut before), 0);
+        let limit = libc::rlimit {
+            rlim_cur: bytes,
+            ..before
+        };
+        assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit), 0);
+    }
+    before
+}
+
+#[test]
+fn memory_beyond_the_limit_is_refused_with_what_helps() {
+    let Some(context) = device() else { return };
+    let domain = ProtectionDomain::new(&context).expect("a domain");
+    let memory = HostMemory::new(8 << 20, Pages::Small).expect("memory");
+    // A thread of its own, since what it gives up is gone for it.
+    let (error, mut memory) = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let before = limit_locked_memory(1 << 20);
+            let refused = Registered::new(&domain, memory, Access::LOCAL_READ);
+            // SAFETY: the struct is valid.
+            unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &before) };
+            refused.expect_err("too much")
+        });
+        thread.join().expect("a thread")
+    });
+    println!("{error}");
+    assert_eq!(error.raw_os_error(), Some(libc::ENOMEM));
+    assert!(error.to_string().contains("RLIMIT_MEMLOCK"), "{error}");
+    memory.as_mut_slice()[0] = 1;
+}
