@@ -21,7 +21,7 @@ type Refused = (Status, String);
 
 impl Control {
     /// Answers a request to connect.
-    pub(super) fn request(&mut self, request: Request) {
+    pub(super) fn request(&mut self, request: Box<Request>) {
         let asked = Asked::parse(request.private_data());
         let offer = *request.offer();
         let refusal = if !request.is_on(&self.context) {
@@ -51,7 +51,7 @@ impl Control {
         }
     }
 
-    fn reject(&mut self, request: Request, (status, text): Refused) {
+    fn reject(&mut self, request: Box<Request>, (status, text): Refused) {
         self.shown.refused.fetch_add(1, Ordering::Relaxed);
         let peer = request.peer_address();
         self.log(|| tracing::info!(?peer, %status, text, "refused a connection over rdma"));
@@ -63,7 +63,7 @@ impl Control {
     }
 
     /// Lets a client say hello.
-    fn greet(&mut self, request: Request) {
+    fn greet(&mut self, request: Box<Request>) {
         let since = |session: &Option<Session>| match session {
             Some(Session {
                 phase: Phase::Greeting { since },
@@ -101,7 +101,7 @@ impl Control {
         }
     }
 
-    fn accept(&mut self, mut request: Request, place: usize) -> Result<Session, Error> {
+    fn accept(&mut self, mut request: Box<Request>, place: usize) -> Result<Session, Error> {
         let domain = ProtectionDomain::new(&self.context)?;
         let completions = self.control_queue();
         let number = u16::try_from(place).expect("sessions are numbered in 16 bits");
@@ -141,10 +141,10 @@ impl Control {
     /// Connects a lane of a session.
     fn lane(
         &mut self,
-        request: Request,
+        request: Box<Request>,
         session: SessionId,
         lane: u16,
-    ) -> Result<(), (Request, Refused)> {
+    ) -> Result<(), (Box<Request>, Refused)> {
         let refused = |text: &str| (Status::Malformed, text.to_owned());
         let mut sessions = self.sessions.iter_mut().enumerate();
         let found = sessions.find_map(|(place, slot)| {
@@ -172,7 +172,7 @@ impl Control {
             .parameters(Role::ServerLane, &self.context);
         let parts = &self.lanes[usize::from(lane)];
         let (conn, credits) = (member.conn, member.credits);
-        match accept_lane(request, parts, &found.domain, conn, credits, &parameters) {
+        match accept_lane(*request, parts, &found.domain, conn, credits, &parameters) {
             Ok((seat, connection)) => {
                 let token = connection.token();
                 *end = LaneEnd::Connected { seat, connection };

@@ -98,7 +98,7 @@ pub fn ring_bytes(credits: u16) -> usize {
 const _: () = {
     assert!(FRAGMENTS_MAX == 17);
     assert!(CONTROL_SENDS.is_power_of_two());
-    assert!(CONTROL_SENDS >= FRAGMENTS_MAX + 1 + 1);
+    assert!(CONTROL_SENDS > FRAGMENTS_MAX + 1);
     assert!(BEAT_WRITTEN <= BEAT_BYTES);
     assert!(MAX_LANES as usize <= 4 * 64);
     // Numbers of records and frames are counted in 32 bits.

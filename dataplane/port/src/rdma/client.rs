@@ -66,6 +66,8 @@ pub struct RdmaClient {
     answer: Option<Vec<u8>>,
     sequence: u32,
     pub(super) idle_polls: u32,
+    /// When the control stream was last looked at.
+    pub(super) looked: Instant,
     /// The last beat, and when it was first seen.
     beat: (u64, Instant),
     /// Something has failed, and since then what it was is looked for.
@@ -175,6 +177,7 @@ impl RdmaClient {
             answer: None,
             sequence: 0,
             idle_polls: 0,
+            looked: now,
             beat: (0, now),
             suspect: None,
             ended: None,
@@ -346,6 +349,7 @@ impl RdmaClient {
             return;
         }
         let now = Instant::now();
+        self.looked = now;
         self.hear(now);
         while let Ok(Some(event)) = self.channel.take_event() {
             let gone = matches!(

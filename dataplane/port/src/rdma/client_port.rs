@@ -13,9 +13,12 @@ use super::client_lane::ClientLane;
 use super::memory::OwnRegion;
 use crate::{ClientPort, Lost, PortError, RegionId};
 
-/// Polls that find nothing between two looks at the clock and the control stream, which cost a system call: about 100 us
-/// of spinning, so that the call takes less than a hundredth of the time.
-const POLLS_PER_LOOK: u32 = 4096;
+/// Polls that find nothing between two looks at the clock.
+const POLLS_PER_GLANCE: u32 = 64;
+
+/// Time between two looks at the control stream and the connection manager, which cost a system call: less than a
+/// hundredth of the time.
+const LOOK: Duration = Duration::from_micros(500);
 
 impl RdmaClient {
     /// Something of a lane has failed: finds out what has become of the connection, which takes half a second at most.
@@ -162,9 +165,11 @@ impl ClientPort for RdmaClient {
             return Err(end.error());
         }
         self.idle_polls += 1;
-        if self.idle_polls >= POLLS_PER_LOOK || failed {
+        if self.idle_polls >= POLLS_PER_GLANCE || failed {
             self.idle_polls = 0;
-            self.look();
+            if failed || self.looked.elapsed() >= LOOK {
+                self.look();
+            }
         }
         Ok(None)
     }

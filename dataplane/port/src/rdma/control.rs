@@ -14,28 +14,27 @@ use rowmill_verbs::{
     Slab, Status as WorkStatus,
 };
 use rowmill_wire::Status;
-use rowmill_wire::control::Control as Message_;
 use rustix::event::{Timespec, epoll};
 
 use super::bounds::{BEAT_WRITTEN, GREETING_MAX};
 use super::config::RdmaConfig;
 use super::failure::in_full;
-use super::inbox::{Cut, Message, Notice};
+use super::inbox::{Cut, Notice};
 use super::link::Heard;
 use super::server::Shown;
-use super::session::{Ending, LaneEnd, Phase, Session, Was};
+use super::session::{Phase, Session};
 use super::session_lane::LaneParts;
-use crate::control::{Bell, LaneSet, LogLimit};
+use crate::control::{Bell, LogLimit};
 use crate::{ConnId, PortError, Service};
 
 /// How often a client is shown a sign of life.
 const BEAT: Duration = Duration::from_millis(250);
 
-/// How long the last message to a client may take to arrive.
-const PARTING: Duration = Duration::from_millis(500);
-
 /// How long the thread waits for workers to let go and for clients to hear of the end.
 const FAREWELL: Duration = Duration::from_secs(3);
+
+/// Events, and looks at the completion queue, of one turn: after that many the clocks and the lanes are looked at.
+const EVENTS_PER_TURN: usize = 16;
 
 /// While somebody parts, how often that is looked at.
 const TICK: Duration = Duration::from_millis(10);
@@ -77,6 +76,8 @@ pub(super) struct Control {
     channel: EventChannel,
     completion_channel: CompletionChannel,
     armed: bool,
+    /// There may be completions that were not taken.
+    busy: bool,
     beats: u64,
     next_beat: Instant,
     epoll: OwnedFd,
@@ -123,6 +124,7 @@ impl Control {
             channel: parts.channel,
             completion_channel: parts.completion_channel,
             armed: false,
+            busy: false,
             beats: 0,
             next_beat: now + BEAT,
             epoll,
@@ -180,6 +182,9 @@ impl Control {
             next = next.min(due);
         }
         let next = farewell.map_or(next, |until| next.min(until));
+        if self.busy {
+            return;
+        }
         // A millisecond more, so that it is past and not just about to be.
         let wait = next.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
         let limit = Timespec {
@@ -192,11 +197,11 @@ impl Control {
     }
 
     fn take_events(&mut self) {
-        loop {
+        for _ in 0..EVENTS_PER_TURN {
             match self.channel.take_event() {
                 Ok(None) => return,
                 Ok(Some(event)) => match event.kind {
-                    CmEventKind::ConnectRequest(request) => self.request(*request),
+                    CmEventKind::ConnectRequest(request) => self.request(request),
                     CmEventKind::Disconnected
                     | CmEventKind::DeviceRemoval
                     | CmEventKind::Rejected
@@ -225,7 +230,8 @@ impl Control {
         let Some(mut completions) = self.completions.take() else {
             return;
         };
-        loop {
+        self.busy = true;
+        for _ in 0..EVENTS_PER_TURN {
             let found = match completions.poll() {
                 Ok(polled) => {
                     for done in polled {
@@ -243,6 +249,7 @@ impl Control {
                 continue;
             }
             if self.armed {
+                self.busy = false;
                 break;
             }
             if let Err(error) = completions.arm() {
@@ -267,91 +274,6 @@ impl Control {
             Heard::Breach(breach) => self.cut(place, Cut::Breach(breach.0)),
             Heard::Failed(WorkStatus::Flushed) => self.end(place, None),
             Heard::Failed(status) => self.cut(place, Cut::Failed(status)),
-        }
-    }
-
-    /// Ends a connection: at once where no worker knows it, else by asking every worker to let go. With a goodbye it ends in
-    /// order: what was announced should still arrive.
-    pub(super) fn end(&mut self, place: usize, goodbye: Option<(Status, String)>) {
-        let now = self.now;
-        let Some(session) = &mut self.sessions[place] else {
-            return;
-        };
-        let in_order = goodbye.is_some();
-        match &mut session.phase {
-            Phase::Parting { .. } if !in_order => self.remove(place),
-            Phase::Parting { .. } => (),
-            Phase::Greeting { .. } if in_order => {
-                let until = now + PARTING;
-                session.phase = Phase::Parting { until, was: None };
-            }
-            Phase::Greeting { .. } => self.remove(place),
-            Phase::Member(member) => {
-                if let Some(ending) = &mut member.ending {
-                    if !in_order {
-                        ending.goodbye = None;
-                    }
-                    return;
-                }
-                let conn = member.conn;
-                member.leaving = None;
-                let shared: Vec<_> = self.lanes.iter().map(|lane| lane.shared.clone()).collect();
-                let mut waiting = LaneSet::living(&shared);
-                for (lane, end) in shared.iter().zip(&mut member.lanes) {
-                    match end {
-                        LaneEnd::Attached { .. } => lane.post(Message::Detach { conn, in_order }),
-                        LaneEnd::Missing | LaneEnd::Connected { .. } => {
-                            waiting.remove(lane.lane);
-                            *end = LaneEnd::Missing;
-                        }
-                    }
-                }
-                member.ending = Some(Ending { waiting, goodbye });
-                self.changed = true;
-                self.advance(place);
-            }
-        }
-    }
-
-    /// Cuts a client off.
-    pub(super) fn cut(&mut self, place: usize, why: Cut) {
-        let Some(session) = &mut self.sessions[place] else {
-            return;
-        };
-        let (peer, mut client) = (session.peer, String::new());
-        if let Some(member) = session.member() {
-            if member.ending.is_some() {
-                return;
-            }
-            client.clone_from(&member.name);
-        }
-        let breach = match why {
-            Cut::Breach(breach) => Some(breach),
-            // A message longer than its buffer, or one that no queue pair here takes.
-            Cut::Failed(WorkStatus::LocalLength | WorkStatus::LocalAccess) => {
-                Some("it sent what it was not granted")
-            }
-            Cut::Worker(Status::Malformed) => Some("it broke the protocol, as its worker found"),
-            _ => None,
-        };
-        if let Some(breach) = breach {
-            self.shown.violations.fetch_add(1, Ordering::Relaxed);
-            self.log(|| tracing::warn!(client, ?peer, breach, "an rdma client is cut off"));
-            return self.end(place, Some((Status::Malformed, breach.to_owned())));
-        }
-        match why {
-            Cut::Worker(status) => {
-                self.log(
-                    || tracing::warn!(client, ?peer, %status, "a worker cut an rdma client off"),
-                );
-                self.end(place, Some((status, String::new())));
-            }
-            Cut::Failed(status) => {
-                self.shown.lost.fetch_add(1, Ordering::Relaxed);
-                self.log(|| tracing::warn!(client, ?peer, %status, "an rdma client is lost"));
-                self.end(place, None);
-            }
-            Cut::Breach(_) => (),
         }
     }
 
@@ -388,94 +310,6 @@ impl Control {
             Notice::RegionLetGo { region, .. } => {
                 self.let_go(place, lane, |of_region| of_region == Some(region.0));
             }
-        }
-    }
-
-    fn let_go(&mut self, place: usize, lane: u16, which: impl Fn(Option<u32>) -> bool) {
-        let Some(member) = self.sessions[place].as_mut().and_then(Session::member) else {
-            return;
-        };
-        if let Some(ending) = &mut member.ending
-            && which(None)
-        {
-            ending.waiting.remove(lane);
-        }
-        if let Some((region, _, waiting)) = &mut member.leaving
-            && which(Some(region.0))
-        {
-            waiting.remove(lane);
-        }
-        self.advance(place);
-    }
-
-    /// Finishes what every lane has acknowledged.
-    pub(super) fn advance(&mut self, place: usize) {
-        let now = self.now;
-        let Some(session) = self.sessions[place].as_mut() else {
-            return;
-        };
-        let Phase::Member(member) = &mut session.phase else {
-            return;
-        };
-        if let Some(ending) = &mut member.ending {
-            if !ending.waiting.is_empty() {
-                return;
-            }
-            let goodbye = ending.goodbye.take();
-            for lane in &mut member.lanes {
-                if let LaneEnd::Attached { connection } = lane
-                    && let Err(error) = connection.disconnect()
-                {
-                    tracing::debug!(%error, "a lane ends");
-                }
-                *lane = LaneEnd::Missing;
-            }
-            let was = Some(Was {
-                conn: member.conn,
-                name: std::mem::take(&mut member.name),
-            });
-            let told = goodbye.is_some_and(|(status, detail)| {
-                let bytes = Message_::Goodbye { status, detail }.encode(0);
-                session.link.send(bytes, now).is_ok()
-            });
-            let until = if told { now + PARTING } else { now };
-            session.phase = Phase::Parting { until, was };
-            self.changed = true;
-            if !told {
-                self.remove(place);
-            }
-        } else if let Some((region, sequence, waiting)) = member.leaving
-            && waiting.is_empty()
-        {
-            member.leaving = None;
-            member.regions[region.0 as usize] = None;
-            self.changed = true;
-            self.unregistered(place, region, sequence);
-        }
-    }
-
-    /// Destroys what is left of a session.
-    fn remove(&mut self, place: usize) {
-        let Some(session) = self.sessions[place].take() else {
-            return;
-        };
-        for token in &session.tokens {
-            self.ids.remove(token);
-        }
-        session.link.hang_up(Some(session.connection));
-        self.changed = true;
-        if let Phase::Parting { was: Some(was), .. } = session.phase {
-            self.unused.push(was.conn);
-            // Shown first, so that who is told of the end finds nothing of it left.
-            self.show();
-            self.service.gone(was.conn);
-            self.log(|| {
-                tracing::info!(
-                    client = was.name,
-                    conn = was.conn.0,
-                    "an rdma client has gone"
-                )
-            });
         }
     }
 
@@ -543,7 +377,7 @@ impl Control {
         }
     }
 
-    fn show(&mut self) {
+    pub(super) fn show(&mut self) {
         if !std::mem::take(&mut self.changed) {
             return;
         }

@@ -179,7 +179,6 @@ impl Link {
             return Heard::Nothing; // Of a former holder of the number.
         };
         let block = back.next();
-        drop(back);
         if status != Status::Success {
             return Heard::Failed(status);
         }

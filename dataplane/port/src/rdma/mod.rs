@@ -27,6 +27,7 @@ mod client_port;
 mod config;
 mod connect;
 mod control;
+mod ending;
 pub mod endpoint;
 mod failure;
 mod inbox;
