@@ -49,6 +49,27 @@ impl RdmaClient {
         sent.map_err(|what| self.find_out(lane, what))
     }
 
+    /// Registers memory by any address and key: for such tests too.
+    ///
+    /// # Errors
+    /// As [`ClientPort::register`].
+    pub fn raw_register(
+        &mut self,
+        bytes: u64,
+        address: u64,
+        key: u32,
+    ) -> Result<RegionId, PortError> {
+        let question = Control::RegisterRemote {
+            bytes,
+            address,
+            key,
+        };
+        match self.call(&question)? {
+            Control::Registered { region } => Ok(RegionId(region)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Sends `bytes` as a message on a lane, where only writes are expected: for such tests too.
     ///
     /// # Errors

@@ -77,6 +77,8 @@ impl Control {
             Cut::Failed(WorkStatus::LocalLength | WorkStatus::LocalAccess) => {
                 Some("it sent what it was not granted")
             }
+            // Nobody here has failed the queue pair: the device has, over a request of the client's that it can't take.
+            Cut::Failed(WorkStatus::Flushed) => Some("it sent what can't be received"),
             Cut::Failed(WorkStatus::RemoteAccess | WorkStatus::RemoteInvalidRequest) => {
                 Some("its memory refuses what it had registered it for")
             }

@@ -44,6 +44,7 @@ mod server;
 mod session;
 mod session_lane;
 pub mod stream;
+mod watch;
 
 pub use client::RdmaClient;
 pub use config::{ConnectionParameters, RdmaClientConfig, RdmaConfig};

@@ -19,6 +19,7 @@ use super::inbox::lane_shared;
 use super::lane::RdmaLane;
 use super::pool::Pool;
 use super::session_lane::LaneParts;
+use super::watch::Watch;
 use crate::control::Bell;
 use crate::{ConnId, PortError, Service};
 
@@ -96,6 +97,8 @@ pub struct RdmaServer {
     address: SocketAddr,
     slabs: Vec<rowmill_verbs::Slab>,
     thread: Option<JoinHandle<()>>,
+    // Last: until then somebody reads what the device says of the queues.
+    _watch: Watch,
 }
 
 impl RdmaServer {
@@ -136,6 +139,7 @@ impl RdmaServer {
         }
         let context =
             Context::open(&Selector::Address(address.ip())).map_err(|e| failed(in_full(&e)))?;
+        let watch = Watch::of(&context).map_err(|e| failed(in_full(&e)))?;
         let channel = EventChannel::new().map_err(|e| failed(in_full(&e)))?;
         let listener =
             Listener::bind(&channel, address, BACKLOG).map_err(|e| failed(in_full(&e)))?;
@@ -157,6 +161,7 @@ impl RdmaServer {
             address,
             slabs,
             thread: Some(thread),
+            _watch: watch,
         };
         Ok((server, lanes))
     }
