@@ -352,9 +352,6 @@ pub enum Lost {
     /// An answer did not come in time.
     #[error("the dataplane did not answer in time")]
     Deadline,
-    /// The transport refused it, for this reason of its own.
-    #[error("the transport refused it (reason {0})")]
-    Rejected(u16),
 }
 
 /// One session's half of a port.

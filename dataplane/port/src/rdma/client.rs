@@ -361,7 +361,11 @@ impl RdmaClient {
                 self.hear(now);
                 let stream = self.stream.as_ref();
                 match stream.is_some_and(|s| s.connection.token() == event.id) {
-                    true => self.finish(End::Lost(Lost::Disconnected)),
+                    true => {
+                        // What has failed before says more.
+                        let what = self.suspect.map_or(Lost::Disconnected, |(_, what)| what);
+                        self.finish(End::Lost(what));
+                    }
                     false => self.suspect(now, Lost::Disconnected),
                 }
             }

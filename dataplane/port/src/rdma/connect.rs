@@ -20,7 +20,7 @@ use crate::PortError;
 
 /// Reasons of a rejection: nobody listens there; the peer takes it for an old connection; the peer's program says why.
 const NOBODY_LISTENS: i32 = 8;
-pub(super) const STALE: i32 = 10;
+const STALE: i32 = 10;
 const PROGRAM: i32 = 28;
 
 /// Why an attempt failed.

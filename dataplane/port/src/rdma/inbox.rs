@@ -12,7 +12,7 @@ use crate::{ConnId, RegionId};
 
 /// Messages that a lane can have unread of one connection: its attachment and its end, and each region number's coming
 /// and going, since a number is not given again before its going was acknowledged.
-const MESSAGES_PER_CONNECTION: usize = 2 + 2 * MAX_REGIONS as usize;
+pub(super) const MESSAGES_PER_CONNECTION: usize = 2 + 2 * MAX_REGIONS as usize;
 
 /// Notices that the control thread can have unread of one connection: each region's acknowledgement, that of its end,
 /// and the one cut.

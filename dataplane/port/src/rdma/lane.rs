@@ -10,7 +10,7 @@ use rowmill_wire::limits::SLOT_BYTES;
 use rustix::event::{Timespec, epoll};
 
 use super::bounds::GREETING_MAX;
-use super::inbox::{Cut, LaneShared, Message, Notice};
+use super::inbox::{Cut, LaneShared, MESSAGES_PER_CONNECTION, Message, Notice};
 use super::pool::Pool;
 use super::seat::{Seat, Submission};
 use crate::{ConnId, Event, RegionError, RegionId};
@@ -22,6 +22,12 @@ const LINGER: Duration = Duration::from_secs(1);
 enum Ending {
     Region(ConnId, RegionId),
     Connection { conn: ConnId, in_order: bool },
+}
+
+/// A message whose seat, if it brought one, is in its place.
+enum News {
+    Attached { conn: ConnId, credits: u16 },
+    Other(Message),
 }
 
 /// A connection that the worker has let go of, whose queue pair goes on until all has arrived.
@@ -46,6 +52,8 @@ pub struct RdmaLane {
     completions: CompletionQueue,
     channel: CompletionChannel,
     armed: bool,
+    /// What the control thread has said and was not given as an event.
+    news: VecDeque<News>,
     messages_taken: usize,
     ending: Option<Ending>,
     pub(super) shared: Arc<LaneShared>,
@@ -72,6 +80,7 @@ impl RdmaLane {
             completions,
             channel,
             armed: false,
+            news: VecDeque::with_capacity(most * MESSAGES_PER_CONNECTION),
             messages_taken: 0,
             ending: None,
             shared,
@@ -169,18 +178,18 @@ impl RdmaLane {
 
     /// Whether the control thread has said something new: one load.
     pub(super) fn has_message(&self) -> bool {
-        self.shared.posted() != self.messages_taken
+        !self.news.is_empty() || self.shared.posted() != self.messages_taken
     }
 
     fn take_message(&mut self) -> Option<Event> {
-        let message = self.shared.take()?;
-        self.messages_taken = self.messages_taken.wrapping_add(1);
+        let (taken, seats) = (&mut self.messages_taken, &mut self.seats);
+        hear(&self.shared, taken, seats, &mut self.news);
+        let message = match self.news.pop_front()? {
+            News::Attached { conn, credits } => return Some(Event::Attached { conn, credits }),
+            News::Other(message) => message,
+        };
         Some(match message {
-            Message::Attach { conn, seat } => {
-                let credits = seat.credits;
-                self.seats[conn.0 as usize] = Some(seat);
-                Event::Attached { conn, credits }
-            }
+            Message::Attach { .. } => unreachable!("its seat was taken out of it"),
             Message::Region {
                 conn,
                 region,
@@ -257,6 +266,12 @@ impl RdmaLane {
                 }
             };
             let found = polled.len();
+            if found > 0 {
+                // A client's first request comes after its attachment was sent, perhaps since messages were last
+                // looked at: its seat has to be there before the completion is.
+                let (taken, seats) = (&mut self.messages_taken, &mut self.seats);
+                hear(&self.shared, taken, seats, &mut self.news);
+            }
             let mut turn = Turn {
                 seats: &mut self.seats,
                 leaving: &mut self.leaving,
@@ -387,6 +402,29 @@ impl RdmaLane {
 
     pub(super) fn forget_fetched(&mut self, conn: ConnId, slot: u16) {
         self.fetched.retain(|fetched| *fetched != (conn, slot));
+    }
+}
+
+/// Takes what the control thread has said, and puts new connections' seats into their places.
+fn hear(
+    shared: &LaneShared,
+    taken: &mut usize,
+    seats: &mut [Option<Box<Seat>>],
+    news: &mut VecDeque<News>,
+) {
+    while shared.posted() != *taken {
+        let Some(message) = shared.take() else {
+            return;
+        };
+        *taken = taken.wrapping_add(1);
+        news.push_back(match message {
+            Message::Attach { conn, seat } => {
+                let credits = seat.credits;
+                seats[conn.0 as usize] = Some(seat);
+                News::Attached { conn, credits }
+            }
+            other => News::Other(other),
+        });
     }
 }
 

@@ -262,7 +262,10 @@ impl Seat {
         match done.status() {
             WorkStatus::Success => (),
             // What came before it has told why.
-            WorkStatus::Flushed if self.failed => return Ok(()),
+            _ if self.failed => return Ok(()),
+            status if status != WorkStatus::Flushed && done.id().kind() == Some(Kind::Receive) => {
+                return Err(Cut::Breach("it sent a message that can't be received"));
+            }
             status => return Err(Cut::Failed(status)),
         }
         if done.id().kind() == Some(Kind::Receive) && !self.failed {

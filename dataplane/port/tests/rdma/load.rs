@@ -122,6 +122,26 @@ fn cancels_never_meet_a_receiver_that_is_not_ready() {
     assert_eq!(not_ready(), before);
 }
 
+/// A client's first request comes right behind its attachment: the worker, which others keep busy, takes the latter first.
+#[test]
+fn first_requests_find_their_seats() {
+    if !has_device() {
+        return;
+    }
+    let mut bench = Bench::<Rdma>::start(1);
+    let mut busy = bench.client("busy", 16);
+    for _ in 0..40 {
+        for slot in 0..16 {
+            busy.submit(0, slot, &Task::Echo.frame()).expect("open");
+        }
+        let mut brief = bench.client("brief", 1);
+        assert_eq!(bench.ask(&mut brief, 0, &Task::Echo).status, Status::Ok);
+        for _ in 0..16 {
+            assert_eq!(bench.record(&mut busy, 0).status, Status::Ok);
+        }
+    }
+}
+
 /// Connections come and go in all ways, and leave nothing behind.
 #[test]
 fn counters_return_to_their_start() {
