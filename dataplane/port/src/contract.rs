@@ -307,6 +307,13 @@ pub enum PortError {
     /// The dataplane is gone.
     #[error("the dataplane closed the connection")]
     Closed,
+    /// The connection was lost, and is fenced: nothing can be written to this side's regions any more, so that all
+    /// targets are its own again.
+    #[error("the connection was lost: {what}; connect again")]
+    Lost {
+        /// How.
+        what: Lost,
+    },
     /// A control call was refused.
     #[error("refused: {refusal}{}{detail}", if detail.is_empty() { "" } else { ": " })]
     Refused {
@@ -326,6 +333,29 @@ pub enum PortError {
         /// Why.
         source: std::io::Error,
     },
+}
+
+/// How a connection was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Lost {
+    /// The dataplane shows no life, although its host may.
+    #[error("the dataplane shows no sign of life")]
+    PeerSilent,
+    /// What was sent is not acknowledged.
+    #[error("the dataplane's host does not acknowledge what is sent to it")]
+    TransportRetries,
+    /// The dataplane's memory can't be accessed as it said.
+    #[error("the dataplane's memory refuses what is sent to it")]
+    RemoteAccess,
+    /// This side's device or memory failed.
+    #[error("this side's device failed or refused the dataplane's access")]
+    LocalFault,
+    /// The dataplane ended it without a word, most likely with its process.
+    #[error("the dataplane is gone, most likely with its process")]
+    Disconnected,
+    /// An answer did not come in time.
+    #[error("the dataplane did not answer in time")]
+    Deadline,
 }
 
 /// One session's half of a port.
@@ -375,7 +405,7 @@ pub trait ClientPort {
     /// The next status record of a lane.
     ///
     /// # Errors
-    /// [`PortError::Closed`] once the dataplane is gone and no record is left.
+    /// [`PortError::Closed`] once the dataplane is gone and no record is left, or [`PortError::Lost`].
     fn poll(&mut self, lane: u16) -> Result<Option<Completion>, PortError>;
 
     /// Sleeps until a record may have come on any lane, the connection ends, or the time has passed.

@@ -12,10 +12,13 @@
 
 pub mod conformance;
 mod contract;
+mod control;
+#[cfg(feature = "rdma")]
+pub mod rdma;
 pub mod shm;
 pub mod sim;
 
 pub use contract::{
-    ClientPort, ConnId, Event, Extent, Fetch, Idle, MAX_EXTENTS, PortError, RegionError, RegionId,
-    RoomError, ServerPort, Service, Waker,
+    ClientPort, ConnId, Event, Extent, Fetch, Idle, Lost, MAX_EXTENTS, PortError, RegionError,
+    RegionId, RoomError, ServerPort, Service, Waker,
 };

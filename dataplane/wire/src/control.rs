@@ -113,6 +113,44 @@ pub enum Control {
         /// Which.
         region: u32,
     },
+    /// Client, over RDMA: where the records of a lane go.
+    LaneOpen {
+        /// The lane.
+        lane: u16,
+        /// Receives that are posted for its records.
+        receives: u32,
+        /// Address of its record ring.
+        address: u64,
+        /// Key of the ring's registration.
+        key: u32,
+    },
+    /// Server, over RDMA: where the requests of a lane go.
+    LaneOpened {
+        /// The lane.
+        lane: u16,
+        /// Receives that are posted for requests and cancels.
+        receives: u32,
+        /// Address of its request slots.
+        address: u64,
+        /// Key of their registration.
+        key: u32,
+    },
+    /// Client, over RDMA: register memory that the client's device knows.
+    RegisterRemote {
+        /// Its size.
+        bytes: u64,
+        /// Its address.
+        address: u64,
+        /// Key of its registration.
+        key: u32,
+    },
+    /// Server, over RDMA: the connection ends, and all records that there will be have been placed.
+    Goodbye {
+        /// Why.
+        status: Status,
+        /// Details for a person.
+        detail: String,
+    },
 }
 
 const HELLO: u8 = 1;
@@ -126,6 +164,10 @@ const REGISTER: u8 = 8;
 const REGISTERED: u8 = 9;
 const UNREGISTER: u8 = 10;
 const UNREGISTERED: u8 = 11;
+const LANE_OPEN: u8 = 12;
+const LANE_OPENED: u8 = 13;
+const REGISTER_REMOTE: u8 = 14;
+const GOODBYE: u8 = 15;
 
 impl Control {
     /// The message's bytes. Texts for people (client, model, detail) are cut to their bounds; a table's
@@ -165,6 +207,10 @@ impl Control {
             Control::Registered { .. } => REGISTERED,
             Control::Unregister { .. } => UNREGISTER,
             Control::Unregistered { .. } => UNREGISTERED,
+            Control::LaneOpen { .. } => LANE_OPEN,
+            Control::LaneOpened { .. } => LANE_OPENED,
+            Control::RegisterRemote { .. } => REGISTER_REMOTE,
+            Control::Goodbye { .. } => GOODBYE,
         }
     }
 
@@ -208,6 +254,37 @@ impl Control {
             Control::Bound { schema: id } | Control::Registered { region: id } => w.u32(*id),
             Control::Unregister { region } | Control::Unregistered { region } => w.u32(*region),
             Control::Register { bytes } => w.u64(*bytes),
+            Control::LaneOpen {
+                lane,
+                receives,
+                address,
+                key,
+            }
+            | Control::LaneOpened {
+                lane,
+                receives,
+                address,
+                key,
+            } => {
+                w.u16(*lane);
+                w.zeros(2);
+                w.u32(*receives);
+                w.u64(*address);
+                w.u32(*key);
+            }
+            Control::RegisterRemote {
+                bytes,
+                address,
+                key,
+            } => {
+                w.u64(*bytes);
+                w.u64(*address);
+                w.u32(*key);
+            }
+            Control::Goodbye { status, detail } => {
+                w.u16(*status as u16);
+                w.text(detail, MAX_DETAIL);
+            }
         }
     }
 
@@ -301,6 +378,12 @@ fn parse_tables(r: &mut Reader<'_>) -> Result<Control, Refusal> {
     })
 }
 
+fn parse_lane(r: &mut Reader<'_>) -> Result<(u16, u32, u64, u32), Refusal> {
+    let lane = r.u16()?;
+    r.zeros(2)?;
+    Ok((lane, r.u32()?, r.u64()?, r.u32()?))
+}
+
 fn parse_body(kind: u8, r: &mut Reader<'_>) -> Result<Control, Refusal> {
     Ok(match kind {
         HELLO => {
@@ -332,6 +415,33 @@ fn parse_body(kind: u8, r: &mut Reader<'_>) -> Result<Control, Refusal> {
         REGISTERED => Control::Registered { region: r.u32()? },
         UNREGISTER => Control::Unregister { region: r.u32()? },
         UNREGISTERED => Control::Unregistered { region: r.u32()? },
+        LANE_OPEN => {
+            let (lane, receives, address, key) = parse_lane(r)?;
+            Control::LaneOpen {
+                lane,
+                receives,
+                address,
+                key,
+            }
+        }
+        LANE_OPENED => {
+            let (lane, receives, address, key) = parse_lane(r)?;
+            Control::LaneOpened {
+                lane,
+                receives,
+                address,
+                key,
+            }
+        }
+        REGISTER_REMOTE => Control::RegisterRemote {
+            bytes: r.u64()?,
+            address: r.u64()?,
+            key: r.u32()?,
+        },
+        GOODBYE => Control::Goodbye {
+            status: Status::from_code(r.u16()?).ok_or(Refusal::whole(Status::Malformed))?,
+            detail: r.text(MAX_DETAIL)?,
+        },
         _ => return Err(Refusal::whole(Status::Unsupported)),
     })
 }

@@ -317,6 +317,27 @@ fn controls() -> Vec<(&'static str, (u32, Control))> {
         refusal: Refusal::feature(Status::UnknownTable, 2),
         detail: "feature `tags` wants table `cat_9`".into(),
     };
+    let lane_open = Control::LaneOpen {
+        lane: 3,
+        receives: 512,
+        address: 0x7f12_3456_7000,
+        key: 0x0000_1a2b,
+    };
+    let lane_opened = Control::LaneOpened {
+        lane: 3,
+        receives: 24,
+        address: 0x7fff_0000_2000,
+        key: 0xdead_beef,
+    };
+    let register_remote = Control::RegisterRemote {
+        bytes: 1 << 30,
+        address: 0x7f00_0000_0000,
+        key: 0x0102_0304,
+    };
+    let goodbye = Control::Goodbye {
+        status: Status::Draining,
+        detail: "the dataplane ends".into(),
+    };
     let table = |name: &str, rows, dim, (format, kind)| TableEntry {
         name: name.into(),
         rows,
@@ -350,6 +371,10 @@ fn controls() -> Vec<(&'static str, (u32, Control))> {
             "unregistered",
             (u32::MAX, Control::Unregistered { region: 1 }),
         ),
+        ("lane-open", (2, lane_open)),
+        ("lane-opened", (2, lane_opened)),
+        ("register-remote", (6, register_remote)),
+        ("goodbye", (0, goodbye)),
     ]
 }
 

@@ -207,6 +207,29 @@ fn control() -> impl Strategy<Value = Control> {
         any::<u32>().prop_map(|region| Control::Registered { region }),
         any::<u32>().prop_map(|region| Control::Unregister { region }),
         any::<u32>().prop_map(|region| Control::Unregistered { region }),
+        any::<(u16, u32, u64, u32)>().prop_map(|(lane, receives, address, key)| {
+            Control::LaneOpen {
+                lane,
+                receives,
+                address,
+                key,
+            }
+        }),
+        any::<(u16, u32, u64, u32)>().prop_map(|(lane, receives, address, key)| {
+            Control::LaneOpened {
+                lane,
+                receives,
+                address,
+                key,
+            }
+        }),
+        any::<(u64, u64, u32)>().prop_map(|(bytes, address, key)| Control::RegisterRemote {
+            bytes,
+            address,
+            key,
+        }),
+        (select(Status::ALL), ".{0,64}")
+            .prop_map(|(status, detail)| Control::Goodbye { status, detail }),
     ]
 }
 

@@ -211,7 +211,8 @@ pub enum ClientError {
 impl From<PortError> for ClientError {
     fn from(error: PortError) -> ClientError {
         match error {
-            PortError::Closed => ClientError::Closed,
+            // Lost connections are fenced before that is said, so that targets are free either way.
+            PortError::Closed | PortError::Lost { .. } => ClientError::Closed,
             other => ClientError::Port(other),
         }
     }

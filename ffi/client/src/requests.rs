@@ -326,7 +326,7 @@ impl<P: ClientPort> Session<P> {
                 let record = match self.port.poll(lane) {
                     Ok(Some(record)) => record,
                     Ok(None) => break,
-                    Err(PortError::Closed) => {
+                    Err(PortError::Closed | PortError::Lost { .. }) => {
                         gone = true;
                         break;
                     }
@@ -352,7 +352,7 @@ impl<P: ClientPort> Session<P> {
 
     /// The error for the caller. The connection's end ends every request.
     pub(crate) fn failed(&mut self, error: PortError) -> ClientError {
-        if matches!(error, PortError::Closed) && !self.closed {
+        if matches!(error, PortError::Closed | PortError::Lost { .. }) && !self.closed {
             // A record that makes no sense changes nothing about the end.
             let _ = self.drain();
             self.end();

@@ -11,13 +11,14 @@ use rowmill_wire::{Refusal, Schema, Status};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
-use super::bell::{Bell, WakeSocket};
 use super::control::Control;
 use super::dispose::ClientStream;
-use super::inbox::{LaneSet, Link, Message};
+use super::inbox::{Link, Message};
 use super::layout::Layout;
 use super::session::{Member, Phase, Session};
 use super::stream;
+use super::wake::WakeSocket;
+use crate::control::{Bell, LaneSet};
 use crate::{ConnId, RegionId};
 
 /// Why a question gets no answer but a refusal.

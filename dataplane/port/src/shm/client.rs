@@ -15,13 +15,14 @@ use rustix::net::{
     sockopt::{Timeout, set_socket_timeout},
 };
 
-use super::bell::{Bell, WakeSocket};
 use super::endpoint::{socket_path, stream_socket};
 use super::handoff;
 use super::layout::{Layout, MAX_LANES};
 use super::rings::ClientRings;
 use super::server::system;
 use super::stream;
+use super::wake::WakeSocket;
+use crate::control::Bell;
 use crate::{ClientPort, PortError, RegionId};
 
 /// Polls that find nothing between two looks at the stream, which cost a system call: about 50 us of

@@ -16,13 +16,13 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, SocketFlags, accept_with, shutdown, sockopt};
 
-use super::bell::Bell;
 use super::dispose::{ClientStream, Closer, closes_at_once};
 use super::endpoint::Binding;
-use super::inbox::{LaneSet, LaneShared, Message, Notice};
+use super::inbox::{LaneShared, Message, Notice};
 use super::server::{ShmConfig, Shown, watch};
-use super::session::{LogLimit, Phase, Session};
+use super::session::{Phase, Session};
 use super::stream;
+use crate::control::{Bell, LaneSet, LogLimit};
 use crate::{ConnId, Service};
 
 /// Connections beyond `max_connections` that may be open: those that have not said hello, or are about

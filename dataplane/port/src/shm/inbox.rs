@@ -1,21 +1,17 @@
 //! What the control thread and a lane tell each other, in queues that can't overflow.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crossbeam_queue::ArrayQueue;
-use crossbeam_utils::CachePadded;
 use rowmill_arena::Region;
 use rowmill_wire::Status;
 use rowmill_wire::limits::MAX_REGIONS;
-use rustix::event::epoll;
 use rustix::io::Errno;
 
-use super::bell::{Bell, WakeSocket};
 use super::dispose::ClientStream;
 use super::layout::Layout;
-use crate::{ConnId, RegionId, Waker};
+use super::wake::WakeSocket;
+use crate::control::{self, Bell};
+use crate::{ConnId, RegionId};
 
 /// Messages that a lane can have unread of one connection: its attachment and its end, and each region
 /// number's coming and going, since a number is not given again before its going was acknowledged.
@@ -74,137 +70,18 @@ pub(super) enum Notice {
 }
 
 /// What a lane and the control thread share.
-#[derive(Debug)]
-pub(super) struct LaneShared {
-    pub(super) lane: u16,
-    messages: ArrayQueue<Message>,
-    // Messages sent so far: the one word that the lane looks at in each poll.
-    posted: CachePadded<AtomicUsize>,
-    notices: ArrayQueue<Notice>,
-    // Watches the lane's bell and the doorbells of its clients.
-    pub(super) epoll: OwnedFd,
-    bell: Bell,
-    control: Arc<Bell>,
-    gone: AtomicBool,
+pub(super) type LaneShared = control::LaneShared<Message, Notice>;
+
+/// What a lane shares with the control thread that watches `bell`.
+pub(super) fn lane_shared(
+    lane: u16,
+    max_connections: u16,
+    bell: Arc<Bell>,
+) -> Result<LaneShared, Errno> {
+    let most = usize::from(max_connections);
+    let (messages, notices) = (
+        most * MESSAGES_PER_CONNECTION,
+        most * NOTICES_PER_CONNECTION,
+    );
+    LaneShared::new(lane, messages, notices, bell)
 }
-
-impl LaneShared {
-    pub(super) fn new(
-        lane: u16,
-        max_connections: u16,
-        control: Arc<Bell>,
-    ) -> Result<LaneShared, Errno> {
-        let most = usize::from(max_connections);
-        let shared = LaneShared {
-            lane,
-            messages: ArrayQueue::new(most * MESSAGES_PER_CONNECTION),
-            posted: CachePadded::new(AtomicUsize::new(0)),
-            notices: ArrayQueue::new(most * NOTICES_PER_CONNECTION),
-            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            bell: Bell::new()?,
-            control,
-            gone: AtomicBool::new(false),
-        };
-        shared.watch(&shared.bell)?;
-        Ok(shared)
-    }
-
-    /// Lets a bell end the lane's sleep.
-    pub(super) fn watch(&self, bell: &Bell) -> Result<(), Errno> {
-        // Edge-triggered, so that nobody has to read the eventfd to make it quiet again.
-        let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&self.epoll, bell, epoll::EventData::new_u64(0), edge)
-    }
-
-    /// The opposite of `watch`. Closing our copy would not do, since the client has one too.
-    pub(super) fn forget(&self, bell: &Bell) {
-        // It fails only for a bell that is not watched.
-        let _ = epoll::delete(&self.epoll, bell);
-    }
-
-    /// Control thread: sends a message and wakes the lane. A lane that is gone gets nothing.
-    pub(super) fn post(&self, message: Message) {
-        if self.is_gone() {
-            return;
-        }
-        self.messages
-            .push(message)
-            .expect("the queue holds all messages that all connections can have unread");
-        self.posted.fetch_add(1, Ordering::Release);
-        self.bell.ring();
-        if self.is_gone() {
-            // It went meanwhile and may have emptied its queue before this message came.
-            self.discard();
-        }
-    }
-
-    /// Lane: messages sent so far, modulo the size of the counter.
-    pub(super) fn posted(&self) -> usize {
-        self.posted.load(Ordering::Acquire)
-    }
-
-    /// Lane: the next message.
-    pub(super) fn take(&self) -> Option<Message> {
-        self.messages.pop()
-    }
-
-    /// Lane: tells the control thread. One system call, at the end of a connection or region only.
-    pub(super) fn notify(&self, notice: Notice) {
-        self.notices
-            .push(notice)
-            .expect("the queue holds all notices that all connections can have unread");
-        self.control.ring();
-    }
-
-    /// Control thread: the next notice.
-    pub(super) fn notice(&self) -> Option<Notice> {
-        self.notices.pop()
-    }
-
-    /// Lane: says that it holds nothing any more and will never poll again.
-    pub(super) fn leave(&self) {
-        self.gone.store(true, Ordering::SeqCst);
-        self.discard();
-        self.control.ring();
-    }
-
-    /// Whether the lane has left.
-    pub(super) fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::SeqCst)
-    }
-
-    fn discard(&self) {
-        while self.messages.pop().is_some() {}
-    }
-}
-
-impl Waker for LaneShared {
-    fn wake(&self) {
-        self.bell.ring();
-    }
-}
-
-/// A set of lanes, for waiting until each has acknowledged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LaneSet([u64; 4]);
-
-impl LaneSet {
-    /// The lanes that are still there.
-    pub(super) fn living(lanes: &[Arc<LaneShared>]) -> LaneSet {
-        let mut set = LaneSet([0; 4]);
-        for lane in lanes.iter().filter(|lane| !lane.is_gone()) {
-            set.0[usize::from(lane.lane) / 64] |= 1 << (lane.lane % 64);
-        }
-        set
-    }
-
-    pub(super) fn remove(&mut self, lane: u16) {
-        self.0[usize::from(lane) / 64] &= !(1 << (lane % 64));
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.0 == [0; 4]
-    }
-}
-
-const _: () = assert!(super::layout::MAX_LANES as usize <= 4 * 64);

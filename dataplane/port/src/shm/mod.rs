@@ -20,7 +20,6 @@
 //!   worker or the control thread, or show in another client's memory.
 
 mod answer;
-mod bell;
 mod client;
 mod control;
 mod dispose;
@@ -33,6 +32,7 @@ mod rings;
 mod server;
 mod session;
 mod stream;
+mod wake;
 
 pub use client::{RawLane, ShmClient, ShmClientConfig};
 pub use endpoint::socket_path;

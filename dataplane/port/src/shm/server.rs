@@ -9,13 +9,13 @@ use std::time::Duration;
 use rowmill_wire::limits::MAX_CREDITS;
 use rustix::io::Errno;
 
-use super::bell::Bell;
 use super::control::Control;
 use super::dispose::Closer;
 use super::endpoint::Binding;
-use super::inbox::LaneShared;
+use super::inbox::lane_shared;
 use super::lane::ShmLane;
 use super::layout::MAX_LANES;
+use crate::control::Bell;
 use crate::{ConnId, PortError, Service};
 
 /// How a server half is set up.
@@ -136,7 +136,7 @@ impl ShmServer {
         let binding = Binding::take(endpoint, config.socket_mode)?;
         let bell = Arc::new(Bell::new().map_err(|e| system("eventfd", e))?);
         let lanes = (0..config.lanes)
-            .map(|lane| LaneShared::new(lane, config.max_connections, bell.clone()).map(Arc::new))
+            .map(|lane| lane_shared(lane, config.max_connections, bell.clone()).map(Arc::new))
             .collect::<Result<Vec<_>, Errno>>()
             .map_err(|e| system("setting up a lane", e))?;
         let halves = lanes

@@ -6,10 +6,10 @@ use std::time::Instant;
 use rowmill_arena::Region;
 use rowmill_wire::limits::MAX_REGIONS;
 
-use super::bell::Bell;
 use super::dispose::ClientStream;
-use super::inbox::{LaneSet, Link};
+use super::inbox::Link;
 use super::server::ConnectionInfo;
+use crate::control::{Bell, LaneSet};
 use crate::{ConnId, RegionId};
 
 /// A client's connection. Fields are dropped in this order: regions go before the stream is closed.
@@ -71,52 +71,5 @@ impl Session {
             region_bytes: regions().map(|r| r.len() as u64).sum(),
             ending: member.ending.is_some(),
         })
-    }
-}
-
-/// Lets a bounded number of lines about clients into the log each second, so that none can fill it, and
-/// says how many it kept out.
-pub(super) struct LogLimit {
-    since: Instant,
-    lines: u32,
-}
-
-impl LogLimit {
-    const LINES_PER_SECOND: u32 = 10;
-
-    pub(super) fn new(now: Instant) -> LogLimit {
-        LogLimit {
-            since: now,
-            lines: 0,
-        }
-    }
-
-    /// Whether a line may be written now.
-    pub(super) fn admit(&mut self, now: Instant) -> bool {
-        if now.duration_since(self.since).as_secs() >= 1 {
-            let kept_out = self.lines.saturating_sub(Self::LINES_PER_SECOND);
-            if kept_out > 0 {
-                tracing::warn!(kept_out, "lines about shm clients were left out of the log");
-            }
-            *self = LogLimit::new(now);
-        }
-        self.lines += 1;
-        self.lines <= Self::LINES_PER_SECOND
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn the_log_is_bounded() {
-        let start = Instant::now();
-        let mut limit = LogLimit::new(start);
-        let admitted = (0..1000).filter(|_| limit.admit(start)).count();
-        assert_eq!(admitted, 10);
-        assert!(limit.admit(start + Duration::from_secs(1)));
     }
 }

@@ -1,43 +1,12 @@
-//! Ways to wake a sleeping thread that never block the one who wakes.
+//! How workers wake a client that sleeps, so that it can never block them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown,
     socketpair,
 };
-
-/// An eventfd that is watched edge-triggered and so never needs to be read.
-///
-/// A client can hold the other copy of one of these (a lane's doorbell): then only the client writes to
-/// it. The server never does, since whoever shares an eventfd could fill it and make it blocking.
-#[derive(Debug)]
-pub(super) struct Bell(OwnedFd);
-
-impl Bell {
-    pub(super) fn new() -> Result<Bell, Errno> {
-        eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Bell)
-    }
-
-    /// Wraps a descriptor that was received.
-    pub(super) fn of(fd: OwnedFd) -> Bell {
-        Bell(fd)
-    }
-
-    /// Ends the current or next sleep of whoever watches the bell.
-    pub(super) fn ring(&self) {
-        // It fails only where 2^64 - 2 rings were not read, and then the bell has rung.
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
-    }
-}
-
-impl AsFd for Bell {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
 
 /// One end of a socket pair by which the workers wake a client.
 ///

@@ -1,0 +1,9 @@
+//! What the control threads of ports have in common: queues to and from the lanes, wake-ups, bounded logs.
+
+mod bell;
+mod inbox;
+mod log_limit;
+
+pub(crate) use bell::Bell;
+pub(crate) use inbox::{LaneSet, LaneShared};
+pub(crate) use log_limit::LogLimit;

@@ -1,0 +1,213 @@
+//! What a client asks of its half of the port.
+
+use std::time::{Duration, Instant};
+
+use rowmill_arena::Window;
+use rowmill_verbs::Operation;
+use rowmill_wire::control::{Control, TableEntry, Welcome};
+use rowmill_wire::limits::MAX_REGIONS;
+use rowmill_wire::{Completion, Schema};
+
+use super::client::{RdmaClient, unexpected};
+use super::client_lane::ClientLane;
+use super::memory::OwnRegion;
+use crate::{ClientPort, Lost, PortError, RegionId};
+
+/// Polls that find nothing between two looks at the clock.
+const POLLS_PER_GLANCE: u32 = 64;
+
+/// Time between two looks at the control stream and the connection manager, which cost a system call: less than a
+/// hundredth of the time.
+const LOOK: Duration = Duration::from_micros(500);
+
+impl RdmaClient {
+    /// Something of a lane has failed: finds out what has become of the connection, which takes half a second at most.
+    fn find_out(&mut self, lane: u16, what: Lost) -> PortError {
+        self.lanes[usize::from(lane)].failed.get_or_insert(what);
+        loop {
+            self.look();
+            if let Some(end) = self.ended {
+                return end.error();
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// How long something that was posted may take.
+    fn limit(&self) -> Duration {
+        self.config.connection.overdue()
+    }
+
+    /// Writes `bytes` to slot 0 of a lane with an immediate of the caller's choice: for tests that break the protocol on
+    /// purpose.
+    ///
+    /// # Errors
+    /// As [`ClientPort::submit`].
+    pub fn raw_write(&mut self, lane: u16, immediate: u32, bytes: &[u8]) -> Result<(), PortError> {
+        let limit = self.limit();
+        let sent = self.lanes[usize::from(lane)].write(0, immediate, bytes, limit);
+        sent.map_err(|what| self.find_out(lane, what))
+    }
+
+    /// Registers memory by any address and key: for such tests too.
+    ///
+    /// # Errors
+    /// As [`ClientPort::register`].
+    pub fn raw_register(
+        &mut self,
+        bytes: u64,
+        address: u64,
+        key: u32,
+    ) -> Result<RegionId, PortError> {
+        let question = Control::RegisterRemote {
+            bytes,
+            address,
+            key,
+        };
+        match self.call(&question)? {
+            Control::Registered { region } => Ok(RegionId(region)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Sends `bytes` as a message on a lane, where only writes are expected: for such tests too.
+    ///
+    /// # Errors
+    /// As [`ClientPort::submit`].
+    pub fn raw_send(&mut self, lane: u16, bytes: &[u8]) -> Result<(), PortError> {
+        let limit = self.limit();
+        let sent = self.lanes[usize::from(lane)].post(Operation::Send, bytes, limit);
+        sent.map_err(|what| self.find_out(lane, what))
+    }
+}
+
+impl ClientPort for RdmaClient {
+    fn welcome(&self) -> &Welcome {
+        &self.welcome
+    }
+
+    fn tables(&mut self) -> Result<Vec<TableEntry>, PortError> {
+        let mut all = Vec::new();
+        loop {
+            let first = all.len() as u32;
+            match self.call(&Control::ListTables { first })? {
+                Control::Tables {
+                    total,
+                    first: at,
+                    tables,
+                } if at == first => {
+                    let empty = tables.is_empty();
+                    all.extend(tables);
+                    if all.len() >= total as usize || empty {
+                        return Ok(all);
+                    }
+                }
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
+    fn bind(&mut self, schema: &Schema) -> Result<u32, PortError> {
+        match self.call(&Control::Bind(schema.clone()))? {
+            Control::Bound { schema } => Ok(schema),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn register(&mut self, bytes: usize) -> Result<RegionId, PortError> {
+        if let Some(end) = self.ended {
+            return Err(end.error());
+        }
+        let held: u64 = self.regions.iter().flatten().map(|r| r.len() as u64).sum();
+        let left = self.welcome.max_region.saturating_sub(held);
+        let region = OwnRegion::new(&self.domain, bytes, left, self.config.huge_pages)?;
+        let remote = region.remote();
+        let question = Control::RegisterRemote {
+            bytes: region.len() as u64,
+            address: remote.address,
+            key: remote.key,
+        };
+        match self.call(&question)? {
+            Control::Registered { region: number } if number < MAX_REGIONS => {
+                self.regions[number as usize] = Some(region);
+                Ok(RegionId(number))
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn unregister(&mut self, region: RegionId) -> Result<(), PortError> {
+        match self.call(&Control::Unregister { region: region.0 })? {
+            Control::Unregistered { region: gone } if gone == region.0 => {
+                if let Some(region) = self.regions.get_mut(region.0 as usize) {
+                    *region = None;
+                }
+                Ok(())
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn memory(&self, region: RegionId) -> Option<Window<'_>> {
+        let region = self.regions.get(region.0 as usize)?.as_ref()?;
+        Some(region.window())
+    }
+
+    fn submit(&mut self, lane: u16, slot: u16, frame: &[u8]) -> Result<(), PortError> {
+        if let Some(end) = self.ended {
+            return Err(end.error());
+        }
+        let limit = self.limit();
+        let sent = self.lanes[usize::from(lane)].submit(slot, frame, limit);
+        sent.map_err(|what| self.find_out(lane, what))
+    }
+
+    fn cancel(&mut self, lane: u16, slot: u16) -> Result<(), PortError> {
+        if let Some(end) = self.ended {
+            return Err(end.error());
+        }
+        let limit = self.limit();
+        let sent = self.lanes[usize::from(lane)].cancel(slot, limit);
+        sent.map_err(|what| self.find_out(lane, what))
+    }
+
+    fn poll(&mut self, lane: u16) -> Result<Option<Completion>, PortError> {
+        let end = &mut self.lanes[usize::from(lane)];
+        if !end.has_record() {
+            end.drain();
+        }
+        let failed = end.failed.is_some();
+        match end.next() {
+            Ok(Some(record)) => return Ok(Some(record)),
+            Ok(None) => (),
+            Err(what) => return Err(PortError::Protocol(format!("lane {lane}: {what}"))),
+        }
+        if let Some(end) = self.ended {
+            return Err(end.error());
+        }
+        self.idle_polls += 1;
+        if self.idle_polls >= POLLS_PER_GLANCE || failed {
+            self.idle_polls = 0;
+            if failed || self.looked.elapsed() >= LOOK {
+                self.look();
+            }
+        }
+        Ok(None)
+    }
+
+    fn wait(&mut self, limit: Option<Duration>) -> Result<(), PortError> {
+        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+        loop {
+            if self.ended.is_some() || self.lanes.iter().any(ClientLane::has_record) {
+                return Ok(()); // The next poll says what it is.
+            }
+            let now = Instant::now();
+            let left = until.map(|until| until.saturating_duration_since(now));
+            self.doze(left.unwrap_or(Duration::MAX))?;
+            self.lanes.iter_mut().for_each(ClientLane::drain);
+            if left.is_some_and(|left| left <= now.elapsed()) {
+                return Ok(());
+            }
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Connecting: steps of the connection manager, one after the other, under one deadline.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rowmill_verbs::{
+    CmEvent, CmEventKind, Connecting, Connection, EventChannel, Parameters, PeerData, QueuePair,
+    Resolution, Resolved, Resolving,
+};
+use rowmill_wire::Refusal;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::config::ConnectionParameters;
+use super::failure::in_full;
+use super::private_data::parse_refusal;
+use crate::PortError;
+
+/// Reasons of a rejection: nobody listens there; the peer takes it for an old connection; the peer's program says why.
+const NOBODY_LISTENS: i32 = 8;
+const STALE: i32 = 10;
+const PROGRAM: i32 = 28;
+
+/// Why an attempt failed.
+pub(super) enum Failure {
+    /// The peer takes it for a connection that it had, which it has now ended: the next attempt may succeed.
+    Stale,
+    /// For good.
+    Final(PortError),
+}
+
+impl From<PortError> for Failure {
+    fn from(error: PortError) -> Failure {
+        Failure::Final(error)
+    }
+}
+
+/// An attempt to connect.
+pub(super) struct Attempt<'a> {
+    pub(super) endpoint: &'a str,
+    pub(super) channel: &'a EventChannel,
+    pub(super) deadline: Instant,
+}
+
+impl Attempt<'_> {
+    /// The endpoint can't be reached, since.
+    pub(super) fn failed(&self, why: impl Into<String>) -> PortError {
+        self.unreachable(io::Error::other(why.into()))
+    }
+
+    pub(super) fn unreachable(&self, source: io::Error) -> PortError {
+        PortError::Connect {
+            endpoint: self.endpoint.to_owned(),
+            source,
+        }
+    }
+
+    pub(super) fn verbs(&self, error: &rowmill_verbs::Error) -> PortError {
+        self.failed(in_full(error))
+    }
+
+    /// Finds the way to an address.
+    pub(super) fn resolve(
+        &self,
+        to: SocketAddr,
+        connection: &ConnectionParameters,
+    ) -> Result<Resolved, PortError> {
+        let parameters = Parameters {
+            ack_timeout: connection.ack_timeout,
+            traffic_class: connection.traffic_class,
+            ..Parameters::default()
+        };
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let mut resolving = Resolving::start(self.channel, None, to, left, &parameters)
+            .map_err(|e| self.verbs(&e))?;
+        loop {
+            let event = self.event(|event| event.id == resolving.token())?;
+            match resolving.advance(&event).map_err(|e| self.verbs(&e))? {
+                Resolution::Waiting(further) => resolving = further,
+                Resolution::Ready(resolved) => return Ok(resolved),
+            }
+        }
+    }
+
+    /// Waits for the peer's answer and makes the queue pair ready.
+    pub(super) fn establish(
+        &self,
+        connecting: Connecting,
+        qp: &mut QueuePair<()>,
+        parameters: &Parameters,
+    ) -> Result<(Connection, PeerData), Failure> {
+        let event = self.event(|event| event.id == connecting.token())?;
+        match (&event.kind, event.status) {
+            (CmEventKind::Rejected, STALE) => return Err(Failure::Stale),
+            (CmEventKind::Rejected, PROGRAM) => {
+                let refusal = parse_refusal(event.private_data.as_slice());
+                return Err(Failure::Final(match refusal {
+                    Some((status, detail)) => PortError::Refused {
+                        refusal: Refusal::whole(status),
+                        detail,
+                    },
+                    None => self.failed("refused without a word"),
+                }));
+            }
+            (CmEventKind::Rejected, NOBODY_LISTENS) => {
+                let refused = io::ErrorKind::ConnectionRefused.into();
+                return Err(Failure::Final(self.unreachable(refused)));
+            }
+            _ => (),
+        }
+        let data = event.private_data;
+        let connection = connecting
+            .establish(&event, qp, parameters)
+            .map_err(|e| self.verbs(&e))?;
+        Ok((connection, data))
+    }
+
+    /// The next event of the one that is waited for. Those of others are not of interest: what they end is noticed
+    /// when it is used.
+    fn event(&self, wanted: impl Fn(&CmEvent) -> bool) -> Result<CmEvent, PortError> {
+        loop {
+            match self.channel.take_event() {
+                Ok(Some(event)) if wanted(&event) => return Ok(event),
+                Ok(Some(_)) => continue,
+                Ok(None) => (),
+                Err(error) => return Err(self.verbs(&error)),
+            }
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(self.unreachable(io::ErrorKind::TimedOut.into()));
+            }
+            wait_for(&[self.channel.as_fd()], Some(left))
+                .map_err(|e| self.unreachable(e.into()))?;
+        }
+    }
+}
+
+/// Waits until one of at most four descriptors is readable, or the time has passed.
+pub(super) fn wait_for(
+    fds: &[std::os::fd::BorrowedFd<'_>],
+    limit: Option<Duration>,
+) -> Result<(), Errno> {
+    let limit = limit.map(|limit| Timespec {
+        tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: limit.subsec_nanos().into(),
+    });
+    let mut polled: arrayvec::ArrayVec<PollFd<'_>, 4> = fds
+        .iter()
+        .map(|fd| PollFd::new(fd, PollFlags::IN))
+        .collect();
+    match poll(&mut polled, limit.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}

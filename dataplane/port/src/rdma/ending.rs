@@ -1,0 +1,196 @@
+//! How connections end: nothing of a client is freed before every worker has let go of it.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rowmill_verbs::Status as WorkStatus;
+use rowmill_wire::Status;
+use rowmill_wire::control::Control as Question;
+
+use super::control::Control;
+use super::inbox::{Cut, Message};
+use super::session::{Ending, LaneEnd, Phase, Session, Was};
+use crate::control::LaneSet;
+
+/// How long the last message to a client may take to arrive.
+const PARTING: Duration = Duration::from_millis(500);
+
+impl Control {
+    /// Ends a connection: at once where no worker knows it, else by asking every worker to let go. With a goodbye it ends in
+    /// order: what was announced should still arrive.
+    pub(super) fn end(&mut self, place: usize, goodbye: Option<(Status, String)>) {
+        let now = self.now;
+        let Some(session) = &mut self.sessions[place] else {
+            return;
+        };
+        let in_order = goodbye.is_some();
+        match &mut session.phase {
+            Phase::Parting { .. } if !in_order => self.remove(place),
+            Phase::Parting { .. } => (),
+            Phase::Greeting { .. } if in_order => {
+                let until = now + PARTING;
+                session.phase = Phase::Parting { until, was: None };
+            }
+            Phase::Greeting { .. } => self.remove(place),
+            Phase::Member(member) => {
+                if let Some(ending) = &mut member.ending {
+                    if !in_order {
+                        ending.goodbye = None;
+                    }
+                    return;
+                }
+                let conn = member.conn;
+                member.leaving = None;
+                let shared: Vec<_> = self.lanes.iter().map(|lane| lane.shared.clone()).collect();
+                let mut waiting = LaneSet::living(&shared);
+                for (lane, end) in shared.iter().zip(&mut member.lanes) {
+                    match end {
+                        LaneEnd::Attached { .. } => lane.post(Message::Detach { conn, in_order }),
+                        LaneEnd::Missing | LaneEnd::Connected { .. } => {
+                            waiting.remove(lane.lane);
+                            *end = LaneEnd::Missing;
+                        }
+                    }
+                }
+                member.ending = Some(Ending { waiting, goodbye });
+                self.changed = true;
+                self.advance(place);
+            }
+        }
+    }
+
+    /// Cuts a client off.
+    pub(super) fn cut(&mut self, place: usize, why: Cut) {
+        let Some(session) = &mut self.sessions[place] else {
+            return;
+        };
+        let (peer, mut client) = (session.peer, String::new());
+        if let Some(member) = session.member() {
+            if member.ending.is_some() {
+                return;
+            }
+            client.clone_from(&member.name);
+        }
+        let breach = match why {
+            Cut::Breach(breach) => Some(breach),
+            // A message longer than its buffer, or one that no queue pair here takes.
+            Cut::Failed(WorkStatus::LocalLength | WorkStatus::LocalAccess) => {
+                Some("it sent what it was not granted")
+            }
+            // Nobody here has failed the queue pair: the device has, over a request of the client's that it can't take.
+            Cut::Failed(WorkStatus::Flushed) => Some("it sent what can't be received"),
+            Cut::Failed(WorkStatus::RemoteAccess | WorkStatus::RemoteInvalidRequest) => {
+                Some("its memory refuses what it had registered it for")
+            }
+            Cut::Worker(Status::Malformed) => Some("it broke the protocol, as its worker found"),
+            _ => None,
+        };
+        if let Some(breach) = breach {
+            self.shown.violations.fetch_add(1, Ordering::Relaxed);
+            self.log(|| tracing::warn!(client, ?peer, breach, "an rdma client is cut off"));
+            return self.end(place, Some((Status::Malformed, breach.to_owned())));
+        }
+        match why {
+            Cut::Worker(status) => {
+                self.log(
+                    || tracing::warn!(client, ?peer, %status, "a worker cut an rdma client off"),
+                );
+                self.end(place, Some((status, String::new())));
+            }
+            Cut::Failed(status) => {
+                self.shown.lost.fetch_add(1, Ordering::Relaxed);
+                self.log(|| tracing::warn!(client, ?peer, %status, "an rdma client is lost"));
+                self.end(place, None);
+            }
+            Cut::Breach(_) => (),
+        }
+    }
+
+    pub(super) fn let_go(&mut self, place: usize, lane: u16, which: impl Fn(Option<u32>) -> bool) {
+        let Some(member) = self.sessions[place].as_mut().and_then(Session::member) else {
+            return;
+        };
+        if let Some(ending) = &mut member.ending
+            && which(None)
+        {
+            ending.waiting.remove(lane);
+        }
+        if let Some((region, _, waiting)) = &mut member.leaving
+            && which(Some(region.0))
+        {
+            waiting.remove(lane);
+        }
+        self.advance(place);
+    }
+
+    /// Finishes what every lane has acknowledged.
+    pub(super) fn advance(&mut self, place: usize) {
+        let now = self.now;
+        let Some(session) = self.sessions[place].as_mut() else {
+            return;
+        };
+        let Phase::Member(member) = &mut session.phase else {
+            return;
+        };
+        if let Some(ending) = &mut member.ending {
+            if !ending.waiting.is_empty() {
+                return;
+            }
+            let goodbye = ending.goodbye.take();
+            for lane in &mut member.lanes {
+                if let LaneEnd::Attached { connection } = lane
+                    && let Err(error) = connection.disconnect()
+                {
+                    tracing::debug!(%error, "a lane ends");
+                }
+                *lane = LaneEnd::Missing;
+            }
+            let was = Some(Was {
+                conn: member.conn,
+                name: std::mem::take(&mut member.name),
+            });
+            let told = goodbye.is_some_and(|(status, detail)| {
+                let bytes = Question::Goodbye { status, detail }.encode(0);
+                session.link.send(bytes, now).is_ok()
+            });
+            let until = if told { now + PARTING } else { now };
+            session.phase = Phase::Parting { until, was };
+            self.changed = true;
+            if !told {
+                self.remove(place);
+            }
+        } else if let Some((region, sequence, waiting)) = member.leaving
+            && waiting.is_empty()
+        {
+            member.leaving = None;
+            member.regions[region.0 as usize] = None;
+            self.changed = true;
+            self.unregistered(place, region, sequence);
+        }
+    }
+
+    /// Destroys what is left of a session.
+    pub(super) fn remove(&mut self, place: usize) {
+        let Some(session) = self.sessions[place].take() else {
+            return;
+        };
+        for token in &session.tokens {
+            self.ids.remove(token);
+        }
+        session.link.hang_up(Some(session.connection));
+        self.changed = true;
+        if let Phase::Parting { was: Some(was), .. } = session.phase {
+            self.unused.push(was.conn);
+            // Shown first, so that who is told of the end finds nothing of it left.
+            self.show();
+            self.service.gone(was.conn);
+            self.log(|| {
+                tracing::info!(
+                    client = was.name,
+                    conn = was.conn.0,
+                    "an rdma client has gone"
+                )
+            });
+        }
+    }
+}

@@ -1,0 +1,405 @@
+//! A lane's share of one connection: its queue pair, its request slots, and what waits to be sent.
+
+use std::collections::VecDeque;
+
+use rowmill_verbs::{
+    Completion as Done, Error, HostMemory, Kind, LocalKey, Operation, QueuePair, Registered,
+    Signal, Status as WorkStatus,
+};
+use rowmill_wire::completion::COMPLETION_BYTES;
+use rowmill_wire::limits::{MAX_REGIONS, SLOT_BYTES};
+use rowmill_wire::{Completion, Immediate};
+
+use super::inbox::{Cut, RemoteRegion};
+use super::pool::{Base, Note, Pool};
+use super::scatter::PIECES;
+use crate::RegionId;
+
+/// What a client submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Submission {
+    Request { slot: u16, len: u16 },
+    Cancel { slot: u16 },
+}
+
+/// Something to be posted.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Item {
+    /// The strips of a staged block.
+    Place { block: u32 },
+    /// The READs of a pull.
+    Fetch { pull: u16 },
+    /// A status record.
+    Record(Completion),
+}
+
+/// A region that was given up, while something that was posted before may still reach it.
+#[derive(Clone, Copy, Debug)]
+struct Barrier {
+    region: RegionId,
+    /// Items that had been queued then.
+    items: u64,
+    /// Once these are posted: requests that had been posted then.
+    posted: Option<u64>,
+}
+
+/// A lane's share of one connection. Everything that it needs while it serves was allocated when it was made.
+pub(super) struct Seat {
+    pub(super) qp: QueuePair<Note>,
+    key: LocalKey,
+    // After the queue pair, so that nothing can be written to it any more when it goes.
+    slots: Registered<HostMemory>,
+    pub(super) credits: u16,
+    records: Base,
+    records_mask: u32,
+    records_written: u32,
+    pub(super) regions: [Option<RemoteRegion>; MAX_REGIONS as usize],
+    pub(super) pending: VecDeque<Submission>,
+    /// Receives that were consumed and whose submissions the worker has taken.
+    consumed: u32,
+    outbox: VecDeque<Item>,
+    items_queued: u64,
+    posted: u64,
+    barrier: Option<Barrier>,
+    /// The pull of each slot.
+    pub(super) pulls: Vec<Option<u16>>,
+    /// Blocks of staging that it has, at the worker's or in the queue pair.
+    pub(super) staged: u32,
+    /// Blocks of its pulls.
+    pub(super) fetching: u32,
+    pub(super) is_ready: bool,
+    pub(super) is_dirty: bool,
+    /// The queue pair has failed or was failed: nothing is posted any more.
+    pub(super) failed: bool,
+    /// A cut has been asked for.
+    pub(super) cut: bool,
+}
+
+/// What a seat is made with.
+pub(super) struct Equipment {
+    pub(super) qp: QueuePair<Note>,
+    pub(super) key: LocalKey,
+    pub(super) slots: Registered<HostMemory>,
+    pub(super) credits: u16,
+    /// Places of the record ring, a power of two.
+    pub(super) records: u32,
+    /// Most items that can wait.
+    pub(super) outbox: usize,
+    pub(super) receives: u32,
+}
+
+impl Seat {
+    pub(super) fn new(with: Equipment) -> Seat {
+        Seat {
+            qp: with.qp,
+            key: with.key,
+            slots: with.slots,
+            credits: with.credits,
+            records: Base::default(),
+            records_mask: with.records - 1,
+            records_written: 0,
+            regions: [None; MAX_REGIONS as usize],
+            pending: VecDeque::with_capacity(with.receives as usize),
+            consumed: 0,
+            outbox: VecDeque::with_capacity(with.outbox),
+            items_queued: 0,
+            posted: 0,
+            barrier: None,
+            pulls: vec![None; usize::from(with.credits)],
+            staged: 0,
+            fetching: 0,
+            is_ready: false,
+            is_dirty: false,
+            failed: false,
+            cut: false,
+        }
+    }
+
+    /// Where the client has its record ring.
+    pub(super) fn records_at(&mut self, base: Base) {
+        self.records = base;
+    }
+
+    /// Where the client writes its requests.
+    pub(super) fn slots(&self) -> rowmill_verbs::Remote {
+        self.slots.remote()
+    }
+
+    pub(super) fn region(&self, region: RegionId) -> Option<RemoteRegion> {
+        *self.regions.get(region.0 as usize)?
+    }
+
+    /// Copies a request's frame.
+    pub(super) fn frame(&self, slot: u16, len: u16, out: &mut [u8; SLOT_BYTES]) {
+        let at = usize::from(slot) * SLOT_BYTES;
+        self.slots.copy_out(at, &mut out[..usize::from(len)]);
+    }
+
+    /// The next submission; its receive can be posted again.
+    pub(super) fn take_submission(&mut self) -> Option<Submission> {
+        let submission = self.pending.pop_front()?;
+        self.consumed += 1;
+        Some(submission)
+    }
+
+    /// Whether an item can be queued: not once the queue pair has failed. There is room for all that an honest worker has.
+    pub(super) fn queue(&mut self, item: Item) -> bool {
+        if self.failed {
+            return false;
+        }
+        assert!(
+            self.outbox.len() < self.outbox.capacity(),
+            "no more records than slices, and no more data than blocks"
+        );
+        self.outbox.push_back(item);
+        self.items_queued += 1;
+        true
+    }
+
+    pub(super) fn has_items(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
+    /// Whether everything that was queued has been placed.
+    pub(super) fn is_settled(&self) -> bool {
+        self.outbox.is_empty() && self.qp.sends_outstanding() == 0
+    }
+
+    /// Moves the queue pair to the error state: nothing of this side is under way to the client any more that was not.
+    pub(super) fn fail(&mut self, pool: &mut Pool) {
+        if !std::mem::replace(&mut self.failed, true)
+            && let Err(error) = self.qp.fail()
+        {
+            tracing::debug!(%error, "a lane's queue pair is destroyed as it is");
+        }
+        while let Some(item) = self.outbox.pop_front() {
+            if let Item::Place { block } = item {
+                pool.staged[block as usize].block = None;
+            }
+        }
+    }
+
+    /// Posts what waits, as far as there is room.
+    ///
+    /// # Errors
+    /// A failed call: the connection has to end.
+    pub(super) fn flush(&mut self, pool: &mut Pool) -> Result<(), Error> {
+        if self.failed || self.outbox.is_empty() {
+            return Ok(());
+        }
+        if self.consumed > 0 {
+            // Before any record that gives the credit back, so that the client's next request finds a receive.
+            self.qp.receive_empty(std::mem::take(&mut self.consumed))?;
+        }
+        loop {
+            let queued = self.outbox.len();
+            let posted = self.post_list(pool)?;
+            self.posted += posted as u64;
+            let progress = posted > 0 || self.outbox.len() < queued;
+            if self.outbox.is_empty() || !progress {
+                return Ok(());
+            }
+        }
+    }
+
+    /// One list with one doorbell.
+    fn post_list(&mut self, pool: &mut Pool) -> Result<usize, Error> {
+        let pieces = self.qp.capacity().pieces as usize;
+        let message = u64::from(self.qp.context().limits().message_bytes);
+        let mut batch = self.qp.batch();
+        while let Some(item) = self.outbox.front() {
+            let done = match *item {
+                Item::Place { block } => {
+                    post_place(&mut batch, pool, block, self.key, pieces, &mut self.staged)
+                }
+                Item::Fetch { pull } => post_fetch(&mut batch, pool, pull, self.key, message),
+                Item::Record(record) => {
+                    let at = self.records_written & self.records_mask;
+                    let to = self.records.at(u64::from(at) * COMPLETION_BYTES as u64);
+                    let announce = Operation::WriteImmediate(to, record.immediate().encode());
+                    let posted = batch.post_inline(announce, &record.encode(), Signal::Yes);
+                    self.records_written =
+                        self.records_written.wrapping_add(u32::from(posted.is_ok()));
+                    posted.is_ok()
+                }
+            };
+            if !done {
+                break;
+            }
+            self.outbox.pop_front();
+        }
+        batch.ring()
+    }
+
+    /// Takes note of a completion. Blocks of results go back to the pool; a pull whose data are all there is told of.
+    ///
+    /// # Errors
+    /// Why the connection has to be cut off.
+    pub(super) fn completed(
+        &mut self,
+        done: &Done,
+        pool: &mut Pool,
+        mut arrived: impl FnMut(u16),
+    ) -> Result<(), Cut> {
+        let Ok(back) = self.qp.retire(done) else {
+            return Ok(()); // Of a former holder of the number.
+        };
+        for (block, note) in back {
+            match note {
+                Note::Staged => self.staged = self.staged.saturating_sub(1),
+                Note::Fetched { pull, part } => {
+                    let pull_of = &mut pool.pulls[usize::from(pull)];
+                    pull_of.missing -= 1;
+                    if !pull_of.released {
+                        pull_of.blocks[usize::from(part)] = Some(block);
+                    }
+                    if pull_of.missing == 0 {
+                        arrived(pull);
+                    }
+                }
+            }
+        }
+        match done.status() {
+            WorkStatus::Success => (),
+            // What came before it has told why.
+            _ if self.failed => return Ok(()),
+            status if status != WorkStatus::Flushed && done.id().kind() == Some(Kind::Receive) => {
+                return Err(Cut::Breach("it sent a message that can't be received"));
+            }
+            status => return Err(Cut::Failed(status)),
+        }
+        if done.id().kind() == Some(Kind::Receive) && !self.failed {
+            let submission = self.understand(done.immediate(), done.bytes())?;
+            self.pending.push_back(submission);
+        }
+        Ok(())
+    }
+
+    /// What an immediate says; everything in it is a claim.
+    fn understand(&self, immediate: Option<u32>, bytes: Option<u32>) -> Result<Submission, Cut> {
+        let Some(bits) = immediate else {
+            return Err(Cut::Breach("it sent a message where requests are written"));
+        };
+        match Immediate::decode(bits) {
+            Some(Immediate::Request { slot, len }) if slot < self.credits => {
+                if bytes != Some(u32::from(len)) {
+                    return Err(Cut::Breach(
+                        "it wrote a frame of another length than it said",
+                    ));
+                }
+                Ok(Submission::Request { slot, len })
+            }
+            Some(Immediate::Cancel { slot }) if slot < self.credits => {
+                if bytes != Some(0) {
+                    return Err(Cut::Breach("it wrote bytes with a cancel"));
+                }
+                Ok(Submission::Cancel { slot })
+            }
+            Some(Immediate::Request { .. } | Immediate::Cancel { .. }) => {
+                Err(Cut::Breach("it named a slot that was not granted"))
+            }
+            Some(Immediate::Slice { .. } | Immediate::Final { .. }) | None => Err(Cut::Breach(
+                "it submitted something that is no request and no cancel",
+            )),
+        }
+    }
+
+    /// A region is given up: from now on nothing is queued for it.
+    pub(super) fn give_up(&mut self, region: RegionId) {
+        if let Some(place) = self.regions.get_mut(region.0 as usize) {
+            *place = None;
+        }
+        self.barrier = Some(Barrier {
+            region,
+            items: self.items_queued,
+            posted: None,
+        });
+    }
+
+    /// The region that was given up, once nothing of this queue pair can reach it any more.
+    pub(super) fn let_go(&mut self) -> Option<RegionId> {
+        let posted_items = self.items_queued - self.outbox.len() as u64;
+        let barrier = self.barrier.as_mut()?;
+        if posted_items < barrier.items {
+            return None;
+        }
+        let posted = *barrier.posted.get_or_insert(self.posted);
+        if self.posted - self.qp.sends_outstanding() < posted {
+            return None;
+        }
+        let region = barrier.region;
+        self.barrier = None;
+        Some(region)
+    }
+
+    /// Whether a region waits to be let go of.
+    pub(super) fn has_barrier(&self) -> bool {
+        self.barrier.is_some()
+    }
+}
+
+type Batch<'q> = rowmill_verbs::Batch<'q, Note>;
+
+/// Adds WRITEs of a staged block; whether those were the last ones. The block is the queue pair's from the first one on.
+fn post_place(
+    batch: &mut Batch<'_>,
+    pool: &mut Pool,
+    block: u32,
+    key: LocalKey,
+    pieces: usize,
+    held: &mut u32,
+) -> bool {
+    let staged = &mut pool.staged[block as usize];
+    if let Some(block) = staged.block.take() {
+        batch.open(block, key, Note::Staged);
+    }
+    while let Some((write, next)) = staged.scatter.next(&staged.strips, pieces.min(PIECES)) {
+        let signal = match next.next(&staged.strips, pieces.min(PIECES)) {
+            Some(_) => Signal::No,
+            None => Signal::Yes,
+        };
+        let to = Operation::Write(staged.region.at(write.offset));
+        if batch.post_open(to, &write.pieces, signal).is_err() {
+            return false;
+        }
+        staged.scatter = next;
+    }
+    if batch.close().is_some() {
+        *held = held.saturating_sub(1);
+    }
+    true
+}
+
+/// Adds READs of a pull; whether those were the last ones.
+fn post_fetch(
+    batch: &mut Batch<'_>,
+    pool: &mut Pool,
+    number: u16,
+    key: LocalKey,
+    message: u64,
+) -> bool {
+    let block_bytes = pool.block_bytes();
+    let pull = &mut pool.pulls[usize::from(number)];
+    while let Some(read) = pull.next_read(block_bytes, message) {
+        if batch.room() == 0 {
+            return false;
+        }
+        let part = usize::from(read.part);
+        if let Some(block) = pull.blocks[part].take() {
+            let note = Note::Fetched {
+                pull: number,
+                part: read.part,
+            };
+            batch.open(block, key, note);
+        }
+        let signal = if read.fills { Signal::Yes } else { Signal::No };
+        let posted = batch.post_open(Operation::Read(read.remote), &[read.piece], signal);
+        assert!(posted.is_ok(), "there was room");
+        pull.asked += read.piece.len as u64;
+        if read.fills {
+            let early = batch.close();
+            assert!(early.is_none(), "its last READ is not even posted");
+        }
+    }
+    true
+}

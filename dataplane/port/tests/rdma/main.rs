@@ -1,0 +1,12 @@
+//! The port over RDMA: the conformance suite with each lane on a thread of its own, and what that does not reach. Client
+//! and server are in one process, over one device; where one of them has to die or stop, it is a process of its own.
+#![cfg(feature = "rdma")]
+
+mod ends;
+mod harness;
+mod hostile;
+mod load;
+
+use harness::{Rdma, has_device};
+
+rowmill_port::conformance_tests!(Rdma, threads, when has_device());
