@@ -132,7 +132,22 @@ fn bad_values_are_refused_with_place_and_advice() {
         (
             "endpoints = [\"rdma://h:7400\"]\n[model]\ndirectory = \"/m\"",
             "endpoints",
-            "this build supports shm",
+            "set `insecure = true`",
+        ),
+        (
+            "insecure = true\nendpoints = [\"rdma://h\"]\n[model]\ndirectory = \"/m\"",
+            "endpoints",
+            "a port is missing",
+        ),
+        (
+            "endpoints = [\"tcp://h:7400\"]\n[model]\ndirectory = \"/m\"",
+            "endpoints",
+            "this build supports shm:/path/NAME.sock and rdma://ADDRESS:PORT",
+        ),
+        (
+            "[rdma]\nretry_count = 7\n[model]\ndirectory = \"/m\"",
+            "rdma.retry_count",
+            "7 means for ever",
         ),
         (
             "endpoints = [\"shm:/a\", \"shm:/a\"]\n[model]\ndirectory = \"/m\"",
