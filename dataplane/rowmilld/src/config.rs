@@ -427,6 +427,7 @@ impl Config {
             .or_else(|| self.cpus_fault())
             .or_else(|| self.limits_fault())
             .or_else(|| self.rdma.fault())
+            .or_else(|| self.fetch_fault())
     }
 
     fn endpoints_fault(&self) -> Option<(&'static str, String)> {
@@ -453,6 +454,21 @@ impl Config {
                 "lists {n}, and this build serves one; start a dataplane for each"
             )),
         }
+    }
+
+    /// Over RDMA the longest request has to fit the blocks that data are fetched to.
+    fn fetch_fault(&self) -> Option<(&'static str, String)> {
+        let rdma = self.endpoints.iter().any(|e| Port::of(e) == Ok(Port::Rdma));
+        let longest = 12 * u64::from(self.limits.max_ids) + 8 * u64::from(self.limits.max_lengths);
+        let room = self.rdma.port().fetch_bytes();
+        (rdma && longest > room).then(|| {
+            let reason = format!(
+                "is too little: a request of limits.max_ids ids with weights and limits.max_lengths lengths has \
+                 {longest} bytes, and half of the staging blocks, which data are fetched to, have {room}; \
+                 lower the limits, or raise this"
+            );
+            ("rdma.stage_blocks", reason)
+        })
     }
 
     fn cpus_fault(&self) -> Option<(&'static str, String)> {

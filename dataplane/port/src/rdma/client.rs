@@ -68,7 +68,8 @@ pub struct RdmaClient {
     pub(super) idle_polls: u32,
     /// When the control stream was last looked at.
     pub(super) looked: Instant,
-    /// The last beat, and when it was first seen.
+    /// The counter of the last beat that said that all workers live, or of the first one that said otherwise, and when that
+    /// was first seen.
     beat: (u64, Instant),
     /// Something has failed, and since then what it was is looked for.
     suspect: Option<(Instant, Lost)>,
@@ -151,7 +152,7 @@ impl RdmaClient {
         let completions =
             CompletionQueue::new(&context, CONTROL_COMPLETIONS, Some(&completion_channel))
                 .map_err(failed)?;
-        let mut link = Link::new(&domain, completions.handle(), 0).map_err(failed)?;
+        let mut link = Link::new(&domain, completions.handle(), 0, 0).map_err(failed)?;
         let parameters = config.connection.parameters(Role::ClientControl, &context);
         link.receive_by(&mut way, &parameters).map_err(failed)?;
         let data = RequestData::new(&Asked::Control.encode()).map_err(failed)?;
@@ -212,7 +213,7 @@ impl RdmaClient {
         for lane in 0..lanes {
             self.open_lane(attempt, to, session, lane)?;
         }
-        self.beat = (self.lanes[0].beat(), Instant::now());
+        self.beat = (0, Instant::now());
         Ok(())
     }
 
@@ -231,7 +232,13 @@ impl RdmaClient {
             .parameters(Role::ClientLane, &context);
         let credits = self.welcome.credits;
         let mut way = attempt.resolve(to, &self.config.connection)?;
-        let mut end = ClientLane::new(&self.domain, &self.completion_channel, lane, credits)?;
+        let mut end = ClientLane::new(
+            &self.domain,
+            &self.completion_channel,
+            lane,
+            credits,
+            self.config.inline_bytes,
+        )?;
         let (ring, receives) = end.records();
         let qp = end.qp.as_mut().expect("a new lane");
         way.initialise(qp, &parameters).map_err(failed)?;
@@ -381,8 +388,9 @@ impl RdmaClient {
         }
         if let Some(first) = self.lanes.first() {
             let beat = first.beat();
-            if beat != self.beat.0 {
-                self.beat = (beat, now);
+            let all = beat.counter() == 0 || beat.has_all(self.welcome.split.lanes);
+            if beat.counter() != self.beat.0 && all {
+                self.beat = (beat.counter(), now);
             } else if now.duration_since(self.beat.1) >= self.config.silent_limit
                 && self.ended.is_none()
                 && self.lanes.len() == usize::from(self.welcome.split.lanes)

@@ -45,7 +45,7 @@ fn another_process() {
     }
 }
 
-fn fill(region: RegionId, len: u64) -> Task {
+pub(super) fn fill(region: RegionId, len: u64) -> Task {
     Task::Fill {
         region: region.0,
         offset: 0,
@@ -98,7 +98,7 @@ fn start(role: &str) -> (Other, String) {
 }
 
 /// A client of another process's server, with a region.
-fn client_of(endpoint: &str) -> (RdmaClient, RegionId) {
+pub(super) fn client_of(endpoint: &str) -> (RdmaClient, RegionId) {
     let mut client =
         RdmaClient::connect_with(endpoint, "survivor", client_config(4)).expect("a client");
     let region = client.register(1 << 20).expect("a region");
@@ -106,7 +106,7 @@ fn client_of(endpoint: &str) -> (RdmaClient, RegionId) {
 }
 
 /// Polls until the connection has ended.
-fn end_of(client: &mut RdmaClient, bound: Duration) -> (PortError, Duration) {
+pub(super) fn end_of(client: &mut RdmaClient, bound: Duration) -> (PortError, Duration) {
     let since = Instant::now();
     loop {
         match client.poll(0) {
@@ -120,7 +120,7 @@ fn end_of(client: &mut RdmaClient, bound: Duration) -> (PortError, Duration) {
 }
 
 /// Two seconds, as many times longer as the machine is slow.
-fn bound() -> Duration {
+pub(super) fn bound() -> Duration {
     Duration::from_secs(2) * slowness().max(1)
 }
 
@@ -181,6 +181,32 @@ fn a_server_that_stops_is_fenced() {
     while again.poll(0).expect("open").is_none() {}
     assert!(again.memory(region).is_some());
     server.kill();
+}
+
+/// A worker that hangs, in a process that lives: its clients give it up too.
+#[test]
+fn a_worker_that_hangs_is_noticed() {
+    if !has_device() {
+        return;
+    }
+    let mut bench = Bench::<Rdma>::start(2);
+    let mut client = bench.client("waits", 4);
+    thread::sleep(Duration::from_millis(600));
+    assert_eq!(bench.ask(&mut client, 1, &Task::Echo).status, Status::Ok);
+    bench.journals[1].pause(true);
+    // It takes notice at its next turn; then it neither polls nor sleeps.
+    client.submit(1, 0, &Task::Echo.frame()).expect("open");
+    client.submit(1, 1, &Task::Echo.frame()).expect("open");
+    let limit = client_config(4).silent_limit;
+    let (error, took) = end_of(&mut client, limit + bound());
+    println!("{error} after {took:?}");
+    match error {
+        PortError::Lost { what } => assert_eq!(what, Lost::PeerSilent),
+        other => panic!("{other}"),
+    }
+    bench.journals[1].pause(false);
+    let mut again = bench.client("again", 4);
+    assert_eq!(bench.ask(&mut again, 1, &Task::Echo).status, Status::Ok);
 }
 
 #[test]
