@@ -159,9 +159,10 @@ impl Site {
             slots,
         } = settings;
         let (endpoint, model) = (self.endpoint(), model.display());
+        let insecure = rdma_address().map_or("", |_| "insecure = true\n");
         let drain = 10 * slowness();
         let text = format!(
-            "endpoints = [\"{endpoint}\"]\ninsecure = true\n\
+            "endpoints = [\"{endpoint}\"]\n{insecure}\
              [model]\ndirectory = \"{model}\"\nname = \"faults\"\nhuge_pages = \"{huge_pages}\"\n\
              [workers]\ncpus = 2\npin = false\n\
              [limits]\nconnections = {CONNECTIONS}\nslots = {slots}\ncredits = {CREDITS}\nmax_ids = 1048576\n\
