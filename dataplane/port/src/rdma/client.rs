@@ -68,7 +68,8 @@ pub struct RdmaClient {
     pub(super) idle_polls: u32,
     /// When the control stream was last looked at.
     pub(super) looked: Instant,
-    /// The last beat, and when it was first seen.
+    /// The counter of the last beat that said that all workers live, or of the first one that said otherwise, and when that
+    /// was first seen.
     beat: (u64, Instant),
     /// Something has failed, and since then what it was is looked for.
     suspect: Option<(Instant, Lost)>,
@@ -212,7 +213,7 @@ impl RdmaClient {
         for lane in 0..lanes {
             self.open_lane(attempt, to, session, lane)?;
         }
-        self.beat = (self.lanes[0].beat(), Instant::now());
+        self.beat = (0, Instant::now());
         Ok(())
     }
 
@@ -381,8 +382,9 @@ impl RdmaClient {
         }
         if let Some(first) = self.lanes.first() {
             let beat = first.beat();
-            if beat != self.beat.0 {
-                self.beat = (beat, now);
+            let all = beat.counter() == 0 || beat.has_all(self.welcome.split.lanes);
+            if beat.counter() != self.beat.0 && all {
+                self.beat = (beat.counter(), now);
             } else if now.duration_since(self.beat.1) >= self.config.silent_limit
                 && self.ended.is_none()
                 && self.lanes.len() == usize::from(self.welcome.split.lanes)

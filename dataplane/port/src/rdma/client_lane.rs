@@ -13,6 +13,7 @@ use rowmill_wire::{Completion, Immediate};
 
 use super::bounds::{client_blocks, client_completions, client_sends, completions_for, ring_bytes};
 use super::failure::{lost, system};
+use super::life::Beat;
 use crate::{Lost, PortError};
 
 /// Bytes of frames that go inline, if the device grants as many: a null request and small lookups.
@@ -95,12 +96,12 @@ impl ClientLane {
         self.slots = slots;
     }
 
-    /// The dataplane's counter of beats.
-    pub(super) fn beat(&self) -> u64 {
-        let mut word = [0; 8];
+    /// The dataplane's last beat, if this is lane 0.
+    pub(super) fn beat(&self) -> Beat {
+        let mut beat = Beat::new(0);
         let at = completions_for(self.credits) as usize * COMPLETION_BYTES;
-        self.ring.copy_out(at, &mut word);
-        u64::from_le_bytes(word)
+        self.ring.copy_out(at, &mut beat.0);
+        beat
     }
 
     /// Whether there is a record to be read.

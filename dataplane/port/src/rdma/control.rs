@@ -16,10 +16,11 @@ use rowmill_verbs::{
 use rowmill_wire::Status;
 use rustix::event::{Timespec, epoll};
 
-use super::bounds::{BEAT_WRITTEN, GREETING_MAX};
+use super::bounds::GREETING_MAX;
 use super::config::RdmaConfig;
 use super::failure::in_full;
 use super::inbox::{Cut, Notice};
+use super::life::{Beat, Seen};
 use super::link::Heard;
 use super::server::Shown;
 use super::session::{Phase, Session};
@@ -80,6 +81,8 @@ pub(super) struct Control {
     busy: bool,
     beats: u64,
     next_beat: Instant,
+    /// What was seen of each lane's worker.
+    seen: Vec<Seen>,
     epoll: OwnedFd,
     log_limit: LogLimit,
 }
@@ -105,6 +108,7 @@ impl Control {
         epoll::add(&epoll, &*parts.bell, data, edge).map_err(failed)?;
         let places = usize::from(parts.config.max_connections) + GREETING_MAX;
         let now = Instant::now();
+        let seen = parts.lanes.iter().map(|_| Seen::new(now)).collect();
         Ok(Control {
             sessions: (0..places).map(|_| None).collect(),
             unused: (0..u32::from(parts.config.max_connections))
@@ -127,6 +131,7 @@ impl Control {
             busy: false,
             beats: 0,
             next_beat: now + BEAT,
+            seen,
             epoll,
             log_limit: LogLimit::new(now),
         })
@@ -327,11 +332,11 @@ impl Control {
             self.next_beat = self.now + BEAT;
             self.beats += 1;
         }
-        let mut bytes = [0; BEAT_WRITTEN];
-        bytes[..8].copy_from_slice(&self.beats.to_le_bytes());
-        for lane in self.lanes.iter().filter(|lane| !lane.shared.is_gone()) {
-            let lane = usize::from(lane.shared.lane);
-            bytes[8 + lane / 8] |= 1 << (lane % 8);
+        let mut bytes = Beat::new(self.beats);
+        for (lane, seen) in self.lanes.iter().zip(&mut self.seen) {
+            if seen.lives(&lane.life, self.now) && !lane.shared.is_gone() {
+                bytes.set(lane.shared.lane);
+            }
         }
         let (now, overdue) = (self.now, self.config.connection.overdue());
         for place in 0..self.sessions.len() {
@@ -366,7 +371,7 @@ impl Control {
                     if late {
                         self.cut(place, Cut::Failed(WorkStatus::RetriesExceeded));
                     } else if let Some(to) = member.beat.filter(|_| beat)
-                        && let Err(error) = session.link.beat(&bytes, to, now)
+                        && let Err(error) = session.link.beat(&bytes.0, to, now)
                     {
                         tracing::debug!(error = in_full(&error), "a beat can't be sent");
                         self.end(place, None);

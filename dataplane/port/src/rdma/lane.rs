@@ -11,6 +11,7 @@ use rustix::event::{Timespec, epoll};
 
 use super::bounds::GREETING_MAX;
 use super::inbox::{Cut, LaneShared, MESSAGES_PER_CONNECTION, Message, Notice};
+use super::life::Life;
 use super::pool::Pool;
 use super::seat::{Seat, Submission};
 use crate::{ConnId, Event, RegionError, RegionId};
@@ -56,12 +57,14 @@ pub struct RdmaLane {
     news: VecDeque<News>,
     messages_taken: usize,
     ending: Option<Ending>,
+    life: Arc<Life>,
     pub(super) shared: Arc<LaneShared>,
 }
 
 impl RdmaLane {
     pub(super) fn new(
         shared: Arc<LaneShared>,
+        life: Arc<Life>,
         completions: CompletionQueue,
         channel: CompletionChannel,
         slab: Slab,
@@ -83,6 +86,7 @@ impl RdmaLane {
             news: VecDeque::with_capacity(most * MESSAGES_PER_CONNECTION),
             messages_taken: 0,
             ending: None,
+            life,
             shared,
         }
     }
@@ -98,6 +102,7 @@ impl RdmaLane {
 
     /// The next event.
     pub(super) fn next_event(&mut self, frame: &mut [u8; SLOT_BYTES]) -> Option<Event> {
+        self.life.polled();
         self.acknowledge();
         if self.has_message() {
             return self.take_message();
@@ -369,8 +374,10 @@ impl RdmaLane {
                 tv_nsec: limit.subsec_nanos().into(),
             });
             let mut events = [MaybeUninit::uninit(); 4];
+            self.life.sleeps();
             // Whatever ends it, an interruption too, the caller polls again.
             let _ = epoll::wait(&self.shared.epoll, &mut events, limit.as_ref());
+            self.life.polled();
             while let Ok(Some(_)) = self.channel.take_event() {
                 self.armed = false;
             }

@@ -32,6 +32,7 @@ pub mod endpoint;
 mod failure;
 mod inbox;
 mod lane;
+mod life;
 mod link;
 mod memory;
 mod pool;

@@ -17,6 +17,7 @@ use super::endpoint::addresses;
 use super::failure::{in_full, system};
 use super::inbox::lane_shared;
 use super::lane::RdmaLane;
+use super::life::Life;
 use super::pool::Pool;
 use super::session_lane::LaneParts;
 use super::watch::Watch;
@@ -302,13 +303,16 @@ fn make_parts(
         let completions = CompletionQueue::new(&context, capacity, Some(&lane_channel))
             .map_err(|e| system("making a worker's completion queue", e))?;
         let slab = Pool::slab(config.stage_blocks, config.stage_block_bytes)?;
+        let life = Arc::new(Life::default());
         parts.push(LaneParts {
             shared: shared.clone(),
+            life: life.clone(),
             completions: completions.handle().clone(),
             slab: slab.clone(),
         });
         halves.push(RdmaLane::new(
             shared,
+            life,
             completions,
             lane_channel,
             slab,

@@ -10,6 +10,7 @@ use rowmill_wire::completion::COMPLETION_BYTES;
 
 use super::bounds::{completions_for, outbox, slots_bytes, worker_receives, worker_sends};
 use super::inbox::LaneShared;
+use super::life::Life;
 use super::scatter::PIECES;
 use super::seat::{Equipment, Seat};
 use crate::ConnId;
@@ -17,6 +18,7 @@ use crate::ConnId;
 /// What the control thread has of a lane.
 pub(super) struct LaneParts {
     pub(super) shared: Arc<LaneShared>,
+    pub(super) life: Arc<Life>,
     pub(super) completions: CompletionQueueHandle,
     pub(super) slab: Slab,
 }

@@ -183,6 +183,32 @@ fn a_server_that_stops_is_fenced() {
     server.kill();
 }
 
+/// A worker that hangs, in a process that lives: its clients give it up too.
+#[test]
+fn a_worker_that_hangs_is_noticed() {
+    if !has_device() {
+        return;
+    }
+    let mut bench = Bench::<Rdma>::start(2);
+    let mut client = bench.client("waits", 4);
+    thread::sleep(Duration::from_millis(600));
+    assert_eq!(bench.ask(&mut client, 1, &Task::Echo).status, Status::Ok);
+    bench.journals[1].pause(true);
+    // It takes notice at its next turn; then it neither polls nor sleeps.
+    client.submit(1, 0, &Task::Echo.frame()).expect("open");
+    client.submit(1, 1, &Task::Echo.frame()).expect("open");
+    let limit = client_config(4).silent_limit;
+    let (error, took) = end_of(&mut client, limit + bound());
+    println!("{error} after {took:?}");
+    match error {
+        PortError::Lost { what } => assert_eq!(what, Lost::PeerSilent),
+        other => panic!("{other}"),
+    }
+    bench.journals[1].pause(false);
+    let mut again = bench.client("again", 4);
+    assert_eq!(bench.ask(&mut again, 1, &Task::Echo).status, Status::Ok);
+}
+
 #[test]
 fn a_client_that_is_killed_leaves_nothing() {
     if !has_device() {
