@@ -8,7 +8,7 @@ BENCH := $(PROGRAMS)/rowmill-bench
 SEEDS ?= 1000
 FUZZ_SECONDS ?= 60
 
-.PHONY: help run test test-arm peers check test-full bench targets faults sim build setup
+.PHONY: help run test test-arm peers check test-full bench targets faults sim build setup lab test-rxe bench-rxe
 
 help: ## List these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -35,6 +35,19 @@ check: setup ## Format, lints and documents with warnings denied, workspace rule
 
 test-arm: setup ## The pure crates and shm, cross-built for arm64 and run on an emulated Cortex-A72
 	@deploy/test-arm.sh
+
+# run.py is the lab's driver; deploy/LAB.md tells of it.
+LAB := deploy/lab/packages.sh python && deploy/lab/run.py
+LAB_ARGUMENTS = $(if $(FILTER),--filter '$(FILTER)') $(if $(GROUND),--ground $(GROUND))
+
+lab: ## Machines with soft-RoCE: kernel and initrd for QEMU, user-mode Linux (UML=no leaves it out, which takes minutes once)
+	@$(LAB) build $(if $(filter no,$(UML)),--without-uml)
+
+test-rxe: setup ## Tests on an RDMA device: the host's, real or soft, else in virtual machines (FILTER=regex, GROUND=nic|rxe|kvm|tcg)
+	@$(LAB) test $(LAB_ARGUMENTS)
+
+bench-rxe: setup ## Rates over RDMA: between two user-mode Linux, or on the host's device (FILTER=regex, GROUND=nic|uml)
+	@$(LAB) bench $(LAB_ARGUMENTS)
 
 sim: setup ## Whole-service simulation over SEEDS=1000 seeds
 	$(CARGO) run --release -p rowmill-tests --bin sim -- --seeds $(SEEDS)

@@ -42,6 +42,10 @@ else
 fi
 stage torch 1800 make peers
 stage arm 1800 env ROWMILL_TEST_EVERY=1 make test-arm
+stage lab 1800 make lab
+stage lab-tests 1200 deploy/lab/selftest.py
+stage rxe 1200 make test-rxe
+stage rxe-bench 600 make bench-rxe
 stage run 900 make run
 
 printf '\n%-12s %8s  %s\n' stage seconds outcome

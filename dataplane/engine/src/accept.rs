@@ -10,7 +10,7 @@ use rowmill_wire::{Element, Place, Refusal, Request, Segment, Status};
 use rowmill_pooling::Mode;
 use rowmill_table::ResidentTable;
 
-use crate::bind::BoundSchema;
+use crate::bind::{BoundFeature, BoundSchema};
 use crate::copy::{CHUNK, SIGN, Source, TOO_LARGE};
 use crate::fetch;
 use crate::limits::{CHECK_IDS, HASHED_COST, Limits};
@@ -36,6 +36,14 @@ pub(crate) fn check_shape(
         || lengths > u64::from(limits.max_lengths)
         || ids > u64::from(limits.max_ids);
     if too_large {
+        return Err(Refusal::whole(Status::TooLarge));
+    }
+    // Ids in the frame are checked in one step, while it is there. Spans that overlap can name them many times.
+    let cost = |f: &BoundFeature| if f.hashed { HASHED_COST } else { 1 } as u64;
+    let costs = schema.features.iter().zip(request.spans());
+    let costs: u64 = costs.map(|(f, span)| cost(f) * u64::from(span.ids)).sum();
+    let inline = !matches!(header.ids.place, Place::Region { .. });
+    if inline && costs + HASHED_COST as u64 > CHECK_IDS as u64 {
         return Err(Refusal::whole(Status::TooLarge));
     }
     if (header.weights.place != Place::Absent) != schema.weighted {
@@ -134,14 +142,14 @@ pub(crate) fn fill(
         check_step(slot, schema, memory, Some(request), CHECK_IDS)?;
         assert!(
             slot.stage == Stage::Pooling,
-            "inline ids are fewer than one step checks"
+            "`check_shape` bounds inline ids by what one step checks"
         );
     }
     if inline(&header.lengths) && inline(&header.ids) {
         return Ok(());
     }
     slot.stage = Stage::Asking;
-    fetch::ask(slot, schema, memory)
+    Ok(())
 }
 
 /// Goes on with a request whose data can be read now.
@@ -172,8 +180,9 @@ fn copy_lengths(
     request: Option<&Request<'_>>,
     memory: &mut impl Memory,
 ) -> Result<(), Refusal> {
-    let header = &slot.header;
+    let header = slot.header;
     let (bags, element) = (header.bags as usize, header.lengths.element);
+    slot.handled += (features * bags) as u64 * 8;
     let source = Source::of(slot, request, &header.lengths)
         .ok_or(Refusal::whole(Status::LengthsMismatch))?;
     for (f, span) in slot.spans[..features].iter().enumerate() {
@@ -276,6 +285,7 @@ pub(crate) fn check_step(
     if slot.check.feature as usize == schema.features.len() {
         checked(slot, memory);
     }
+    slot.handled += (most - left) as u64 * 8;
     Ok((most - left) as u64)
 }
 
@@ -326,7 +336,7 @@ fn resolve(
 }
 
 const _: () = {
-    // Inline ids are handled in one step, and of each step something is left to do it with.
+    // All ids that a frame holds, each named once, are fewer than one step checks.
     assert!(rowmill_wire::limits::SLOT_BYTES / 4 * HASHED_COST + HASHED_COST <= CHECK_IDS);
     assert!(Element::Bits32 as u8 == 0);
 };

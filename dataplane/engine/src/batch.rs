@@ -45,25 +45,27 @@ pub(crate) fn run(
     if slot.walk.slice == 0 {
         slot.walk.slice = next_slice(slot);
     }
-    if let Some(panel) = next_panel(slot, schema) {
+    if let Some(panel) = next_panel(slot, schema, &mut made) {
         begin_run(slot, schema, panel, memory)?;
-        made = pool(slot, schema, panel, budget, kernels, memory)?;
+        let pooled = pool(slot, schema, panel, budget, kernels, memory)?;
+        made.bytes += pooled.bytes;
+        made.rows += pooled.rows;
         if slot.walk.feature == panel.features.end {
             end_run(slot, panel, memory)?;
         }
     }
-    if next_panel(slot, schema).is_none() {
+    if next_panel(slot, schema, &mut made).is_none() {
         finish_slice(slot, &mut made);
     }
     Ok(made)
 }
 
 /// The panel of which the slice has vectors left.
-fn next_panel<'s>(slot: &mut Slot, schema: &'s BoundSchema) -> Option<&'s Panel> {
+fn next_panel<'s>(slot: &mut Slot, schema: &'s BoundSchema, made: &mut Made) -> Option<&'s Panel> {
     loop {
         let panel = schema.panels.get(slot.walk.panel as usize)?;
         if slot.walk.vectors == 0 {
-            slot.walk.vectors = vectors(slot, schema, panel);
+            slot.walk.vectors = vectors(slot, schema, panel, made);
         }
         if slot.walk.placed < slot.walk.vectors {
             return Some(panel);
@@ -74,12 +76,13 @@ fn next_panel<'s>(slot: &mut Slot, schema: &'s BoundSchema) -> Option<&'s Panel>
 }
 
 /// How many vectors each feature of a panel has in the slice.
-fn vectors(slot: &Slot, schema: &BoundSchema, panel: &Panel) -> u32 {
+fn vectors(slot: &Slot, schema: &BoundSchema, panel: &Panel, made: &mut Made) -> u32 {
     let f = panel.features.start as usize;
     match schema.features[f].mode {
         Mode::None => {
             let from = f * slot.header.bags as usize + slot.walk.bag as usize;
             let lengths = &slot.data.lengths[from..from + slot.walk.slice as usize];
+            made.bytes += 4 * lengths.len() as u64;
             lengths.iter().sum()
         }
         _ => slot.walk.slice,
@@ -194,7 +197,7 @@ fn next_slice(slot: &Slot) -> u32 {
 /// How many ids of the run of a feature that is not pooled are for a budget, at least one.
 fn fitting_ids(schema: &BoundSchema, walk: &Walk, budget: u64) -> u32 {
     let feature = &schema.features[walk.feature as usize];
-    let fitting = budget / (feature.row_bytes + feature.vector_bytes);
+    let fitting = budget / (feature.row_bytes + feature.vector_bytes.max(64));
     fitting.clamp(1, u64::from(walk.run - walk.done)) as u32
 }
 
@@ -229,10 +232,12 @@ fn next_piece<'s>(
     for &length in lengths {
         bags += 1;
         ids += length as usize;
+        // However short a vector is, storing or sending it touches a line.
+        let vector_bytes = feature.vector_bytes.max(64);
         bytes += u64::from(length) * feature.row_bytes
             + match feature.mode {
-                Mode::None => u64::from(length) * feature.vector_bytes,
-                _ => feature.vector_bytes,
+                Mode::None => u64::from(length) * vector_bytes,
+                _ => vector_bytes,
             };
         if bytes >= budget {
             break;

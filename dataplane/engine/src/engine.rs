@@ -12,7 +12,9 @@ use crate::accept;
 use crate::answer::Counters;
 use crate::bind::BoundSchema;
 use crate::fetch;
-use crate::limits::{AHEAD_CONNECTIONS, BATCH_BYTES, BYTES_PER_NS_FIRST, CHECK_AHEAD, Limits};
+use crate::limits::{
+    AHEAD_CONNECTIONS, BATCH_BYTES, BYTES_PER_NS_FIRST, CHECK_AHEAD, Limits, TURN_BYTES,
+};
 use crate::memory::{Conn, Denied, Memory};
 use crate::schedule::Schedule;
 use crate::slot::{NONE, Slot, Stage};
@@ -57,11 +59,16 @@ pub struct Engine {
     pub(crate) slots: Box<[Slot]>,
     free: Vec<u32>,
     schedule: Schedule,
+    /// Requests whose data have still to be asked for, in the order in which they came: one that waits for room is asked for
+    /// before all that came later, whoever's they are.
+    asking: VecDeque<u32>,
     pub(crate) done: VecDeque<(Conn, Completion)>,
     pub(crate) counters: Counters,
     /// No deadline of a request in progress lies before this.
     earliest_ns: u64,
     draining: bool,
+    /// See [`Engine::take_handled`].
+    handled: u64,
     /// Bytes of the next micro-batch.
     budget: u64,
     /// When the last micro-batch began, and its bytes; `None` after an idle turn.
@@ -83,11 +90,13 @@ impl Engine {
             slots: (0..limits.slots).map(|_| Slot::new(&limits)).collect(),
             free: (0..limits.slots).rev().collect(),
             schedule: Schedule::new(limits.connections),
+            asking: VecDeque::with_capacity(limits.slots as usize),
             // A call ends at most every slot and refuses one frame; slices come one a turn.
             done: VecDeque::with_capacity(limits.slots as usize + 2),
             counters: Counters::default(),
             earliest_ns: u64::MAX,
             draining: false,
+            handled: 0,
             budget: (limits.micro_batch_ns / 2)
                 .saturating_mul(BYTES_PER_NS_FIRST)
                 .clamp(*BATCH_BYTES.start(), *BATCH_BYTES.end()),
@@ -121,6 +130,7 @@ impl Engine {
             "a connection's number is free before it is given again"
         );
         connection.attached = true;
+        self.schedule.begin(conn);
     }
 
     /// A connection has a schema bound under a number.
@@ -233,16 +243,67 @@ impl Engine {
             0 => u64::MAX,
             us => now_ns.saturating_add(u64::from(us) * 1000),
         };
-        if let Err(refusal) = accept::fill(slot, &request, schema, memory) {
+        slot.handled = 0;
+        let filled = accept::fill(slot, &request, schema, memory);
+        let handled = core::mem::take(&mut slot.handled);
+        self.handled += handled;
+        if let Err(refusal) = filled {
             slot.stage = Stage::Free;
-            fetch::release(slot, memory);
             return Err(refusal);
         }
+        let asks = slot.stage == Stage::Asking;
+        self.schedule.owe(conn, handled);
+        let slot = &mut self.slots[index as usize];
         self.earliest_ns = self.earliest_ns.min(slot.deadline_ns);
         self.free.pop();
         self.connections[conn.0 as usize].held[usize::from(port_slot)] = index;
-        self.schedule.push(index, &mut self.slots);
+        if asks {
+            self.asking.push_back(index);
+            self.ask(now_ns, memory);
+        } else {
+            self.schedule.push(index, &mut self.slots);
+        }
         Ok(())
+    }
+
+    /// Asks for the data of those that wait for it, until there is no room.
+    fn ask(&mut self, now_ns: u64, memory: &mut impl Memory) {
+        while let Some(&index) = self.asking.front() {
+            let slot = &mut self.slots[index as usize];
+            let schema = bound(&self.connections, slot);
+            let Ok(asked) = fetch::ask(slot, schema, memory) else {
+                return;
+            };
+            self.asking.pop_front();
+            self.went_on(now_ns, index, asked, memory);
+        }
+    }
+
+    /// A request that was not scheduled has come further: it is now, or it ends, or it goes on waiting.
+    fn went_on(
+        &mut self,
+        now_ns: u64,
+        index: u32,
+        outcome: Result<(), Refusal>,
+        memory: &mut impl Memory,
+    ) {
+        let slot = &mut self.slots[index as usize];
+        let (conn, handled) = (slot.conn, core::mem::take(&mut slot.handled));
+        self.handled += handled;
+        self.schedule.owe(conn, handled);
+        if let Err(refusal) = outcome {
+            // It stands in no queue.
+            slot.stage = Stage::Fetching;
+            self.finish(now_ns, index, refusal, memory);
+        } else if slot.stage != Stage::Fetching {
+            self.schedule.push(index, &mut self.slots);
+        }
+    }
+
+    /// Bytes of lengths and ids that were copied and checked, and of data that were asked for, in calls of
+    /// [`Engine::request`] and [`Engine::fetched`] since this was last asked.
+    pub fn take_handled(&mut self) -> u64 {
+        core::mem::take(&mut self.handled)
     }
 
     /// A client wants a request ended early. It may have ended already; then nothing happens.
@@ -270,9 +331,8 @@ impl Engine {
         let slot = &mut self.slots[index as usize];
         let schema = bound(&self.connections, slot);
         let outcome = outcome.map_err(Refusal::whole);
-        if let Err(refusal) = outcome.and_then(|()| accept::arrived(slot, schema, memory)) {
-            self.finish(now_ns, index, refusal, memory);
-        }
+        let outcome = outcome.and_then(|()| accept::arrived(slot, schema, memory));
+        self.went_on(now_ns, index, outcome, memory);
     }
 
     /// The engine's slot that holds the request in a connection's.
@@ -288,11 +348,14 @@ impl Engine {
         if now_ns >= self.earliest_ns {
             self.expire(now_ns, memory);
         }
-        // One that waits for room or data gives its turn to the next.
+        self.ask(now_ns, memory);
+        // One that waits for room gives its turn to the next.
         let mut first = None;
+        let mut seen_all = false;
         for _ in 0..AHEAD_CONNECTIONS {
             let next = self.schedule.next(self.budget);
             let Some((index, allowed)) = next.filter(|&(index, _)| first != Some(index)) else {
+                seen_all = true;
                 break;
             };
             first = first.or(Some(index));
@@ -305,7 +368,7 @@ impl Engine {
         }
         self.last = None;
         // What has just expired has still to be announced.
-        if !self.done.is_empty() {
+        if !self.done.is_empty() || !seen_all {
             Turn::Worked { bytes: 0 }
         } else if self.in_progress() > 0 {
             Turn::Blocked
@@ -346,7 +409,8 @@ impl Engine {
             Ok(made) => {
                 self.counters.rows += made.rows;
                 self.counters.bytes += made.bytes;
-                self.schedule.charge(conn, made.bytes, self.budget);
+                let cost = made.bytes.max(TURN_BYTES);
+                self.schedule.charge(conn, cost, self.budget);
                 self.announce(now_ns, index, &made, memory);
                 made.bytes
             }
@@ -421,7 +485,11 @@ impl Engine {
     }
 
     pub(crate) fn release(&mut self, index: u32, memory: &mut impl Memory) {
-        self.schedule.remove(index, &mut self.slots);
+        match self.slots[index as usize].stage {
+            Stage::Asking => self.asking.retain(|&waiting| waiting != index),
+            Stage::Fetching | Stage::Free => {}
+            Stage::Checking | Stage::Pooling => self.schedule.remove(index, &mut self.slots),
+        }
         let slot = &mut self.slots[index as usize];
         if let Some(staging) = slot.staging.take() {
             memory.unstage(slot.conn, slot.header.target_region, staging);

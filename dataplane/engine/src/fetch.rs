@@ -3,33 +3,44 @@
 use rowmill_wire::{Place, Refusal};
 
 use crate::accept;
-use crate::bind::BoundSchema;
+use crate::bind::{BoundFeature, BoundSchema};
 use crate::memory::{Denied, Extent, Fetch, Memory};
 use crate::slot::{Slot, Stage};
 
-/// Asks for all that a request has in regions; goes on at once where it is readable. Where the driver has
-/// no room for it the request stays as it is.
+/// Asks for all that a request has in regions; goes on at once where it is readable.
+///
+/// # Errors
+/// [`Denied::Later`] where the driver has no room for it: the request stays as it is.
 pub(crate) fn ask(
     slot: &mut Slot,
     schema: &BoundSchema,
     memory: &mut impl Memory,
-) -> Result<(), Refusal> {
-    let asked = memory.fetch(
-        slot.conn,
-        slot.port_slot,
-        &mut extents(slot, schema.features.len()),
-    );
+) -> Result<Result<(), Refusal>, Later> {
+    let mut bytes = 0;
+    let mut extents = extents(slot, &schema.features)
+        .inspect(|extent| bytes += extent.len)
+        .peekable();
+    let asked = match extents.peek() {
+        None => Ok(Fetch::Ready),
+        Some(_) => memory.fetch(slot.conn, slot.port_slot, &mut extents),
+    };
+    drop(extents);
     match asked {
-        Ok(Fetch::Ready) => accept::arrived(slot, schema, memory),
+        Ok(Fetch::Ready) => Ok(accept::arrived(slot, schema, memory)),
         Ok(Fetch::Coming) => {
             slot.stage = Stage::Fetching;
             slot.fetched = true;
-            Ok(())
+            slot.handled += bytes;
+            Ok(Ok(()))
         }
-        Err(Denied::Later) => Ok(()),
-        Err(Denied::Refused(status)) => Err(Refusal::whole(status)),
+        Err(Denied::Later) => Err(Later),
+        Err(Denied::Refused(status)) => Ok(Err(Refusal::whole(status))),
     }
 }
+
+/// There is no room now.
+#[derive(Debug)]
+pub(crate) struct Later;
 
 /// Gives back what was fetched for a request.
 pub(crate) fn release(slot: &mut Slot, memory: &mut impl Memory) {
@@ -39,32 +50,38 @@ pub(crate) fn release(slot: &mut Slot, memory: &mut impl Memory) {
 }
 
 /// The bytes of regions that a request is read from, extents that touch as one.
-fn extents(slot: &Slot, features: usize) -> impl Iterator<Item = Extent> {
-    let (header, spans) = (&slot.header, &slot.spans[..features]);
+fn extents<'a>(slot: &'a Slot, features: &'a [BoundFeature]) -> impl Iterator<Item = Extent> + 'a {
+    let header = &slot.header;
     let lengths = header.bags + u32::from(header.lengths.element.is_offsets());
     let parts = [
-        (&header.lengths, Some(lengths)),
-        (&header.ids, None),
-        (&header.weights, None),
+        (&header.lengths, Some(lengths), false),
+        (&header.ids, None, false),
+        (&header.weights, None, true),
     ];
-    let each = parts.into_iter().flat_map(move |(segment, lengths)| {
-        spans.iter().filter_map(move |span| {
-            let Place::Region { region, offset } = segment.place else {
-                return None;
-            };
-            let (first, count) = match lengths {
-                Some(count) => (span.lengths_at, count),
-                None => (span.segment_at, span.ids),
-            };
-            let element = segment.element.bytes();
-            Some(Extent {
-                region,
-                // One that overflows lies in no region either.
-                offset: offset.saturating_add(u64::from(first) * element),
-                len: u64::from(count) * element,
+    let each = parts
+        .into_iter()
+        .flat_map(move |(segment, lengths, weights)| {
+            let spans = features.iter().zip(slot.spans.iter());
+            spans.filter_map(move |(feature, span)| {
+                let Place::Region { region, offset } = segment.place else {
+                    return None;
+                };
+                if weights && !feature.weighted {
+                    return None;
+                }
+                let (first, count) = match lengths {
+                    Some(count) => (span.lengths_at, count),
+                    None => (span.segment_at, span.ids),
+                };
+                let element = segment.element.bytes();
+                Some(Extent {
+                    region,
+                    // One that overflows lies in no region either.
+                    offset: offset.saturating_add(u64::from(first) * element),
+                    len: u64::from(count) * element,
+                })
             })
-        })
-    });
+        });
     merge(each.filter(|extent| extent.len > 0))
 }
 

@@ -44,6 +44,10 @@ pub(crate) const PIECES: usize = 64;
 /// goes on under any measured rate; at most 4 MiB, 80 us at 50 GB/s.
 pub(crate) const BATCH_BYTES: core::ops::RangeInclusive<u64> = (64 << 10)..=(4 << 20);
 
+/// What a turn counts for at least: the half microsecond or so that finding it and announcing what came of it take is the
+/// time of about 4 KiB. Otherwise requests of empty bags, slice by slice, would keep everybody else waiting.
+pub(crate) const TURN_BYTES: u64 = 4 << 10;
+
 /// The first guess, before a rate is measured: 20 GB/s, so that half of 50 us are 0.5 MB.
 pub(crate) const BYTES_PER_NS_FIRST: u64 = 20;
 

@@ -66,9 +66,15 @@ impl Schedule {
         }
         queue.tail = slot;
         if queue.place == Place::Out {
-            queue.place = Place::Fresh;
-            queue.deficit = 0;
-            self.fresh.push_back(conn.0);
+            queue.deficit = queue.deficit.min(0);
+            // One that owes for what it has had done has no claim to go first.
+            if queue.deficit < 0 {
+                queue.place = Place::Round;
+                self.round.push_back(conn.0);
+            } else {
+                queue.place = Place::Fresh;
+                self.fresh.push_back(conn.0);
+            }
         }
     }
 
@@ -129,6 +135,11 @@ impl Schedule {
         if queue.deficit < quantum as i64 / 2 {
             self.pass(conn);
         }
+    }
+
+    /// A connection begins: it owes nothing.
+    pub(crate) fn begin(&mut self, conn: Conn) {
+        self.queues[conn.0 as usize].deficit = 0;
     }
 
     /// Gives a connection's turn to the next one: it has work that can't be done now.

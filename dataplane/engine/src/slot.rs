@@ -75,7 +75,7 @@ pub(crate) struct Walk {
 pub(crate) enum Stage {
     /// The slot holds none.
     Free,
-    /// Its data have still to be asked for.
+    /// Its data have still to be asked for; it waits for its turn to do so.
     Asking,
     /// Its data are on their way.
     Fetching,
@@ -100,6 +100,9 @@ pub(crate) struct Slot {
     pub(crate) deadline_ns: u64,
     pub(crate) spans: Box<[Span; MAX_FEATURES]>,
     pub(crate) data: Data,
+    /// Bytes of lengths and ids that were copied and checked, and of data that were asked for, since this was last
+    /// looked at.
+    pub(crate) handled: u64,
     /// Whether the driver holds data for it.
     pub(crate) fetched: bool,
     pub(crate) check: Check,
@@ -130,6 +133,7 @@ impl Slot {
                 ids: vec![u32::MAX; limits.max_ids as usize].into_boxed_slice(),
                 weights: vec![f32::NAN; limits.max_ids as usize].into_boxed_slice(),
             },
+            handled: 0,
             fetched: false,
             check: Check::default(),
             walk: Walk::default(),

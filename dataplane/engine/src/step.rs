@@ -3,12 +3,12 @@
 use rowmill_pooling::Kernels;
 use rowmill_wire::Refusal;
 
+use crate::accept;
 use crate::batch::{self, Made};
 use crate::bind::BoundSchema;
 use crate::limits::CHECK_IDS;
 use crate::memory::{Denied, Memory};
 use crate::slot::{Slot, Stage};
-use crate::{accept, fetch};
 
 /// Ids are checked first; what is left of the budget goes to pooling.
 ///
@@ -21,11 +21,6 @@ pub(crate) fn step(
     kernels: &Kernels,
     memory: &mut impl Memory,
 ) -> Result<Result<Made, Refusal>, Denied> {
-    if slot.stage == Stage::Asking
-        && let Err(refusal) = fetch::ask(slot, schema, memory)
-    {
-        return Ok(Err(refusal));
-    }
     let mut spent = 0;
     if slot.stage == Stage::Checking {
         // An id costs about two cache lines' worth of a row's time: its own bytes and its check.
@@ -39,7 +34,6 @@ pub(crate) fn step(
         ..Made::default()
     };
     match slot.stage {
-        Stage::Asking | Stage::Fetching => Err(Denied::Later),
         Stage::Pooling if spent < budget => {
             match batch::run(slot, schema, budget - spent, kernels, memory) {
                 Ok(made) => Ok(Ok(Made {

@@ -7,10 +7,12 @@ use common::{
     statuses,
 };
 use rowmill_engine::{Conn, Engine, Limits, ProtocolError, Turn};
+use rowmill_table::{RowFormat, TableKind, TableSpec};
 use rowmill_wire::request::Header;
 use rowmill_wire::status::NOWHERE;
 use rowmill_wire::{
-    Element, Feature, FeatureSpan, Op, Output, Place, Pooling, Schema, Segment, Status,
+    CompletionKind, Element, Feature, FeatureSpan, Op, Output, Place, Pooling, Schema, Segment,
+    Status,
 };
 
 /// A memory with a source of these bytes and a large target for connections 0 to 3.
@@ -565,4 +567,98 @@ fn schemas_that_cannot_work_are_refused_when_bound() {
         bind(vec![feature("a", 0, 64), feature("a", 0, 64)]),
         Err((Status::OverlappingOutputs, 1))
     );
+}
+
+/// A model of tables of four dimensions, a feature each.
+fn small(features: usize, pooling: Pooling) -> Model {
+    let spec = |i| TableSpec {
+        name: format!("t{i}"),
+        rows: 10,
+        dim: 4,
+        format: RowFormat::F32,
+        kind: TableKind::Dense,
+    };
+    let specs: Vec<TableSpec> = (0..features).map(spec).collect();
+    Model::new(&specs, &vec![pooling; features], 64)
+}
+
+#[test]
+fn spans_that_share_inline_ids_are_bounded_by_what_one_step_checks() {
+    for (features, wanted) in [(18, Status::Ok), (19, Status::TooLarge)] {
+        let model = small(features, Pooling::Sum);
+        let mut engine = engine(&model, LIMITS);
+        let mut memory = memory(&[]);
+        let ids = 1800u32;
+        let mut inline = ids.to_le_bytes().to_vec();
+        inline.extend((0..ids).flat_map(|_| 1u32.to_le_bytes()));
+        let at = rowmill_wire::request::inline_offset(features) as u32;
+        let segment = |offset, len| Segment {
+            place: Place::Inline { offset },
+            element: Element::Bits32,
+            len,
+        };
+        let mut header = lookup(1, 1);
+        header.lengths = segment(at, 4);
+        header.ids = segment(at + 4, u64::from(ids) * 4);
+        let span = FeatureSpan {
+            lengths_at: 0,
+            ids_at: 0,
+            ids,
+            first_id: 0,
+        };
+        let mut out = Box::new([0; rowmill_wire::limits::SLOT_BYTES]);
+        let spans = vec![span; features];
+        let len = rowmill_wire::request::encode(&header, &spans, &[&inline], &mut out);
+        let frame = &out[..len.expect("the frame fits")];
+        engine
+            .request(0, Conn(0), 0, frame, &mut memory)
+            .expect("the slot is free");
+        let records = run(&mut engine, &mut memory, &mut 0);
+        assert_eq!(statuses(&records), [wanted], "{features} features");
+    }
+}
+
+#[test]
+fn slices_without_a_row_do_not_starve_others() {
+    for pooling in [Pooling::None, Pooling::Sum] {
+        let model = small(1, pooling);
+        let mut engine = engine(&model, LIMITS);
+        attach(&mut engine, &model, Conn(1));
+        let mut memory = memory(&[]);
+        let empty = |engine: &mut Engine, memory: &mut HeapMemory, slot| {
+            let batch = common::Batch {
+                features: vec![vec![vec![]; 64]],
+                ..common::Batch::default()
+            };
+            let mut header = lookup(1, 64);
+            header.slice_bags = 1;
+            let frame = frame(header, &batch, INLINE, &mut vec![]);
+            let sent = engine.request(0, Conn(0), slot, &frame, memory);
+            sent.expect("the slot is free");
+        };
+        empty(&mut engine, &mut memory, 0);
+        empty(&mut engine, &mut memory, 1);
+        let batch = common::Batch {
+            features: vec![vec![vec![1]]],
+            ..common::Batch::default()
+        };
+        let frame = frame(lookup(2, 1), &batch, INLINE, &mut vec![]);
+        engine
+            .request(0, Conn(1), 0, &frame, &mut memory)
+            .expect("the slot is free");
+        let mut turns = 0;
+        let mut served = false;
+        while !served {
+            engine.turn(0, &mut memory);
+            turns += 1;
+            while let Some((conn, record)) = engine.poll_completion() {
+                served |= conn == Conn(1);
+                if conn == Conn(0) && record.kind == CompletionKind::Final {
+                    empty(&mut engine, &mut memory, record.slot);
+                }
+            }
+            // A quantum of 500 KB at 4 KiB a turn.
+            assert!(turns <= 130, "{pooling:?}: not served after {turns} turns");
+        }
+    }
 }

@@ -123,7 +123,7 @@ impl Simd for Neon {
     unsafe fn pin(mut x: float32x4_t) -> float32x4_t {
         // SAFETY: there is no instruction in it.
         unsafe {
-            core::arch::asm!("/* {x} */", x = inout(vreg) x, options(nostack, preserves_flags));
+            core::arch::asm!("/* {x:v} */", x = inout(vreg) x, options(nostack, preserves_flags));
         }
         x
     }

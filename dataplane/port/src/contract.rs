@@ -114,7 +114,8 @@ pub enum Fetch {
 pub enum RoomError {
     /// The region can't be used.
     Region(RegionError),
-    /// All room is taken. Some will be free later, whatever this client does.
+    /// All room is taken, or as much of it as this client may have. Some will be free later, without the worker's doing
+    /// more for this client; no client can keep all of it.
     Later,
 }
 
@@ -156,8 +157,9 @@ pub trait ServerPort {
     /// [`Fetch::Ready`] to anything.
     fn fetches(&self) -> bool;
 
-    /// Makes these bytes readable for the request in `slot`, which has nothing fetched now. There are at
-    /// most [`MAX_EXTENTS`], none empty.
+    /// Makes these bytes readable for the request in `slot`, which has nothing fetched now. There are 1 to
+    /// [`MAX_EXTENTS`], none empty; they may overlap, and lie anywhere: more bytes than a port has room for at all are
+    /// [`RegionError::OutOfBounds`]. A port that fetches never says [`Fetch::Ready`].
     ///
     /// # Errors
     /// As [`RoomError`] says. Nothing is held then.
@@ -177,7 +179,8 @@ pub trait ServerPort {
         out: &mut [u8],
     ) -> Result<(), RegionError>;
 
-    /// Gives back what was fetched for a request, or is coming; no [`Event::Fetched`] follows.
+    /// Gives back what was fetched for a request, or is coming; no [`Event::Fetched`] follows. Room that a device may still
+    /// write to is free only when it does not any more.
     fn release(&mut self, conn: ConnId, slot: u16);
 
     /// Whether results can go to these bytes.
@@ -221,7 +224,8 @@ pub trait ServerPort {
     ) -> Result<Window<'_>, RegionError>;
 
     /// Places what is stored in staging: the bytes of the strips for which it was given, and no others, before
-    /// what the next [`ServerPort::complete`] announces.
+    /// what the next [`ServerPort::complete`] announces. It never waits, however many pieces there are; what is still on its
+    /// way when the worker acknowledges the end of the region is for the port to wait for.
     ///
     /// # Errors
     /// As [`RegionError`] says; `Lost` where what was stored went nowhere.

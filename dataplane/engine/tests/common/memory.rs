@@ -31,6 +31,10 @@ pub(crate) struct Remote {
     pub(crate) coming: Vec<(Conn, u16, Result<(), Status>)>,
     /// Every second asking is told to come later.
     asked: usize,
+    /// Unless this says that none is, but for a lack of room.
+    pub(crate) steady: bool,
+    /// Most requests that have data.
+    pub(crate) most: usize,
 }
 
 type Data = Vec<(Extent, Vec<u8>)>;
@@ -44,12 +48,14 @@ impl Remote {
             fetched: HashMap::new(),
             coming: Vec::new(),
             asked: 0,
+            steady: false,
+            most: usize::MAX,
         }
     }
 
     fn puts_off(&mut self) -> bool {
         self.asked += 1;
-        self.asked % 2 == 1
+        !self.steady && self.asked % 2 == 1
     }
 
     /// All staging and all data were given back.
@@ -99,7 +105,7 @@ impl Memory for HeapMemory {
         let Some(remote) = &mut self.remote else {
             return Ok(Fetch::Ready);
         };
-        if remote.puts_off() {
+        if remote.puts_off() || remote.fetched.len() >= remote.most {
             return Err(Denied::Later);
         }
         let mut held = Vec::new();
@@ -110,6 +116,10 @@ impl Memory for HeapMemory {
                 Err(status) => outcome = Err(status),
             }
         }
+        assert!(
+            !held.is_empty() || outcome.is_err(),
+            "nothing is not asked for"
+        );
         let remote = self.remote.as_mut().expect("looked at above");
         remote.coming.push((conn, slot, outcome));
         let before = remote.fetched.insert((conn.0, slot), held);
