@@ -105,7 +105,7 @@ impl Control {
         let domain = ProtectionDomain::new(&self.context)?;
         let completions = self.control_queue();
         let number = u16::try_from(place).expect("sessions are numbered in 16 bits");
-        let mut link = Link::new(&domain, &completions, number)?;
+        let mut link = Link::new(&domain, &completions, number, self.config.inline_bytes)?;
         let parameters = self
             .config
             .connection
@@ -172,7 +172,9 @@ impl Control {
             .parameters(Role::ServerLane, &self.context);
         let parts = &self.lanes[usize::from(lane)];
         let (conn, credits) = (member.conn, member.credits);
-        match accept_lane(*request, parts, &found.domain, conn, credits, &parameters) {
+        let inline = self.config.inline_bytes;
+        let domain = &found.domain;
+        match accept_lane(*request, parts, domain, conn, credits, inline, &parameters) {
             Ok((seat, connection)) => {
                 let token = connection.token();
                 *end = LaneEnd::Connected { seat, connection };

@@ -152,7 +152,7 @@ impl RdmaClient {
         let completions =
             CompletionQueue::new(&context, CONTROL_COMPLETIONS, Some(&completion_channel))
                 .map_err(failed)?;
-        let mut link = Link::new(&domain, completions.handle(), 0).map_err(failed)?;
+        let mut link = Link::new(&domain, completions.handle(), 0, 0).map_err(failed)?;
         let parameters = config.connection.parameters(Role::ClientControl, &context);
         link.receive_by(&mut way, &parameters).map_err(failed)?;
         let data = RequestData::new(&Asked::Control.encode()).map_err(failed)?;
@@ -232,7 +232,13 @@ impl RdmaClient {
             .parameters(Role::ClientLane, &context);
         let credits = self.welcome.credits;
         let mut way = attempt.resolve(to, &self.config.connection)?;
-        let mut end = ClientLane::new(&self.domain, &self.completion_channel, lane, credits)?;
+        let mut end = ClientLane::new(
+            &self.domain,
+            &self.completion_channel,
+            lane,
+            credits,
+            self.config.inline_bytes,
+        )?;
         let (ring, receives) = end.records();
         let qp = end.qp.as_mut().expect("a new lane");
         way.initialise(qp, &parameters).map_err(failed)?;

@@ -16,9 +16,6 @@ use super::failure::{lost, system};
 use super::life::Beat;
 use crate::{Lost, PortError};
 
-/// Bytes of frames that go inline, if the device grants as many: a null request and small lookups.
-const INLINE: u32 = 220;
-
 /// A client's end of a lane.
 pub(super) struct ClientLane {
     /// `None` once it is fenced.
@@ -49,6 +46,7 @@ impl ClientLane {
         channel: &CompletionChannel,
         lane: u16,
         credits: u16,
+        inline: u32,
     ) -> Result<ClientLane, PortError> {
         let failed = |error| system("making a lane", error);
         let context = domain.context();
@@ -58,7 +56,7 @@ impl ClientLane {
             sends: client_sends(credits),
             receives: completions_for(credits),
             pieces: 1,
-            inline_bytes: INLINE,
+            inline_bytes: inline,
         };
         let queue = completions.handle();
         let mut qp = QueuePair::new(domain, queue, queue, capacity, lane).map_err(failed)?;

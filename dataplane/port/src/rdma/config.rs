@@ -106,6 +106,9 @@ pub struct RdmaConfig {
     pub connection: ConnectionParameters,
     /// Blocks that a worker stages results in and fetches data to, 2 to 256. Half of them can hold fetched data.
     pub stage_blocks: u32,
+    /// Bytes that lanes ask the device to send inline: with 64, status records and beats need no memory of their own. Where
+    /// the device grants fewer they have some.
+    pub inline_bytes: u32,
     /// Bytes of a block, a multiple of 4096 from 64 KiB on. All blocks of a worker have at most 64 MiB.
     pub stage_block_bytes: usize,
 }
@@ -122,6 +125,7 @@ impl Default for RdmaConfig {
             handshake_limit: Duration::from_secs(2),
             insecure: false,
             connection: ConnectionParameters::default(),
+            inline_bytes: 64,
             stage_blocks: 32,
             stage_block_bytes: 256 << 10,
         }
@@ -146,6 +150,9 @@ pub struct RdmaClientConfig {
     pub connect_limit: Duration,
     /// How long to wait for the answer to a control message.
     pub reply_limit: Duration,
+    /// Bytes that lanes ask the device to send inline: frames of up to as many are copied once less. Where the device grants
+    /// fewer, fewer go so.
+    pub inline_bytes: u32,
     /// After how long without a sign of life the dataplane counts as gone, while this side polls or waits.
     pub silent_limit: Duration,
     /// What queue pairs are set to.
@@ -160,6 +167,7 @@ impl Default for RdmaClientConfig {
             huge_pages: HugePages::Prefer,
             connect_limit: Duration::from_secs(5),
             reply_limit: Duration::from_secs(10),
+            inline_bytes: 220,
             silent_limit: Duration::from_secs(1),
             connection: ConnectionParameters::default(),
         }

@@ -15,9 +15,6 @@ use super::stream::{Assembler, Breach, fragment};
 /// Blocks of an end: its receives, a message on its way, and a goodbye.
 const BLOCKS: usize = (CONTROL_RECEIVES + FRAGMENTS_MAX + 1) as usize;
 
-/// Bytes that go inline: a beat.
-const INLINE: u32 = 64;
-
 /// What a completion meant.
 pub(super) enum Heard {
     /// Nothing to be told.
@@ -47,12 +44,13 @@ impl Link {
         domain: &ProtectionDomain,
         completions: &CompletionQueueHandle,
         connection: u16,
+        inline: u32,
     ) -> Result<Link, Error> {
         let capacity = Capacity {
             sends: CONTROL_SENDS,
             receives: CONTROL_RECEIVES,
             pieces: 1,
-            inline_bytes: INLINE,
+            inline_bytes: inline,
         };
         let mut qp = QueuePair::new(domain, completions, completions, capacity, connection)?;
         let slab = Slab::new(
@@ -122,12 +120,27 @@ impl Link {
 
     /// Writes a few bytes into the peer's memory, unless a beat is under way or there are messages to be sent.
     pub(super) fn beat(&mut self, bytes: &[u8], to: Remote, now: Instant) -> Result<(), Error> {
-        if !self.is_idle() || bytes.len() > self.qp.inline_bytes() {
+        if !self.is_idle() {
             return Ok(());
         }
         let mut batch = self.qp.batch();
-        let posted = batch.post_inline(Operation::Write(to), bytes, Signal::Yes);
-        if posted.is_ok() {
+        let write = Operation::Write(to);
+        let posted = if bytes.len() <= batch.inline_bytes() {
+            batch.post_inline(write, bytes, Signal::Yes).is_ok()
+        } else {
+            let Some(mut block) = self.slab.take() else {
+                return Ok(());
+            };
+            block.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+            let local = Local {
+                block,
+                key: self.key,
+                pieces: &[Piece::from(0..bytes.len())],
+                note: (),
+            };
+            batch.post(write, local, Signal::Yes).is_ok()
+        };
+        if posted {
             batch.ring()?;
             self.waiting = Some(now);
         }

@@ -16,6 +16,8 @@ pub(super) enum Note {
     Staged,
     /// Data of a pull, its block of this number.
     Fetched { pull: u16, part: u16 },
+    /// It was a status record, of a queue pair that sends none inline.
+    Record,
 }
 
 /// A block that a worker has, or that waits to be sent.

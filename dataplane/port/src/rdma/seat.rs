@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use rowmill_verbs::{
-    Completion as Done, Error, HostMemory, Kind, LocalKey, Operation, QueuePair, Registered,
-    Signal, Status as WorkStatus,
+    Completion as Done, Error, HostMemory, Kind, Local, LocalKey, Operation, Piece, QueuePair,
+    Registered, Signal, Slab, Status as WorkStatus,
 };
 use rowmill_wire::completion::COMPLETION_BYTES;
 use rowmill_wire::limits::{MAX_REGIONS, SLOT_BYTES};
@@ -53,6 +53,8 @@ pub(super) struct Seat {
     records: Base,
     records_mask: u32,
     records_written: u32,
+    /// What records are sent from, where they can't go inline.
+    record_blocks: Option<(Slab, LocalKey)>,
     pub(super) regions: [Option<RemoteRegion>; MAX_REGIONS as usize],
     pub(super) pending: VecDeque<Submission>,
     /// Receives that were consumed and whose submissions the worker has taken.
@@ -86,6 +88,8 @@ pub(super) struct Equipment {
     /// Most items that can wait.
     pub(super) outbox: usize,
     pub(super) receives: u32,
+    /// Blocks for records, where the device sends none inline.
+    pub(super) record_blocks: Option<(Slab, LocalKey)>,
 }
 
 impl Seat {
@@ -98,6 +102,7 @@ impl Seat {
             records: Base::default(),
             records_mask: with.records - 1,
             records_written: 0,
+            record_blocks: with.record_blocks,
             regions: [None; MAX_REGIONS as usize],
             pending: VecDeque::with_capacity(with.receives as usize),
             consumed: 0,
@@ -217,10 +222,10 @@ impl Seat {
                     let at = self.records_written & self.records_mask;
                     let to = self.records.at(u64::from(at) * COMPLETION_BYTES as u64);
                     let announce = Operation::WriteImmediate(to, record.immediate().encode());
-                    let posted = batch.post_inline(announce, &record.encode(), Signal::Yes);
-                    self.records_written =
-                        self.records_written.wrapping_add(u32::from(posted.is_ok()));
-                    posted.is_ok()
+                    let posted =
+                        post_record(&mut batch, announce, &record, self.record_blocks.as_ref());
+                    self.records_written = self.records_written.wrapping_add(u32::from(posted));
+                    posted
                 }
             };
             if !done {
@@ -246,6 +251,7 @@ impl Seat {
         };
         for (block, note) in back {
             match note {
+                Note::Record => (),
                 Note::Staged => self.staged = self.staged.saturating_sub(1),
                 Note::Fetched { pull, part } => {
                     let pull_of = &mut pool.pulls[usize::from(pull)];
@@ -336,6 +342,33 @@ impl Seat {
     pub(super) fn has_barrier(&self) -> bool {
         self.barrier.is_some()
     }
+}
+
+/// Adds the WRITE of a status record; false where there is no room.
+fn post_record(
+    batch: &mut Batch<'_>,
+    announce: Operation,
+    record: &Completion,
+    blocks: Option<&(Slab, LocalKey)>,
+) -> bool {
+    let bytes = record.encode();
+    let Some((slab, key)) = blocks else {
+        return batch.post_inline(announce, &bytes, Signal::Yes).is_ok();
+    };
+    if batch.room() == 0 {
+        return false;
+    }
+    let Some(mut block) = slab.take() else {
+        return false; // There are as many as sends: some come back with what has completed.
+    };
+    block.as_mut_slice()[..bytes.len()].copy_from_slice(&bytes);
+    let local = Local {
+        block,
+        key: *key,
+        pieces: &[Piece::from(0..bytes.len())],
+        note: Note::Record,
+    };
+    batch.post(announce, local, Signal::Yes).is_ok()
 }
 
 type Batch<'q> = rowmill_verbs::Batch<'q, Note>;

@@ -30,6 +30,7 @@ pub(super) fn accept_lane(
     domain: &ProtectionDomain,
     conn: ConnId,
     credits: u16,
+    inline: u32,
     parameters: &Parameters,
 ) -> Result<(Box<Seat>, Connection), Error> {
     let limits = domain.context().limits();
@@ -38,18 +39,20 @@ pub(super) fn accept_lane(
         sends: worker_sends(credits),
         receives,
         pieces: limits.pieces.clamp(1, PIECES as u32),
-        inline_bytes: COMPLETION_BYTES as u32,
+        inline_bytes: inline,
     };
     let number = u16::try_from(conn.0).expect("connections are numbered in 16 bits");
     let queue = &parts.completions;
     let mut qp = QueuePair::new(domain, queue, queue, capacity, number)?;
-    if qp.inline_bytes() < COMPLETION_BYTES {
-        // Status records are written inline; there is no other way yet.
-        return Err(Error::Unsupported {
-            what: "sending 64 bytes inline",
-        });
-    }
     let key = qp.hold(&parts.slab.register(domain)?);
+    let record_blocks = if qp.inline_bytes() < COMPLETION_BYTES {
+        let bytes = worker_sends(credits) as usize * COMPLETION_BYTES;
+        let slab = Slab::new(HostMemory::new(bytes, Pages::Small)?, COMPLETION_BYTES);
+        let key = qp.hold(&slab.register(domain)?);
+        Some((slab, key))
+    } else {
+        None
+    };
     let memory = HostMemory::new(slots_bytes(credits), Pages::Small)?;
     let slots =
         Registered::new(domain, memory, Access::REMOTE_WRITE).map_err(|(error, _)| error)?;
@@ -64,6 +67,7 @@ pub(super) fn accept_lane(
         records: completions_for(credits),
         outbox: outbox(credits, parts.slab.blocks() as u32),
         receives,
+        record_blocks,
     });
     Ok((Box::new(seat), connection))
 }

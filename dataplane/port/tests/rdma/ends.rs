@@ -45,7 +45,7 @@ fn another_process() {
     }
 }
 
-fn fill(region: RegionId, len: u64) -> Task {
+pub(super) fn fill(region: RegionId, len: u64) -> Task {
     Task::Fill {
         region: region.0,
         offset: 0,
@@ -98,7 +98,7 @@ fn start(role: &str) -> (Other, String) {
 }
 
 /// A client of another process's server, with a region.
-fn client_of(endpoint: &str) -> (RdmaClient, RegionId) {
+pub(super) fn client_of(endpoint: &str) -> (RdmaClient, RegionId) {
     let mut client =
         RdmaClient::connect_with(endpoint, "survivor", client_config(4)).expect("a client");
     let region = client.register(1 << 20).expect("a region");
@@ -106,7 +106,7 @@ fn client_of(endpoint: &str) -> (RdmaClient, RegionId) {
 }
 
 /// Polls until the connection has ended.
-fn end_of(client: &mut RdmaClient, bound: Duration) -> (PortError, Duration) {
+pub(super) fn end_of(client: &mut RdmaClient, bound: Duration) -> (PortError, Duration) {
     let since = Instant::now();
     loop {
         match client.poll(0) {
@@ -120,7 +120,7 @@ fn end_of(client: &mut RdmaClient, bound: Duration) -> (PortError, Duration) {
 }
 
 /// Two seconds, as many times longer as the machine is slow.
-fn bound() -> Duration {
+pub(super) fn bound() -> Duration {
     Duration::from_secs(2) * slowness().max(1)
 }
 

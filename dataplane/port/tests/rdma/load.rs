@@ -6,10 +6,64 @@ use std::time::{Duration, Instant};
 
 use rowmill_port::ClientPort;
 use rowmill_port::conformance::{Bench, Harness, Setup, Task, patience, pattern};
-use rowmill_port::rdma::RdmaConfig;
+use rowmill_port::rdma::{RdmaClient, RdmaClientConfig, RdmaConfig};
 use rowmill_wire::Status;
 
-use super::harness::{Rdma, has_device, server_config};
+use super::harness::{Rdma, client_config, has_device, server_config};
+
+/// A server and clients whose devices send nothing inline.
+struct NoInline(Rdma);
+
+impl Harness for NoInline {
+    type Client = rowmill_port::rdma::RdmaClient;
+
+    fn start(setup: Setup) -> NoInline {
+        let config = RdmaConfig {
+            inline_bytes: 0,
+            ..server_config()
+        };
+        NoInline(Rdma::start_with(setup, config))
+    }
+
+    fn connect(
+        &mut self,
+        name: &str,
+        credits: u16,
+    ) -> Result<Self::Client, rowmill_port::PortError> {
+        let config = RdmaClientConfig {
+            inline_bytes: 0,
+            ..client_config(credits)
+        };
+        RdmaClient::connect_with(&self.0.endpoint, name, config)
+    }
+
+    fn run(&mut self) {
+        self.0.run();
+    }
+
+    fn stop_server(&mut self) {
+        self.0.stop_server();
+    }
+}
+
+#[test]
+fn devices_without_inline_do_as_well() {
+    if !has_device() {
+        return;
+    }
+    rowmill_port::conformance::data::many_frames_in_flight::<NoInline>();
+    rowmill_port::conformance::data::cancel_is_delivered::<NoInline>();
+    rowmill_port::conformance::data::slices_in_order::<NoInline>();
+    let mut bench = Bench::<NoInline>::start(1);
+    let mut client = bench.client("beats", 1);
+    let since = Instant::now();
+    while since.elapsed() < client_config(1).silent_limit * 2 {
+        client
+            .wait(Some(Duration::from_millis(50)))
+            .expect("a wait");
+        assert!(client.poll(0).expect("beats come").is_none());
+    }
+}
 
 /// A server whose worker has two blocks, one of which can hold fetched data.
 struct Narrow(Rdma);

@@ -3,6 +3,7 @@
 #![cfg(feature = "rdma")]
 
 mod ends;
+mod far;
 mod harness;
 mod hostile;
 mod load;
