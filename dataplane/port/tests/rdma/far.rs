@@ -1,5 +1,5 @@
 //! A dataplane on another machine, and a link that fails. The lab's scenario `pair-port` starts the dataplane, says by
-//! `ROWMILL_RDMA_ENDPOINT` where it is, and by `ROWMILL_LAB_NETDEV` which link may be taken down.
+//! `ROWMILL_RDMA_ENDPOINT` where it is, and by `ROWMILL_LAB_NETDEV` which link may be made to fail.
 
 use std::process::Command;
 use std::thread;
@@ -22,12 +22,18 @@ fn endpoint() -> Option<String> {
     found
 }
 
-fn link(state: &str) {
-    let device = std::env::var("ROWMILL_LAB_NETDEV").expect("the link that may be taken down");
-    let done = Command::new("ip")
-        .args(["link", "set", &device, state])
-        .status();
-    assert!(done.expect("the command ip").success());
+/// Loses all that this machine sends, or nothing any more. (Taking the network device down would do more on soft-RoCE:
+/// its queue pair for connecting fails with the first message that can't be sent, and stays so.)
+fn lose(all: bool) {
+    let device = std::env::var("ROWMILL_LAB_NETDEV").expect("the link that may fail");
+    let mut tc = Command::new("tc");
+    match all {
+        true => tc.args([
+            "qdisc", "replace", "dev", &device, "root", "netem", "loss", "100%",
+        ]),
+        false => tc.args(["qdisc", "del", "dev", &device, "root"]),
+    };
+    assert!(tc.status().expect("the command tc").success());
 }
 
 /// Asks for nothing and waits for the answer.
@@ -61,7 +67,7 @@ fn connect(endpoint: &str) -> (RdmaClient, Duration, u32) {
 }
 
 #[test]
-fn a_link_that_goes_down_is_noticed_and_fenced() {
+fn a_link_that_fails_is_noticed_and_fenced() {
     let Some(endpoint) = endpoint() else { return };
     let (mut client, region) = client_of(&endpoint);
     echo(&mut client);
@@ -70,7 +76,7 @@ fn a_link_that_goes_down_is_noticed_and_fenced() {
             .submit(0, slot, &fill(region, 1 << 20).frame())
             .expect("open");
     }
-    link("down");
+    lose(true);
     let limit = client_config(4).silent_limit + connection().overdue();
     let (error, took) = end_of(&mut client, limit + bound());
     println!("{error} after {took:?}");
@@ -78,7 +84,9 @@ fn a_link_that_goes_down_is_noticed_and_fenced() {
     let mut bytes = vec![0; 1 << 20];
     pattern(7, &mut bytes);
     client.memory(region).expect("its own").write(0, &bytes);
-    link("up");
+    // What the dataplane sends still comes here, until it has given up.
+    thread::sleep(connection().overdue() / 2);
+    lose(false);
     let (mut again, took, attempts) = connect(&endpoint);
     println!("connected again after {took:?}, {attempts} attempts");
     echo(&mut again);
