@@ -61,7 +61,7 @@ impl Element {
     rowmill lookup shm:/run/rowmill/demo.sock --table cat_0 --ids 1,2 --weights 0.5,2 --full\n  \
     rowmill lookup shm:/run/rowmill/demo.sock --feature clicked=items:4,8 --feature home=places:7 --pool mean")]
 pub(crate) struct Lookup {
-    /// Where the dataplane listens, as shm:/run/rowmill/NAME.sock
+    /// Where the dataplane listens, as shm:/run/rowmill/NAME.sock or rdma://HOST:PORT
     endpoint: String,
     /// The table to look up in
     #[arg(

@@ -111,7 +111,7 @@ const LISTS: [(&str, &[&str]); 3] = [
     ),
     (
         "connections",
-        &["id", "client", "pid", "regions", "region_bytes"],
+        &["id", "client", "pid", "address", "regions", "region_bytes"],
     ),
     (
         "tables",

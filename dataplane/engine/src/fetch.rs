@@ -1,6 +1,6 @@
 //! Asking for request data that lie in regions of the client.
 
-use rowmill_wire::{Place, Refusal};
+use rowmill_wire::{Place, Refusal, Status};
 
 use crate::accept;
 use crate::bind::{BoundFeature, BoundSchema};
@@ -34,7 +34,20 @@ pub(crate) fn ask(
             Ok(Ok(()))
         }
         Err(Denied::Later) => Err(Later),
-        Err(Denied::Refused(status)) => Ok(Err(Refusal::whole(status))),
+        Err(Denied::Refused(status)) => Ok(Err(refusal(slot, schema, status, memory))),
+    }
+}
+
+/// Why data can't be had, with the first feature whose extents are to blame, where one is.
+fn refusal(slot: &Slot, schema: &BoundSchema, status: Status, memory: &mut impl Memory) -> Refusal {
+    let is_bad = |e: Extent| memory.check(slot.conn, e.region, e.offset, e.len).is_err();
+    let mut features = (0..schema.features.len()).filter(|&f| {
+        let alone = &schema.features[f..=f];
+        extents_of(slot, f, alone).any(is_bad)
+    });
+    match features.next() {
+        Some(f) => Refusal::feature(status, f as u32),
+        None => Refusal::whole(status),
     }
 }
 
@@ -51,6 +64,15 @@ pub(crate) fn release(slot: &mut Slot, memory: &mut impl Memory) {
 
 /// The bytes of regions that a request is read from, extents that touch as one.
 fn extents<'a>(slot: &'a Slot, features: &'a [BoundFeature]) -> impl Iterator<Item = Extent> + 'a {
+    merge(extents_of(slot, 0, features))
+}
+
+/// The extents of some features, of which the first has this number.
+fn extents_of<'a>(
+    slot: &'a Slot,
+    first: usize,
+    features: &'a [BoundFeature],
+) -> impl Iterator<Item = Extent> + 'a {
     let header = &slot.header;
     let lengths = header.bags + u32::from(header.lengths.element.is_offsets());
     let parts = [
@@ -61,7 +83,7 @@ fn extents<'a>(slot: &'a Slot, features: &'a [BoundFeature]) -> impl Iterator<It
     let each = parts
         .into_iter()
         .flat_map(move |(segment, lengths, weights)| {
-            let spans = features.iter().zip(slot.spans.iter());
+            let spans = features.iter().zip(slot.spans[first..].iter());
             spans.filter_map(move |(feature, span)| {
                 let Place::Region { region, offset } = segment.place else {
                     return None;
@@ -82,7 +104,7 @@ fn extents<'a>(slot: &'a Slot, features: &'a [BoundFeature]) -> impl Iterator<It
                 })
             })
         });
-    merge(each.filter(|extent| extent.len > 0))
+    each.filter(|extent| extent.len > 0)
 }
 
 /// Makes one of each extent and those behind it that begin where it ends.

@@ -6,6 +6,7 @@
 
 mod cpus;
 mod filter;
+mod rdma;
 
 use core::fmt;
 use core::str::FromStr;
@@ -14,12 +15,15 @@ use std::path::{Path, PathBuf};
 
 use rowmill_arena::HugePages;
 use rowmill_pooling::Isa;
-use rowmill_wire::limits::{MAX_BATCH, MAX_CREDITS, MAX_NAME, MAX_REGIONS};
+use rowmill_wire::limits::{MAX_BATCH, MAX_CREDITS, MAX_NAME, MAX_REGIONS, SLOT_BYTES};
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
 
+use crate::ports::Port;
+
 pub use cpus::Cpus;
 pub use filter::filter_fault;
+pub use rdma::Rdma;
 
 /// Most workers of one dataplane: as many as the port has lanes.
 pub const MAX_WORKERS: usize = rowmill_port::shm::layout::MAX_LANES as usize;
@@ -37,15 +41,21 @@ const _: () = {
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Where clients connect: `["shm:/run/rowmill/NAME.sock"]`. This build serves one endpoint, of
-    /// shared memory.
+    /// Where clients connect: `["shm:/run/rowmill/NAME.sock"]` or `["rdma://ADDRESS:PORT"]`, one of them.
     #[serde(default = "default_endpoints")]
     pub endpoints: Vec<String>,
     /// Permissions of the endpoint's socket: whoever may write it can connect.
     #[serde(default = "default_socket_mode")]
     pub socket_mode: u32,
+    /// Whether clients beyond this host need not prove who they are. There are no tickets yet, so `rdma://`
+    /// endpoints are served only with it.
+    #[serde(default)]
+    pub insecure: bool,
     /// The tables to serve.
     pub model: Model,
+    /// Queue pairs and staging of `rdma://` endpoints.
+    #[serde(default)]
+    pub rdma: Rdma,
     /// The polling threads.
     #[serde(default)]
     pub workers: Workers,
@@ -382,6 +392,14 @@ impl Config {
         }
     }
 
+    /// Bytes that one worker's requests take; over RDMA with its staging and every client's slots.
+    pub fn worker_bytes(&self) -> u64 {
+        let rdma = self.endpoints.iter().any(|e| Port::of(e) == Ok(Port::Rdma));
+        let slots = u64::from(self.limits.connections) * u64::from(self.limits.credits);
+        let port = self.rdma.worker_bytes() + slots * SLOT_BYTES as u64;
+        self.limits.worker_bytes() + if rdma { port } else { 0 }
+    }
+
     /// The first value that can't work, and why.
     fn first_fault(&self) -> Option<(&'static str, String)> {
         let model = &self.model;
@@ -408,18 +426,22 @@ impl Config {
         self.endpoints_fault()
             .or_else(|| self.cpus_fault())
             .or_else(|| self.limits_fault())
+            .or_else(|| self.rdma.fault())
+            .or_else(|| self.fetch_fault())
     }
 
     fn endpoints_fault(&self) -> Option<(&'static str, String)> {
         let fault = |reason| Some(("endpoints", reason));
         for (i, endpoint) in self.endpoints.iter().enumerate() {
-            if !endpoint.starts_with("shm:") {
-                return fault(format!(
-                    "`{endpoint}`: this build supports shm:/path/NAME.sock only"
-                ));
-            }
-            if let Err(error) = rowmill_port::shm::socket_path(endpoint) {
-                return fault(error.to_string());
+            match Port::of(endpoint) {
+                Err(reason) => return fault(reason),
+                Ok(Port::Rdma) if !self.insecure => {
+                    return fault(format!(
+                        "`{endpoint}`: whoever reaches it could read and write through it, since there are no \
+                         tickets yet; set `insecure = true` where the network is trusted"
+                    ));
+                }
+                Ok(_) => {}
             }
             if self.endpoints[..i].contains(endpoint) {
                 return fault(format!("`{endpoint}` is listed twice; list it once"));
@@ -432,6 +454,21 @@ impl Config {
                 "lists {n}, and this build serves one; start a dataplane for each"
             )),
         }
+    }
+
+    /// Over RDMA the longest request has to fit the blocks that data are fetched to.
+    fn fetch_fault(&self) -> Option<(&'static str, String)> {
+        let rdma = self.endpoints.iter().any(|e| Port::of(e) == Ok(Port::Rdma));
+        let longest = 12 * u64::from(self.limits.max_ids) + 8 * u64::from(self.limits.max_lengths);
+        let room = self.rdma.port().fetch_bytes();
+        (rdma && longest > room).then(|| {
+            let reason = format!(
+                "is too little: a request of limits.max_ids ids with weights and limits.max_lengths lengths has \
+                 {longest} bytes, and half of the staging blocks, which data are fetched to, have {room}; \
+                 lower the limits, or raise this"
+            );
+            ("rdma.stage_blocks", reason)
+        })
     }
 
     fn cpus_fault(&self) -> Option<(&'static str, String)> {

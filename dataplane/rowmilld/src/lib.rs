@@ -16,6 +16,7 @@ pub mod log;
 pub mod mailbox;
 pub mod overview;
 pub mod plan;
+pub mod ports;
 mod room;
 pub mod serve;
 pub mod service;

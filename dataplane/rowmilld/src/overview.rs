@@ -40,8 +40,12 @@ pub struct Client {
     pub id: u32,
     /// The client's name.
     pub client: String,
-    /// Its process, by the kernel's word.
-    pub pid: i32,
+    /// Its process, by the kernel's word, where it is on this host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<i32>,
+    /// Its address, where it is on another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
     /// Regions it has registered.
     pub regions: u32,
     /// Their bytes.
@@ -59,6 +63,8 @@ pub struct Visitors {
     pub refused: u64,
     /// Clients that were cut off because they broke the protocol.
     pub violations: u64,
+    /// What the port holds, by name: what it has taken for clients is given back when they go.
+    pub held: Vec<(&'static str, u64)>,
 }
 
 /// Tells who has come.
@@ -226,6 +232,12 @@ impl Overview {
             }
             worker
         };
+        let visitors = self.visitors();
+        let held: serde_json::Map<String, Value> = visitors
+            .held
+            .iter()
+            .map(|&(name, count)| (name.to_owned(), count.into()))
+            .collect();
         let resident = self.tables.get();
         let table = |table: &TableInfo| {
             json!({
@@ -249,7 +261,8 @@ impl Overview {
             "choices": *self.choices.lock().expect("a panic ends the process"),
             "endpoints": [self.endpoint],
             "workers": self.seats.iter().enumerate().map(worker).collect::<Vec<_>>(),
-            "connections": self.visitors().clients,
+            "connections": visitors.clients,
+            "held": held,
             "log_lines_dropped": crate::log::dropped(),
             "tables": self.described.iter().map(table).collect::<Vec<_>>(),
             "memory": {
@@ -314,6 +327,13 @@ impl Overview {
         ] {
             out.family(name, "counter", help);
             out.sample(name, "", count);
+        }
+        if !visitors.held.is_empty() {
+            let help = "What the port holds, for clients and for itself.";
+            out.family("rowmill_port_held", "gauge", help);
+            for (name, count) in &visitors.held {
+                out.sample("rowmill_port_held", &format!("what=\"{name}\""), *count);
+            }
         }
         out.family("rowmill_connections", "gauge", "Connected clients.");
         out.sample("rowmill_connections", "", clients.len() as u64);

@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::config::{AdminAddress, Config, Cpus, IsaChoice};
 use crate::descriptors;
+use crate::ports::Port;
 use crate::room::Memory;
 
 /// Something that was chosen, for people: logged at start, shown by `--check` and in `/status`.
@@ -104,6 +105,8 @@ pub struct Plan {
     pub generation: Generation,
     /// Where clients connect.
     pub endpoint: String,
+    /// The port that this names.
+    pub port: Port,
     /// Most clients at a time: as configured, or fewer where descriptors are short.
     pub clients: u16,
     /// Most bytes of all regions of all clients.
@@ -120,7 +123,15 @@ impl Plan {
     pub fn make(config: &Config) -> Result<Plan, PlanError> {
         let mut choices = Vec::new();
         let endpoint = config.endpoints[0].clone();
-        choices.push(check_endpoint(&endpoint)?);
+        let port = Port::of(&endpoint).map_err(PlanError::Endpoint)?;
+        choices.push(match port {
+            Port::Shm => check_socket(&endpoint)?,
+            Port::Rdma => Choice::warning(
+                "endpoint",
+                endpoint.clone(),
+                "RDMA, insecure: whoever reaches it is let in, and nothing is encrypted",
+            ),
+        });
         let generation = Generation::open(&config.model.directory)?;
         choices.push(Choice::new(
             "model",
@@ -140,8 +151,19 @@ impl Plan {
         let isa = choose_isa(config.workers.isa, &mut choices)?;
         let (memory, rows) = (Memory::now(), generation.resident_bytes());
         choices.push(memory.check(config, seats.len(), rows)?);
-        let (region_bytes, regions) = memory.regions(config, seats.len(), rows, guards_holes())?;
-        choices.push(regions);
+        let region_bytes = match port {
+            Port::Shm => {
+                let guarded = guards_holes();
+                let (bytes, regions) = memory.regions(config, seats.len(), rows, guarded)?;
+                choices.push(regions);
+                bytes
+            }
+            // They are on other hosts' accounts.
+            Port::Rdma => config.limits.total_region_bytes.unwrap_or(u64::MAX),
+        };
+        if port == Port::Rdma {
+            choices.push(describe_staging(config, seats.len()));
+        }
         let limit = descriptors::raise_limit();
         let fitting = descriptors::fit(limit, config.limits.connections, seats.len());
         let (clients, descriptors) = fitting.map_err(PlanError::Descriptors)?;
@@ -160,6 +182,7 @@ impl Plan {
             isa,
             generation,
             endpoint,
+            port,
             clients,
             region_bytes,
             choices,
@@ -167,9 +190,25 @@ impl Plan {
     }
 }
 
+fn describe_staging(config: &Config, workers: usize) -> Choice {
+    let (rdma, all) = (&config.rdma, config.rdma.worker_bytes() * workers as u64);
+    Choice::new(
+        "staging of results",
+        format!(
+            "{} blocks of {} a worker",
+            rdma.stage_blocks,
+            bytes_text(rdma.stage_block_bytes.into())
+        ),
+        format!(
+            "{} in all, from which the device writes to clients",
+            bytes_text(all)
+        ),
+    )
+}
+
 /// Whether the socket can be made. The port makes missing directories, so the nearest one that
 /// exists has to be writable.
-fn check_endpoint(endpoint: &str) -> Result<Choice, PlanError> {
+fn check_socket(endpoint: &str) -> Result<Choice, PlanError> {
     let path = socket_path(endpoint).map_err(|error| PlanError::Endpoint(error.to_string()))?;
     let directory = path
         .ancestors()
@@ -385,7 +424,7 @@ mod tests {
             (long.as_str(), "use a shorter one"),
         ];
         for (endpoint, part) in cases {
-            let error = check_endpoint(endpoint).unwrap_err().to_string();
+            let error = check_socket(endpoint).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }
     }

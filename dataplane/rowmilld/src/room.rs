@@ -60,7 +60,7 @@ impl Memory {
         rows: u64,
     ) -> Result<Choice, PlanError> {
         let wanted = config.model.huge_pages;
-        let requests = config.limits.worker_bytes() * workers as u64;
+        let requests = config.worker_bytes() * workers as u64;
         let reserved = self.is_reserved(config, rows);
         if wanted == HugePages::Require && !reserved {
             let pools: Vec<String> = self.pools.iter().map(|&free| bytes_text(free)).collect();
@@ -128,7 +128,7 @@ impl Memory {
         guarded: bool,
     ) -> Result<(u64, Choice), PlanError> {
         let limits = &config.limits;
-        let requests = limits.worker_bytes() * workers as u64;
+        let requests = config.worker_bytes() * workers as u64;
         let taken = requests
             + if self.is_reserved(config, rows) {
                 0

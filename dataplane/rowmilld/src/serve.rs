@@ -11,8 +11,7 @@ use anyhow::{Context, bail};
 use rowmill_arena::Backing;
 use rowmill_engine::Engine;
 use rowmill_pooling::Kernels;
-use rowmill_port::ServerPort;
-use rowmill_port::shm::{ConnectionInfo, ShmConfig, ShmLane, ShmServer, socket_path};
+use rowmill_port::shm::socket_path;
 use rowmill_table::{LoadOptions, Resident, Stage};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -23,10 +22,10 @@ use crate::admin;
 use crate::config::{AdminAddress, Config};
 use crate::log;
 use crate::mailbox::{Mailbox, Orders};
-use crate::overview::{Client, Clients, Overview, State, Visitors};
+use crate::overview::{Clients, Overview, State, Visitors};
 use crate::plan::{Choice, Plan, bytes_text};
+use crate::ports::{Lane, Port, Server};
 use crate::service::Sessions;
-use crate::worker::Worker;
 
 /// How often loading says how far it is.
 const PROGRESS: Duration = Duration::from_secs(2);
@@ -41,7 +40,7 @@ const DRAIN_LOOK: Duration = Duration::from_millis(2);
 /// Those that [`log::start`] and [`serve`] would end with.
 pub fn probe(config: &Config, plan: &Plan) -> anyhow::Result<()> {
     log::filter(config)?;
-    refuse_taken(&plan.endpoint)?;
+    refuse_taken(plan)?;
     if let AdminAddress::At(address) = config.admin.address {
         admin::bind(address)?;
     }
@@ -62,7 +61,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     for choice in &plan.choices {
         choice.log();
     }
-    refuse_taken(&plan.endpoint)?;
+    refuse_taken(&plan)?;
     if let AdminAddress::At(address) = config.admin.address {
         let address = admin::serve(address, Arc::clone(&overview))?;
         tracing::info!("admin pages on http://{address}");
@@ -172,7 +171,11 @@ fn ignores_hangup() -> bool {
 
 /// Refuses an endpoint that another dataplane listens on, or whose place is taken, before minutes are spent on loading. (Who
 /// comes second between here and listening is refused then.)
-fn refuse_taken(endpoint: &str) -> anyhow::Result<()> {
+fn refuse_taken(plan: &Plan) -> anyhow::Result<()> {
+    let endpoint = &plan.endpoint;
+    if plan.port != Port::Shm {
+        return Ok(()); // Whether another address is free only listening on it tells.
+    }
     let path = socket_path(endpoint)?;
     match std::fs::symlink_metadata(&path) {
         Ok(found) if !found.file_type().is_socket() => bail!(
@@ -258,7 +261,7 @@ fn describe_backing(backing: &Backing) -> Choice {
 struct Workers {
     threads: Vec<JoinHandle<()>>,
     /// Each thread's half of the port goes here.
-    ports: Vec<Sender<ShmLane>>,
+    ports: Vec<Sender<Lane>>,
 }
 
 /// Starts the workers' threads; returns once each is on its CPU and has all its memory.
@@ -280,7 +283,7 @@ fn start_workers(
         ports: Vec::new(),
     };
     for (index, seat) in overview.seats().iter().enumerate() {
-        let (port_sender, port) = channel::<ShmLane>();
+        let (port_sender, port) = channel::<Lane>();
         let (prepared, seat, mailbox) = (
             prepared.clone(),
             seat.clone(),
@@ -295,8 +298,14 @@ fn start_workers(
             }
             // Where the endpoint can't be had, no port comes and the thread ends.
             if let Ok(port) = port.recv() {
-                Worker::new(engine, limits.connections, port, mailbox, seat.figures)
-                    .run(idle, started);
+                port.work(
+                    engine,
+                    limits.connections,
+                    mailbox,
+                    seat.figures,
+                    idle,
+                    started,
+                );
             }
         };
         let thread = std::thread::Builder::new().name(format!("rowmilld-{index}"));
@@ -338,17 +347,9 @@ impl Workers {
         plan: &Plan,
         sessions: Arc<Sessions>,
         mailboxes: &[Arc<Mailbox>],
-    ) -> anyhow::Result<ShmServer> {
-        let shm = ShmConfig {
-            lanes: u16::try_from(self.ports.len()).expect("at most MAX_WORKERS"),
-            credits: config.limits.credits,
-            max_connections: plan.clients,
-            max_region_bytes: config.limits.max_region_bytes,
-            total_region_bytes: plan.region_bytes,
-            socket_mode: config.socket_mode,
-            ..ShmConfig::default()
-        };
-        let (server, lanes) = ShmServer::listen(&plan.endpoint, shm, sessions)?;
+    ) -> anyhow::Result<Server> {
+        let lanes = u16::try_from(self.ports.len()).expect("at most MAX_WORKERS");
+        let (server, lanes) = Server::listen(config, plan, lanes, sessions)?;
         for ((lane, mailbox), port) in lanes.into_iter().zip(mailboxes).zip(self.ports.drain(..)) {
             mailbox.set_waker(lane.waker());
             if port.send(lane).is_err() {
@@ -370,27 +371,12 @@ impl Workers {
 }
 
 /// Tells of a server's clients for as long as it is there.
-fn list_clients(server: Arc<Mutex<Option<ShmServer>>>) -> Clients {
+fn list_clients(server: Arc<Mutex<Option<Server>>>) -> Clients {
     Box::new(move || {
         let server = server.lock().expect("a panic ends the process");
-        let Some(server) = server.as_ref() else {
-            return Visitors::default();
-        };
-        let counters = server.counters();
-        let client = |info: ConnectionInfo| Client {
-            id: info.conn.0,
-            client: info.client,
-            pid: info.pid,
-            regions: info.regions,
-            region_bytes: info.region_bytes,
-        };
-        let connected = server.connections().into_iter().filter(|info| !info.ending);
-        Visitors {
-            clients: connected.map(client).collect(),
-            accepted: counters.accepted,
-            refused: counters.refused,
-            violations: counters.violations,
-        }
+        server
+            .as_ref()
+            .map_or_else(Visitors::default, Server::visitors)
     })
 }
 

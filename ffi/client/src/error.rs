@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use rowmill_port::PortError;
+use rowmill_port::{Lost, PortError};
 use rowmill_wire::Refusal;
 use rowmill_wire::limits::{MAX_BATCH, MAX_FEATURES, MAX_IDS_PER_BAG};
 
@@ -95,7 +95,9 @@ pub enum BatchError {
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The URL names no port that this build has.
-    #[error("`{url}` can't be connected to: {reason}; this build supports shm:/path/to/NAME.sock")]
+    #[error(
+        "`{url}` can't be connected to: {reason}; this build supports shm:/path/to/NAME.sock and rdma://HOST:PORT"
+    )]
     Endpoint {
         /// What was given.
         url: String,
@@ -108,6 +110,13 @@ pub enum ClientError {
     /// The dataplane is gone; whatever was in flight came back as [`crate::Failure::Disconnected`].
     #[error("the dataplane closed the connection; connect again")]
     Closed,
+    /// The connection was lost; whatever was in flight came back as [`crate::Failure::Disconnected`], and nothing
+    /// more is written to its targets.
+    #[error("the connection was lost: {what}; connect again")]
+    Lost {
+        /// How.
+        what: Lost,
+    },
     /// The batch contradicts itself.
     #[error(transparent)]
     Batch(#[from] BatchError),
@@ -211,14 +220,19 @@ pub enum ClientError {
 impl From<PortError> for ClientError {
     fn from(error: PortError) -> ClientError {
         match error {
-            // Lost connections are fenced before that is said, so that targets are free either way.
-            PortError::Closed | PortError::Lost { .. } => ClientError::Closed,
+            PortError::Closed => ClientError::Closed,
+            PortError::Lost { what } => ClientError::Lost { what },
             other => ClientError::Port(other),
         }
     }
 }
 
 impl ClientError {
+    /// Whether the connection has ended.
+    pub fn is_end(&self) -> bool {
+        matches!(self, ClientError::Closed | ClientError::Lost { .. })
+    }
+
     /// Whether the same call can succeed once answers have been polled for.
     pub fn would_block(&self) -> bool {
         matches!(self, ClientError::NoCredit | ClientError::NoSourceSpace)

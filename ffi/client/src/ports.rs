@@ -3,6 +3,8 @@
 use core::time::Duration;
 
 use rowmill_arena::Window;
+#[cfg(feature = "rdma")]
+use rowmill_port::rdma::{RdmaClient, RdmaClientConfig};
 use rowmill_port::shm::{ShmClient, ShmClientConfig};
 use rowmill_port::{ClientPort, PortError, RegionId};
 use rowmill_wire::control::{TableEntry, Welcome};
@@ -32,6 +34,15 @@ impl Client {
                 };
                 AnyPort::Shm(ShmClient::connect_with(url, &options.name, config)?)
             }
+            #[cfg(feature = "rdma")]
+            Scheme::Rdma => {
+                let config = RdmaClientConfig {
+                    credits: options.credits,
+                    reply_limit: options.reply_limit,
+                    ..RdmaClientConfig::default()
+                };
+                AnyPort::Rdma(RdmaClient::connect_with(url, &options.name, config)?)
+            }
         };
         Session::over(port, options)
     }
@@ -40,6 +51,8 @@ impl Client {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scheme {
     Shm,
+    #[cfg(feature = "rdma")]
+    Rdma,
 }
 
 fn scheme(url: &str) -> Result<Scheme, ClientError> {
@@ -52,7 +65,10 @@ fn scheme(url: &str) -> Result<Scheme, ClientError> {
     match url.split_once(':') {
         Some(("shm", path)) if path.starts_with('/') && path.len() > 1 => Ok(Scheme::Shm),
         Some(("shm", _)) => refused("the socket's path must be absolute"),
-        Some(("tcp" | "rdma" | "rowmill", _)) => refused("that port is not part of this version"),
+        #[cfg(feature = "rdma")]
+        Some(("rdma", rest)) if rest.starts_with("//") => Ok(Scheme::Rdma),
+        Some(("rdma", _)) => refused("it has to look like rdma://host:7400"),
+        Some(("tcp" | "rowmill", _)) => refused("that port is not part of this version"),
         Some(_) => refused("no port of that name is known"),
         None => refused("it names no port"),
     }
@@ -60,15 +76,24 @@ fn scheme(url: &str) -> Result<Scheme, ClientError> {
 
 /// One of the ports of this build. A variant each instead of a trait object: choosing costs a
 /// compare that predicts well, and the port's polling stays open to inlining.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one a session, and it stays where it is"
+)]
 pub enum AnyPort {
     /// Shared memory on one host.
     Shm(ShmClient),
+    /// RDMA, from another host too.
+    #[cfg(feature = "rdma")]
+    Rdma(RdmaClient),
 }
 
 macro_rules! each {
     ($port:expr, $name:ident => $call:expr) => {
         match $port {
             AnyPort::Shm($name) => $call,
+            #[cfg(feature = "rdma")]
+            AnyPort::Rdma($name) => $call,
         }
     };
 }
@@ -125,11 +150,13 @@ mod tests {
             scheme("shm:/run/rowmill/demo.sock").expect("shm"),
             Scheme::Shm
         );
+        #[cfg(feature = "rdma")]
+        assert_eq!(scheme("rdma://host:7400").expect("rdma"), Scheme::Rdma);
         for url in [
             "shm:demo.sock",
             "shm:/",
             "tcp://host:7400",
-            "rdma://host:7400",
+            "rdma:host:7400",
             "http://x",
             "/run/x",
             "",

@@ -49,7 +49,7 @@ impl<P: ClientPort> Session<P> {
         self.own(schema.session);
         self.own(target.session);
         if self.closed {
-            return Err(ClientError::Closed);
+            return Err(self.gone());
         }
         check_features(schema, batch)?;
         let bags = batch.bags();
@@ -204,7 +204,7 @@ impl<P: ClientPort> Session<P> {
     /// If the server has no such lane.
     pub fn submit_null(&mut self, lane: Option<u16>) -> Result<Ticket, ClientError> {
         if self.closed {
-            return Err(ClientError::Closed);
+            return Err(self.gone());
         }
         let picked = match lane {
             Some(lane) => self.flight.pick_lane(lane),
@@ -256,7 +256,7 @@ impl<P: ClientPort> Session<P> {
             self.take_in()?;
         }
         match self.flight.take_any() {
-            None if self.closed => Err(ClientError::Closed),
+            None if self.closed => Err(self.gone()),
             answer => Ok(answer),
         }
     }
@@ -326,7 +326,8 @@ impl<P: ClientPort> Session<P> {
                 let record = match self.port.poll(lane) {
                     Ok(Some(record)) => record,
                     Ok(None) => break,
-                    Err(PortError::Closed | PortError::Lost { .. }) => {
+                    Err(error) if ends(&error) => {
+                        self.note_end(&error);
                         gone = true;
                         break;
                     }
@@ -344,6 +345,20 @@ impl<P: ClientPort> Session<P> {
         Ok(gone)
     }
 
+    fn note_end(&mut self, error: &PortError) {
+        if let PortError::Lost { what } = error {
+            self.lost.get_or_insert(*what);
+        }
+    }
+
+    /// What is said of a connection that has ended.
+    fn gone(&self) -> ClientError {
+        match self.lost {
+            Some(what) => ClientError::Lost { what },
+            None => ClientError::Closed,
+        }
+    }
+
     /// Ends every request in flight: the dataplane is gone.
     fn end(&mut self) {
         self.closed = true;
@@ -352,13 +367,19 @@ impl<P: ClientPort> Session<P> {
 
     /// The error for the caller. The connection's end ends every request.
     pub(crate) fn failed(&mut self, error: PortError) -> ClientError {
-        if matches!(error, PortError::Closed | PortError::Lost { .. }) && !self.closed {
+        self.note_end(&error);
+        if ends(&error) && !self.closed {
             // A record that makes no sense changes nothing about the end.
             let _ = self.drain();
             self.end();
         }
         error.into()
     }
+}
+
+/// Whether it is the connection's end.
+fn ends(error: &PortError) -> bool {
+    matches!(error, PortError::Closed | PortError::Lost { .. })
 }
 
 fn check_blocks(schema: &BoundSchema, batch: &Batch) -> Result<(), ClientError> {

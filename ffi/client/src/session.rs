@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use rowmill_port::{ClientPort, PortError, RegionId};
+use rowmill_port::{ClientPort, Lost, PortError, RegionId};
 use rowmill_wire::control::{TableEntry, Welcome};
 use rowmill_wire::{Output, Schema};
 
@@ -37,6 +37,8 @@ pub struct Session<P: ClientPort> {
     /// The newest generation that the dataplane has told of.
     pub(crate) newest: u64,
     pub(crate) closed: bool,
+    /// How the connection was lost, where it was not closed in order.
+    pub(crate) lost: Option<Lost>,
 }
 
 impl<P: ClientPort> Session<P> {
@@ -66,6 +68,7 @@ impl<P: ClientPort> Session<P> {
             tables: None,
             newest,
             closed: false,
+            lost: None,
         })
     }
 

@@ -99,11 +99,7 @@ impl<P: ClientPort> Session<P> {
             if let Err(error) = self.port.wait(Some(sleep)) {
                 let error = self.failed(error);
                 // Its end has ended every request, which the caller's next look finds.
-                return if matches!(error, ClientError::Closed) {
-                    Ok(())
-                } else {
-                    Err(error)
-                };
+                return if error.is_end() { Ok(()) } else { Err(error) };
             }
         }
         Ok(())

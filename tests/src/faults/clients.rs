@@ -13,7 +13,7 @@ use rowmill_wire::request::{self, Header};
 use rowmill_wire::{Completion, CompletionKind, Immediate, Status};
 
 use super::hostile::{Hostile, completions, is_cut_off, push, push_frame};
-use super::patron::BOUND;
+use super::patron::bound;
 use super::site::{Running, Site, until};
 use super::watch::beside_an_innocent;
 use super::{Verdict, site};
@@ -56,7 +56,7 @@ pub fn vanish(mut arguments: impl Iterator<Item = OsString>) -> Result<()> {
             hostile.submit(0, record.slot, &long)?;
         }
         hostile.submit(1, 0, &good)?;
-        hostile.record(1, BOUND)?;
+        hostile.record(1, bound())?;
     }
 }
 
@@ -85,7 +85,7 @@ pub(super) fn vanishes(site: &Site) -> Result<Verdict> {
             );
             let began = Instant::now();
             child.signal(rustix::process::Signal::KILL)?;
-            until(BOUND, || there(scene.service).is_ok_and(|n| n == 1))
+            until(bound(), || there(scene.service).is_ok_and(|n| n == 1))
                 .context("it is still shown")?;
             longest = longest.max(began.elapsed());
         }
@@ -103,14 +103,14 @@ pub(super) fn never_reads(site: &Site) -> Result<Verdict> {
         let mut hostile = Hostile::connect(&scene.service.endpoint, scene.tables)?;
         let frame = hostile.good().frame();
         let credits = u32::from(hostile.raw().welcome().credits);
-        let lane = hostile.raw().raw_lane(0);
+        let lane = hostile.shm().raw_lane(0);
         let queue = lane.layout.completions();
         for round in 0..ROUNDS {
             for slot in 0..credits {
                 push_frame(&lane, slot as u16, &frame);
             }
             let done = (round + 1) * credits;
-            until(BOUND, || completions(&lane) == done)
+            until(bound(), || completions(&lane) == done)
                 .with_context(|| format!("round {round}"))?;
         }
         ensure!(
@@ -141,16 +141,18 @@ pub(super) fn slot_used_again(site: &Site) -> Result<Verdict> {
                 .frame();
             hostile.submit(0, 3, &long)?;
             // In progress, as its first slice shows.
-            let first = hostile.record(0, BOUND)?;
+            let first = hostile.record(0, bound())?;
             ensure!(first.kind == CompletionKind::Slice, "{first:?}");
             let good = hostile.good().frame();
-            push_frame(&hostile.raw().raw_lane(0), 3, &good);
+            push_frame(&hostile.shm().raw_lane(0), 3, &good);
             hostile.is_cut_off()?;
         }
-        scene.service.wait_for_log("cut an shm client off", BOUND)?;
+        scene
+            .service
+            .wait_for_log("cut an shm client off", bound())?;
         let counted = "rowmill_clients_cut_off_total 5\n";
         let pages = || scene.service.ask(b"GET /metrics HTTP/1.1\r\n\r\n");
-        until(BOUND, || pages().is_ok_and(|text| text.contains(counted)))
+        until(bound(), || pages().is_ok_and(|text| text.contains(counted)))
             .context("they are not counted")?;
         Ok("5 clients".into())
     })
@@ -179,13 +181,13 @@ pub(super) fn breaches(site: &Site) -> Result<Verdict> {
     beside_an_innocent(site, &site.settings()?, |scene| {
         let endpoint = &scene.service.endpoint;
         for (what, bits) in words {
-            let mut port = Hostile::port(endpoint)?;
+            let mut port = Hostile::shm_port(endpoint)?;
             push(&port.raw_lane(0), bits);
             is_cut_off(&mut port).context(what)?;
         }
         let mut jumps = 0;
         for ahead in [1u32 << 31, u32::MAX, 1000] {
-            let mut port = Hostile::port(endpoint)?;
+            let mut port = Hostile::shm_port(endpoint)?;
             let lane = port.raw_lane(0);
             lane.window.store_u32(SUBMISSION_TAIL, ahead);
             lane.ring();
@@ -199,7 +201,7 @@ pub(super) fn breaches(site: &Site) -> Result<Verdict> {
 
 /// Cancels of what is not there are no breach, as many as the queue holds.
 fn cancels(endpoint: &str) -> Result<()> {
-    let port = Hostile::port(endpoint)?;
+    let port = Hostile::shm_port(endpoint)?;
     let lane = port.raw_lane(0);
     let mut null = [0; SLOT_BYTES];
     let len = request::encode(&Header::null(1), &[], &[], &mut null)?;
@@ -209,7 +211,7 @@ fn cancels(endpoint: &str) -> Result<()> {
         }
         // Its answer shows that the worker has read them all.
         push_frame(&lane, 0, &null[..len]);
-        until(BOUND, || completions(&lane) == round).context("after cancels of nothing")?;
+        until(bound(), || completions(&lane) == round).context("after cancels of nothing")?;
     }
     Ok(())
 }

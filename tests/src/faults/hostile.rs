@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rowmill_arena::HugePages;
-use rowmill_client::PortError;
+use rowmill_client::{AnyPort, PortError};
 use rowmill_pooling::{Mode, scalar};
+use rowmill_port::rdma::{RdmaClient, RdmaClientConfig};
 use rowmill_port::shm::layout::{COMPLETION_TAIL, SUBMISSION_TAIL};
 use rowmill_port::shm::{RawLane, ShmClient, ShmClientConfig};
 use rowmill_port::{ClientPort, RegionId};
@@ -17,8 +18,8 @@ use rowmill_wire::request::{self, Element, FeatureSpan, Header, Op, Place, Segme
 use rowmill_wire::status::NOWHERE;
 use rowmill_wire::{Completion, Immediate, Pooling, Schema, Status};
 
-use super::patron::{BOUND, rows};
-use super::site::{CREDITS, WIDE_DIM};
+use super::patron::{bound, rows};
+use super::site::{CREDITS, WIDE_DIM, rdma_address};
 
 /// Bytes of its region of request data: the ids of the longest request, 8 bytes each, and its lengths.
 pub(crate) const SOURCE_BYTES: u64 = 8 << 20;
@@ -41,7 +42,7 @@ const POISON: u8 = 0xa5;
 
 /// A client without the library.
 pub(crate) struct Hostile {
-    port: ShmClient,
+    port: AnyPort,
     /// The ordinary schema: `small` summed, `quant` averaged.
     pub(crate) schema: u32,
     /// A schema of one feature of `wide`, whose requests take long.
@@ -125,18 +126,48 @@ impl Hostile {
     ///
     /// # Errors
     /// Where the service refuses.
-    pub(crate) fn port(endpoint: &str) -> Result<ShmClient, PortError> {
+    pub(crate) fn port(endpoint: &str) -> Result<AnyPort, PortError> {
+        if rdma_address().is_some() {
+            let config = RdmaClientConfig {
+                credits: CREDITS,
+                huge_pages: HugePages::Off,
+                reply_limit: 2 * bound(),
+                connect_limit: 5 * bound(),
+                silent_limit: bound(),
+                ..RdmaClientConfig::default()
+            };
+            return RdmaClient::connect_with(endpoint, "hostile", config).map(AnyPort::Rdma);
+        }
+        Hostile::shm_port(endpoint).map(AnyPort::Shm)
+    }
+
+    /// A bare connection over shared memory.
+    ///
+    /// # Errors
+    /// Where the service refuses.
+    pub(crate) fn shm_port(endpoint: &str) -> Result<ShmClient, PortError> {
         let config = ShmClientConfig {
             credits: CREDITS,
             huge_pages: HugePages::Off,
-            reply_limit: 2 * BOUND,
+            reply_limit: 2 * bound(),
         };
         ShmClient::connect_with(endpoint, "hostile", config)
     }
 
     /// The connection.
-    pub(crate) fn raw(&mut self) -> &mut ShmClient {
+    pub(crate) fn raw(&mut self) -> &mut AnyPort {
         &mut self.port
+    }
+
+    /// The connection over shared memory.
+    ///
+    /// # Panics
+    /// If it is another: such faults are of that port only.
+    pub(crate) fn shm(&mut self) -> &mut ShmClient {
+        match &mut self.port {
+            AnyPort::Shm(port) => port,
+            AnyPort::Rdma(_) => panic!("this fault is one of shared memory"),
+        }
     }
 
     /// Writes to its region of request data.
@@ -259,7 +290,7 @@ impl Hostile {
     /// As [`Hostile::record`].
     pub(crate) fn ask(&mut self, frame: &[u8]) -> Result<Completion> {
         self.submit(0, 0, frame)?;
-        self.record(0, BOUND)
+        self.record(0, bound())
     }
 
     /// Fills the target, so that it shows what was written.
@@ -358,16 +389,16 @@ impl Hostile {
 ///
 /// # Errors
 /// If it stays open.
-pub(crate) fn is_cut_off(port: &mut ShmClient) -> Result<()> {
+pub(crate) fn is_cut_off(port: &mut impl ClientPort) -> Result<()> {
     let began = Instant::now();
-    while began.elapsed() < BOUND {
+    while began.elapsed() < bound() {
         match port.poll(0) {
-            Err(PortError::Closed) => return Ok(()),
+            Err(PortError::Closed | PortError::Lost { .. }) => return Ok(()),
             // Records of its breach make no sense to its own half, which is no matter here.
             Ok(_) | Err(_) => port.wait(Some(Duration::from_millis(5)))?,
         }
     }
-    bail!("still connected after {BOUND:?}")
+    bail!("still connected after {:?}", bound())
 }
 
 /// The ordinary schema.

@@ -20,8 +20,8 @@ use rustix::process::Signal;
 
 use super::Verdict;
 use super::hostile::Hostile;
-use super::patron::BOUND;
-use super::site::{PATIENCE, Running, Service, Site, until};
+use super::patron::bound;
+use super::site::{Running, Service, Site, patience, until};
 use super::watch::beside_an_innocent;
 
 /// How long clients come and go while nobody reads the log: ten lines a second, of some 200 bytes.
@@ -93,8 +93,8 @@ fn unread(site: &Site, reader: &Reader) -> Result<u64> {
         };
         ShmClient::connect_with(&endpoint, name, config)
     };
-    until(PATIENCE, || connect("probe", BOUND).is_ok()).context("it does not start")?;
-    let mut member = connect("member", BOUND)?;
+    until(patience(), || connect("probe", bound()).is_ok()).context("it does not start")?;
+    let mut member = connect("member", bound())?;
     let pages = |page: &str| site_ask(admin, page);
     let dropped = || -> Result<u64> {
         let text = pages("/metrics")?;
@@ -111,7 +111,8 @@ fn unread(site: &Site, reader: &Reader) -> Result<u64> {
     );
     while began.elapsed() < lasting {
         // Those before may take a moment to be gone.
-        until(BOUND, || connect(&name, BOUND).is_ok()).context("a client that comes and goes")?;
+        until(bound(), || connect(&name, bound()).is_ok())
+            .context("a client that comes and goes")?;
         member.tables().context("a client that stays")?;
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -127,7 +128,7 @@ fn unread(site: &Site, reader: &Reader) -> Result<u64> {
         "the status page does not show it"
     );
     process.signal(Signal::TERM)?;
-    let ended = process.end(PATIENCE).context("SIGTERM does not end it")?;
+    let ended = process.end(patience()).context("SIGTERM does not end it")?;
     ensure!(ended.code() == Some(0), "it ended with {ended}");
     if let Some(read) = read {
         let mut log = Vec::new();
@@ -141,7 +142,7 @@ fn unread(site: &Site, reader: &Reader) -> Result<u64> {
 fn site_ask(admin: std::net::SocketAddr, page: &str) -> Result<String> {
     use std::io::Write;
     let mut stream = std::net::TcpStream::connect(admin).context("the admin pages")?;
-    stream.set_read_timeout(Some(BOUND))?;
+    stream.set_read_timeout(Some(bound()))?;
     write!(stream, "GET {page} HTTP/1.1\r\nHost: x\r\n\r\n")?;
     let mut reply = String::new();
     stream
@@ -177,7 +178,7 @@ fn is_refused(
 pub(super) fn sparse_regions(site: &Site) -> Result<Verdict> {
     beside_an_innocent(site, &site.settings()?, |scene| {
         let before = resident(scene.service)?;
-        let mut port = Hostile::port(&scene.service.endpoint)?;
+        let mut port = Hostile::shm_port(&scene.service.endpoint)?;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let sparse = memfd_create("sparse", flags)?;
         ftruncate(&sparse, GIANT as u64)?;
@@ -206,7 +207,7 @@ fn punched(endpoint: &str) -> Result<()> {
     use rowmill_wire::request::{self, Element, FeatureSpan, Header, Op, Place, Segment};
     const STRIDE: u64 = 16 << 10;
     const BAGS: u32 = 30_000;
-    let mut port = Hostile::port(endpoint)?;
+    let mut port = Hostile::shm_port(endpoint)?;
     let mut schema = Schema::side_by_side(BAGS, [("x", "small", Pooling::Sum, 16)]).0;
     schema.features[0].stride = STRIDE;
     let schema = port.bind(&schema)?;
@@ -251,7 +252,7 @@ fn punched(endpoint: &str) -> Result<()> {
         if let Some(record) = port.poll(0)? {
             break record;
         }
-        ensure!(began.elapsed() < BOUND, "no answer");
+        ensure!(began.elapsed() < bound(), "no answer");
         port.wait(Some(Duration::from_millis(5)))?;
     };
     ensure!(record.status == Status::RegionLost, "{record:?}");
@@ -268,14 +269,14 @@ pub(super) fn regions_together(site: &Site) -> Result<Verdict> {
     let service = Service::start(site, &config)?;
     let mut ports = Vec::new();
     for _ in 0..4 {
-        let mut port = Hostile::port(&service.endpoint)?;
+        let mut port = Hostile::shm_port(&service.endpoint)?;
         port.register(1 << 20)?;
         ports.push(port);
     }
-    let mut port = Hostile::port(&service.endpoint)?;
+    let mut port = Hostile::shm_port(&service.endpoint)?;
     is_refused(port.register(4096), Status::LimitReached, "of all clients")?;
     drop(ports.pop());
-    until(BOUND, || port.register(1 << 20).is_ok()).context("room after one is gone")?;
+    until(bound(), || port.register(1 << 20).is_ok()).context("room after one is gone")?;
     service.is_healthy()?;
     // More than there is memory for is refused at the start.
     let text = text.replace("= 4194304", "= 4503599627370496");
@@ -333,11 +334,11 @@ pub(super) fn few_descriptors(site: &Site) -> Result<Verdict> {
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut process = Running(command.spawn()?);
     let endpoint = site.endpoint();
-    until(PATIENCE, || Hostile::port(&endpoint).is_ok()).context("it does not start")?;
+    until(patience(), || Hostile::shm_port(&endpoint).is_ok()).context("it does not start")?;
     let mut innocent = Hostile::connect(&endpoint, &site.tables()?)?;
     let mut others = Vec::new();
     let refused = loop {
-        match Hostile::port(&endpoint) {
+        match Hostile::shm_port(&endpoint) {
             Ok(port) => others.push(port),
             Err(error) => break error,
         }
@@ -364,7 +365,7 @@ pub(super) fn few_descriptors(site: &Site) -> Result<Verdict> {
     ensure!(status.contains("file descriptors"), "{status}");
     let clients = others.len() + 1;
     process.signal(Signal::TERM)?;
-    process.end(PATIENCE).context("it does not end")?;
+    process.end(patience()).context("it does not end")?;
     Ok(Verdict::Pass(format!("{clients} clients of 12 with 110")))
 }
 
@@ -392,7 +393,7 @@ pub(super) fn hangup(site: &Site) -> Result<Verdict> {
     service.process().signal(Signal::HUP)?;
     let ended = service
         .process()
-        .end(PATIENCE)
+        .end(patience())
         .context("SIGHUP does not end it")?;
     ensure!(ended.code() == Some(0), "it ended with {ended}");
     ensure!(
@@ -407,7 +408,7 @@ pub(super) fn hangup(site: &Site) -> Result<Verdict> {
     command.arg(&config).stdin(Stdio::null());
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut process = Running(command.spawn()?);
-    until(PATIENCE, || {
+    until(patience(), || {
         site_ask(admin, "/healthz").is_ok_and(|t| t.contains(" 200 "))
     })?;
     process.signal(Signal::HUP)?;
@@ -420,7 +421,7 @@ pub(super) fn hangup(site: &Site) -> Result<Verdict> {
         "not healthy"
     );
     process.signal(Signal::TERM)?;
-    process.end(PATIENCE).context("it does not end")?;
+    process.end(patience()).context("it does not end")?;
     Ok(Verdict::Pass("drained; ignored under nohup".into()))
 }
 
@@ -445,7 +446,7 @@ pub(super) fn lookup_of_a_stopped_service(site: &Site) -> Result<Verdict> {
     service.process().signal(Signal::CONT)?;
     ensure!(status.code() == Some(1), "{status}: {said}");
     ensure!(
-        took < Duration::from_millis(200) + 2 * BOUND,
+        took < Duration::from_millis(200) + 2 * bound(),
         "after {took:?}"
     );
     Ok(Verdict::Pass(format!("given up after {took:.1?}")))

@@ -8,8 +8,8 @@ use rowmill_wire::Status;
 
 use super::Verdict;
 use super::hostile::Hostile;
-use super::patron::BOUND;
-use super::site::{CREDITS, PATIENCE, Site};
+use super::patron::bound;
+use super::site::{CREDITS, Site, patience};
 use super::watch::{beside_a_patient_innocent, beside_an_innocent};
 
 /// A request that takes longer than it may.
@@ -18,7 +18,7 @@ pub(super) fn deadline(site: &Site) -> Result<Verdict> {
         let mut hostile = Hostile::connect(&scene.service.endpoint, scene.tables)?;
         let began = Instant::now();
         hostile.submit(0, 0, &hostile.long().frame())?;
-        let record = hostile.record(0, PATIENCE)?;
+        let record = hostile.record(0, patience())?;
         let whole = began.elapsed();
         ensure!(record.status == Status::Ok, "without a limit: {record:?}");
         ensure!(hostile.long_is_right(), "the long request's sums");
@@ -84,14 +84,14 @@ pub(super) fn overload(site: &Site) -> Result<Verdict> {
                     }
                 }
                 ensure!(
-                    began.elapsed() < PATIENCE,
+                    began.elapsed() < patience(),
                     "{answered} of {sent} answered in round {round}"
                 );
                 std::thread::sleep(Duration::from_micros(100));
             }
         }
         ensure!(busy >= 3 * 6, "only {busy} were BUSY");
-        ensure!(longest <= BOUND, "BUSY after {longest:?}");
+        ensure!(longest <= bound(), "BUSY after {longest:?}");
         for hostile in &mut crowd {
             hostile.is_served().context("after the overload")?;
         }

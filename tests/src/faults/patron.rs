@@ -14,8 +14,13 @@ use rowmill_client::{
 use rowmill_pooling::{Mode, Rows, scalar};
 use rowmill_table::Resident;
 
-/// How long any answer to an innocent client may take.
-pub(crate) const BOUND: Duration = Duration::from_secs(1);
+use super::site::slowness;
+
+/// How long any answer to an innocent client may take: 1 s; where the processor is emulated, as long in proportion as a
+/// test's patience.
+pub(crate) fn bound() -> Duration {
+    Duration::from_secs(1) * slowness()
+}
 
 /// Most bags of a request: two lanes' worth of parts, and more ids than fit into a frame.
 const MAX_BAGS: usize = 120;
@@ -240,7 +245,7 @@ impl Innocent {
         let thread = std::thread::spawn(move || {
             while !shared.stop.load(Ordering::Relaxed) {
                 let began = Instant::now();
-                match patron.ask(BOUND)? {
+                match patron.ask(bound())? {
                     Outcome::Ok => shared.answers.fetch_add(1, Ordering::Relaxed),
                     Outcome::Refused(Status::Busy) if busy => {
                         shared.busy.fetch_add(1, Ordering::Relaxed)
@@ -272,7 +277,7 @@ impl Innocent {
     pub(crate) fn finish(mut self) -> Result<Seen> {
         let (enough, began) = (self.answers() + 20, Instant::now());
         let thread = self.thread.take().context("finished once")?;
-        while self.answers() < enough && !thread.is_finished() && began.elapsed() < 5 * BOUND {
+        while self.answers() < enough && !thread.is_finished() && began.elapsed() < 5 * bound() {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.watched.stop.store(true, Ordering::Relaxed);

@@ -17,7 +17,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::hostile::Hostile;
-use super::patron::BOUND;
+use super::patron::bound;
 use super::site::Site;
 use super::watch::{Scene, beside_an_innocent};
 use super::{Happened, Verdict};
@@ -49,7 +49,7 @@ pub(super) fn changing_data(site: &Site) -> Result<Verdict> {
     beside_an_innocent(site, &site.settings()?, |scene| {
         let mut hostile = Hostile::connect(&scene.service.endpoint, scene.tables)?;
         let fd = sealed_memfd("changing", 4096, HugePages::Off)?;
-        let region = hostile.raw().register_memfd(fd.as_fd(), 4096)?;
+        let region = hostile.shm().register_memfd(fd.as_fd(), 4096)?;
         // Mapped once more, for the other thread.
         let memory = Region::map(fd.as_fd(), 4096)?;
         let stop = AtomicBool::new(false);
@@ -97,7 +97,7 @@ fn send_changing(hostile: &mut Hostile, region: RegionId) -> Happened {
             hostile.submit(0, slot, &frame)?;
         }
         for _ in 0..slots {
-            match hostile.record(0, BOUND)?.status {
+            match hostile.record(0, bound())?.status {
                 Status::Ok => tally.ok += 1,
                 Status::LengthsMismatch
                 | Status::IdOutOfRange
@@ -125,7 +125,7 @@ pub(super) fn changing_frames(site: &Site) -> Result<Verdict> {
                 hostile.submit(0, slot, &frame)?;
             }
             // Without waiting: some of them are being read now. The length in the immediate stays.
-            let lane = hostile.raw().raw_lane(0);
+            let lane = hostile.shm().raw_lane(0);
             for _ in 0..rng.usize(1..8) {
                 let slot = rng.u16(0..slots);
                 let at = lane.layout.slot(slot) + rng.usize(0..frame.len() / 4) * 4;
@@ -134,7 +134,7 @@ pub(super) fn changing_frames(site: &Site) -> Result<Verdict> {
             }
             let mut left = slots;
             while left > 0 {
-                let record = hostile.record(0, BOUND)?;
+                let record = hostile.record(0, bound())?;
                 if record.kind == CompletionKind::Slice {
                     continue; // It asks for slices now.
                 }
@@ -166,7 +166,7 @@ fn refuses(
     status: Status,
     part: &str,
 ) -> Result<()> {
-    match hostile.raw().register_memfd(fd.as_fd(), bytes) {
+    match hostile.shm().register_memfd(fd.as_fd(), bytes) {
         Err(PortError::Refused { refusal, detail }) if refusal.status == status => {
             ensure!(detail.contains(part), "`{detail}` lacks `{part}`");
         }
@@ -235,7 +235,7 @@ pub(super) fn truncated(site: &Site) -> Result<Verdict> {
         ftruncate(&fd, 0)?;
         hostile.is_served().context("after it was truncated")?;
         let fd = sealed_memfd("sealed", 8192, HugePages::Off)?;
-        let region = hostile.raw().register_memfd(fd.as_fd(), 8192)?;
+        let region = hostile.shm().register_memfd(fd.as_fd(), 8192)?;
         for bytes in [0, 4096, 12_288] {
             let outcome = ftruncate(&fd, bytes);
             ensure!(
@@ -295,7 +295,7 @@ pub(super) fn hole(site: &Site) -> Result<Verdict> {
         for _ in 0..100 {
             for step in [into, from] {
                 let fd = sealed_memfd("holes", 1 << 20, HugePages::Off)?;
-                let region = hostile.raw().register_memfd(fd.as_fd(), 1 << 20)?;
+                let region = hostile.shm().register_memfd(fd.as_fd(), 1 << 20)?;
                 punch(&fd, 1 << 20)?;
                 step(&mut hostile, region, status)?;
                 hostile.is_served()?;
@@ -320,7 +320,7 @@ fn lose_a_region(scene: &mut Scene<'_>, reading: bool) -> Result<()> {
     let mut hostile = Hostile::connect(&scene.service.endpoint, scene.tables)?;
     let fd = sealed_memfd("hostile", 2 * HUGE_2M, HugePages::Require)?;
     let region = hostile
-        .raw()
+        .shm()
         .register_memfd(fd.as_fd(), 2 * HUGE_2M as u64)?;
     into(&mut hostile, region, Status::Ok)?;
     punch(&fd, HUGE_2M)?;
@@ -352,7 +352,7 @@ pub(super) fn given_up(site: &Site) -> Result<Verdict> {
         let began = Instant::now();
         let target = hostile.target;
         hostile.raw().unregister(target)?;
-        let record = hostile.record(0, BOUND)?;
+        let record = hostile.record(0, bound())?;
         ensure!(record.status == Status::UnknownRegion, "{record:?}");
         Ok(format!(
             "given up after {:.1} ms",

@@ -11,7 +11,7 @@ use rustix::process::getpid;
 use serde_json::json;
 
 use super::programs::{Programs, leash};
-use super::site::{Running, Site};
+use super::site::{Running, Site, slowness};
 use super::{ALL, Fault, Verdict};
 
 /// The first argument of this program where it is to try one fault: see [`one`].
@@ -93,7 +93,8 @@ fn in_a_process(programs: &Programs, fault: &Fault) -> Result<Outcome> {
         .stdout(Stdio::piped())
         .stderr(said.try_clone()?);
     let mut child = Running(command.spawn().context("starting a fault")?);
-    let status = child.end(fault.limit);
+    let limit = fault.limit * slowness();
+    let status = child.end(limit);
     said.rewind()?;
     let mut bytes = Vec::new();
     said.read_to_end(&mut bytes)?;
@@ -102,8 +103,7 @@ fn in_a_process(programs: &Programs, fault: &Fault) -> Result<Outcome> {
         // Killed here; the kernel then kills what it started.
         drop(child);
         return Ok(Outcome::Fail(format!(
-            "it hangs: not done after {:?} {said}",
-            fault.limit
+            "it hangs: not done after {limit:?} {said}"
         )));
     };
     let mut line = String::new();

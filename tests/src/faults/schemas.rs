@@ -9,7 +9,7 @@ use rowmill_wire::{Pooling, Refusal, Schema, Status};
 
 use super::Verdict;
 use super::hostile::{Case, Hostile, STRIDE, TARGET_BYTES, ordinary_schema};
-use super::patron::BOUND;
+use super::patron::bound;
 use super::places::{INLINE, SCHEMA, TARGET_BASE, TARGET_REGION};
 use super::refusals::cases;
 use super::site::{CONNECTIONS, Site, until};
@@ -254,7 +254,7 @@ pub(super) fn limits(site: &Site) -> Result<Verdict> {
         refused(Hostile::port(endpoint).map(|_| ()), Status::LimitReached)?;
         hostile.is_served()?;
         drop(others);
-        until(BOUND, || Hostile::port(endpoint).is_ok()).context("after they are gone")?;
+        until(bound(), || Hostile::port(endpoint).is_ok()).context("after they are gone")?;
         Ok(format!(
             "{CONNECTIONS} clients, 16 schemas, 16 regions, offsets to 2^40"
         ))

@@ -230,7 +230,7 @@ pub(super) fn stale_endpoint(site: &Site) -> Result<Verdict> {
     second.process().signal(rustix::process::Signal::TERM)?;
     let ended = second
         .process()
-        .end(super::site::PATIENCE)
+        .end(super::site::patience())
         .context("it does not end")?;
     ensure!(ended.code() == Some(0), "it ended with {ended}");
     until(BOUND, || !socket.exists()).context("its socket is still there")?;

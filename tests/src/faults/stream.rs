@@ -22,7 +22,7 @@ use rustix::net::{
 
 use super::Verdict;
 use super::hostile::{Hostile, ordinary_schema};
-use super::patron::BOUND;
+use super::patron::bound;
 use super::site::Site;
 use super::watch::{after, beside_an_innocent};
 
@@ -83,7 +83,7 @@ pub(super) fn silent(site: &Site) -> Result<Verdict> {
         let began = Instant::now();
         after(scene.service, scene.tables).context("beside silent connections")?;
         ensure!(
-            began.elapsed() < BOUND,
+            began.elapsed() < bound(),
             "a new client waited {:?}",
             began.elapsed()
         );
@@ -215,7 +215,7 @@ pub(super) fn admin_garbage(site: &Site) -> Result<Verdict> {
         let connect = || TcpStream::connect(service.admin()).context("the admin pages");
         let idle = (0..100).map(|_| connect()).collect::<Result<Vec<_>>>()?;
         let mut endless = connect()?;
-        endless.set_write_timeout(Some(BOUND))?;
+        endless.set_write_timeout(Some(bound()))?;
         let written = endless.write_all(&vec![b'a'; 4 << 20]);
         let cases: [(&[u8], &str); 6] = [
             (b"GET /none HTTP/1.1\r\n\r\n", "HTTP/1.1 404 "),
@@ -230,7 +230,7 @@ pub(super) fn admin_garbage(site: &Site) -> Result<Verdict> {
             ensure!(reply.starts_with(start), "{reply:?} instead of {start}");
         }
         let mut rest = Vec::new();
-        endless.set_read_timeout(Some(BOUND))?;
+        endless.set_read_timeout(Some(bound()))?;
         let cut_off = written.is_err() || endless.read_to_end(&mut rest).is_ok();
         ensure!(cut_off, "the endless request is still read");
         drop(idle);

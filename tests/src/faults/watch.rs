@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rowmill_table::Resident;
 
-use super::patron::{BOUND, Innocent, Outcome, Patron};
+use super::patron::{Innocent, Outcome, Patron, bound};
 use super::site::{Service, Settings, Site, until};
 use super::{Happened, Verdict};
 
@@ -23,7 +23,7 @@ pub(crate) struct Scene<'a> {
 }
 
 /// Starts a service and an innocent client, lets `fault` happen, and checks that neither was harmed:
-/// every answer OK, bit-equal and within [`BOUND`]; the process alive and healthy; new connections
+/// every answer OK, bit-equal and within [`bound()`]; the process alive and healthy; new connections
 /// served; nothing kept of those that are gone. Gives `fault`'s note with what the innocent saw.
 ///
 /// # Errors
@@ -59,7 +59,7 @@ fn beside(
     service.is_healthy()?;
     let before = service.holdings()?;
     let innocent = Innocent::start(&service.endpoint, &tables, busy)?;
-    until(BOUND, || innocent.answers() >= 5).context("the innocent client's first answers")?;
+    until(bound(), || innocent.answers() >= 5).context("the innocent client's first answers")?;
     let note = {
         let service = &mut service;
         fault(&mut Scene {
@@ -72,7 +72,7 @@ fn beside(
     service.is_alive()?;
     let (seen, note) = (seen?, note?);
     ensure!(
-        seen.longest <= BOUND,
+        seen.longest <= bound(),
         "the innocent client waited {:?}",
         seen.longest
     );
@@ -107,7 +107,7 @@ pub(crate) fn after(service: &mut Service, tables: &Arc<Resident>) -> Result<()>
     let mut late =
         Patron::connect(&service.endpoint, "late", tables).context("a new connection")?;
     for _ in 0..3 {
-        let outcome = late.ask(BOUND).context("a new connection")?;
+        let outcome = late.ask(bound()).context("a new connection")?;
         ensure!(outcome == Outcome::Ok, "a new connection got {outcome:?}");
     }
     Ok(())

@@ -132,7 +132,27 @@ fn bad_values_are_refused_with_place_and_advice() {
         (
             "endpoints = [\"rdma://h:7400\"]\n[model]\ndirectory = \"/m\"",
             "endpoints",
-            "this build supports shm",
+            "set `insecure = true`",
+        ),
+        (
+            "insecure = true\nendpoints = [\"rdma://h\"]\n[model]\ndirectory = \"/m\"",
+            "endpoints",
+            "a port is missing",
+        ),
+        (
+            "endpoints = [\"tcp://h:7400\"]\n[model]\ndirectory = \"/m\"",
+            "endpoints",
+            "this build supports shm:/path/NAME.sock and rdma://ADDRESS:PORT",
+        ),
+        (
+            "insecure = true\nendpoints = [\"rdma://h:1\"]\n[limits]\nmax_ids = 1000000\n[model]\ndirectory = \"/m\"",
+            "rdma.stage_blocks",
+            "lower the limits, or raise this",
+        ),
+        (
+            "[rdma]\nretry_count = 7\n[model]\ndirectory = \"/m\"",
+            "rdma.retry_count",
+            "7 means for ever",
         ),
         (
             "endpoints = [\"shm:/a\", \"shm:/a\"]\n[model]\ndirectory = \"/m\"",
