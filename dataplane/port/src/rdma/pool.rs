@@ -189,11 +189,14 @@ impl Pool {
         Some(index)
     }
 
-    /// A free pull with blocks for `bytes`, for a connection whose pulls hold `held` blocks; `None` where there is no room now.
+    /// A free pull with blocks for `bytes`, for a connection whose pulls hold `held` blocks; `None` where there is no room
+    /// now. One that has none gets what there is; a further one leaves others as much as it then holds.
     pub(super) fn pull(&mut self, held: u32, bytes: u64) -> Option<u16> {
         let wanted = bytes.div_ceil(self.block_bytes()) as u32;
         let free = self.slab.free() as u32;
-        if self.fetching + wanted > self.fetchable() || held + 2 * wanted > free + 1 {
+        let left = self.fetchable() - self.fetching;
+        let fair = held == 0 || held + wanted <= left;
+        if wanted > left || wanted > free || !fair {
             return None;
         }
         let at = self.pulls.iter().position(|pull| pull.of.is_none())?;
@@ -264,6 +267,13 @@ mod tests {
             pool.pull(0, 5 * 4096).is_none(),
             "more than half never fits"
         );
+        let pull = pool.pull(0, 2 * 4096).expect("room");
+        pool.pulls[usize::from(pull)].of = Some((ConnId(0), 0));
+        assert!(
+            pool.pull(2, 4096).is_none(),
+            "the rest is left for other clients"
+        );
+        assert!(pool.pull(0, 2 * 4096).is_some());
     }
 
     #[test]
