@@ -388,7 +388,8 @@ impl Engine {
         let slot = &mut self.slots[index as usize];
         let (conn, pooling) = (slot.conn, slot.stage == Stage::Pooling);
         let schema = bound(&self.connections, slot);
-        let budget = allowed.min(self.budget).max(1);
+        // What a connection owes delays its next turn, and does not make this one small.
+        let budget = self.budget;
         let outcome = match step(slot, schema, budget, &self.kernels, memory) {
             Err(Denied::Later) => return None,
             Err(Denied::Refused(status)) => Err(Refusal::whole(status)),
