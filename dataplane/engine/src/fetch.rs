@@ -10,7 +10,7 @@ use crate::slot::{Slot, Stage};
 /// Asks for all that a request has in regions; goes on at once where it is readable.
 ///
 /// # Errors
-/// [`Denied::Later`] where the driver has no room for it: the request stays as it is.
+/// [`Later`] where the driver has no room for it: the request stays as it is.
 pub(crate) fn ask(
     slot: &mut Slot,
     schema: &BoundSchema,
