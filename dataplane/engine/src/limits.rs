@@ -44,6 +44,11 @@ pub(crate) const PIECES: usize = 64;
 /// goes on under any measured rate; at most 4 MiB, 80 us at 50 GB/s.
 pub(crate) const BATCH_BYTES: core::ops::RangeInclusive<u64> = (64 << 10)..=(4 << 20);
 
+/// What a connection may owe, in bytes, and still have its first turn before those that have had one: the
+/// smallest micro-batch, so that nobody waits longer for it than for a turn. It owes for the lengths
+/// that were copied when its request came, 4 bytes each; a single sample owes some hundred bytes.
+pub(crate) const FRESH_DEBT: i64 = *BATCH_BYTES.start() as i64;
+
 /// What a turn counts for at least: the half microsecond or so that finding it and announcing what came of it take is the
 /// time of about 4 KiB. Otherwise requests of empty bags, slice by slice, would keep everybody else waiting.
 pub(crate) const TURN_BYTES: u64 = 4 << 10;

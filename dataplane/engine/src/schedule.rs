@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use crate::limits::AHEAD_CONNECTIONS;
+use crate::limits::{AHEAD_CONNECTIONS, FRESH_DEBT};
 use crate::memory::Conn;
 use crate::slot::{NONE, Slot};
 
@@ -67,8 +67,8 @@ impl Schedule {
         queue.tail = slot;
         if queue.place == Place::Out {
             queue.deficit = queue.deficit.min(0);
-            // One that owes for what it has had done has no claim to go first.
-            if queue.deficit < 0 {
+            // One that owes for more than its request's own lengths has had its turn.
+            if queue.deficit < -FRESH_DEBT {
                 queue.place = Place::Round;
                 self.round.push_back(conn.0);
             } else {
@@ -235,6 +235,21 @@ mod tests {
             [0, 1, 2, 2, 0, 1, 2, 2, 0],
             "a quantum each, and the others have their turns too"
         );
+    }
+
+    #[test]
+    fn one_that_owes_for_its_lengths_goes_first_and_one_that_owes_more_does_not() {
+        for (debt, first) in [(FRESH_DEBT, 1), (FRESH_DEBT + 1, 0)] {
+            let mut slots = slots(&[0, 1]);
+            let mut schedule = Schedule::new(2);
+            schedule.push(0, &mut slots);
+            // Its first turn is over, and it has more to do.
+            schedule.charge(Conn(0), QUANTUM, QUANTUM);
+            schedule.owe(Conn(1), debt as u64);
+            schedule.push(1, &mut slots);
+            let quantum = 4 * FRESH_DEBT as u64;
+            assert_eq!(schedule.next(quantum).map(|(slot, _)| slot), Some(first));
+        }
     }
 
     #[test]
