@@ -396,7 +396,8 @@ pub trait ClientPort {
     /// [`PortError::Closed`].
     fn submit(&mut self, lane: u16, slot: u16, frame: &[u8]) -> Result<(), PortError>;
 
-    /// Asks for an early end of the request in `slot`.
+    /// Asks for an early end of the request in `slot`: once for a request, however often this is called, and not at all
+    /// where no request holds the slot.
     ///
     /// # Errors
     /// [`PortError::Closed`].

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rowmill_engine::Engine;
-use rowmill_port::rdma::{self, RdmaConfig, RdmaLane, RdmaServer};
+use rowmill_port::rdma::{self, Live, RdmaConfig, RdmaLane, RdmaServer};
 use rowmill_port::shm::{self, ShmConfig, ShmLane, ShmServer};
 use rowmill_port::{PortError, ServerPort, Service, Waker};
 
@@ -134,7 +134,7 @@ impl Server {
             }
             Server::Rdma(server) => {
                 let connected = server.connections().into_iter().filter(|info| !info.ending);
-                let counters = server.counters();
+                let (counters, live) = (server.counters(), Live::now());
                 Visitors {
                     clients: connected
                         .map(|info| Client {
@@ -151,10 +151,14 @@ impl Server {
                     violations: counters.violations,
                     held: vec![
                         ("sessions", counters.sessions),
-                        ("queue_pairs", counters.queue_pairs),
-                        ("connection_ids", counters.ids),
-                        ("regions", counters.regions),
+                        ("session_queue_pairs", counters.queue_pairs),
+                        ("session_regions", counters.regions),
                         ("free_blocks", counters.blocks_free),
+                        ("queue_pairs", live.queue_pairs),
+                        ("connection_ids", live.ids),
+                        ("memory_regions", live.regions),
+                        ("protection_domains", live.domains),
+                        ("completion_queues", live.completion_queues),
                     ],
                 }
             }

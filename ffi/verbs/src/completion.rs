@@ -13,6 +13,7 @@ use crate::device::Context;
 use crate::error::{Call, Error};
 use crate::health::Health;
 use crate::limits::Limits;
+use crate::live;
 use crate::status::Status;
 use crate::sys;
 use crate::work_id::WorkId;
@@ -171,6 +172,7 @@ impl CompletionQueue {
         .map_err(|error| error.context(format!("{capacity} completions")))?;
         // SAFETY: the queue was just made.
         let granted = u32::try_from(unsafe { raw.as_ref().cqe }).unwrap_or(0);
+        live::COMPLETION_QUEUES.made();
         let inner = Arc::new(Inner {
             raw,
             id,
@@ -318,8 +320,9 @@ impl Drop for Inner {
         // SAFETY: made in `new`, destroyed here only; queue pairs that use it hold an `Arc` of it. Events that
         // were taken are acknowledged at once, so that nothing is waited for that does not come.
         let answer = unsafe { sys::ibv_destroy_cq(self.raw.as_ptr()) };
-        if let Err(error) = sys::check(Call::DestroyCq, answer) {
-            tracing::warn!(%error, "a completion queue is left behind");
+        match sys::check(Call::DestroyCq, answer) {
+            Ok(()) => live::COMPLETION_QUEUES.gone(),
+            Err(error) => tracing::warn!(%error, "a completion queue is left behind"),
         }
     }
 }

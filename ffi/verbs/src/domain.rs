@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::device::Context;
 use crate::error::{Call, Error};
+use crate::live;
 use crate::sys;
 
 /// A protection domain. Queue pairs reach memory that is registered in their own domain only, so that
@@ -34,6 +35,7 @@ impl ProtectionDomain {
         // SAFETY: the context is open.
         let raw = sys::pointer(Call::AllocPd, unsafe { sys::ibv_alloc_pd(context.raw()) })?;
         let context = context.clone();
+        live::DOMAINS.made();
         let inner = Arc::new(Inner { raw, context });
         Ok(ProtectionDomain { inner })
     }
@@ -66,8 +68,9 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // SAFETY: made in `new` and freed here only. Whatever was made in it holds an `Arc` of it.
         let answer = unsafe { sys::ibv_dealloc_pd(self.raw.as_ptr()) };
-        if let Err(error) = sys::check(Call::DeallocPd, answer) {
-            tracing::warn!(%error, "a protection domain is left behind");
+        match sys::check(Call::DeallocPd, answer) {
+            Ok(()) => live::DOMAINS.gone(),
+            Err(error) => tracing::warn!(%error, "a protection domain is left behind"),
         }
     }
 }

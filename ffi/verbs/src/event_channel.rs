@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::device::Context;
 use crate::error::{Call, Error};
 use crate::listener::Request;
+use crate::live;
 use crate::netdev::{CAddress, from_c};
 use crate::private_data::PeerData;
 use crate::sys;
@@ -306,6 +307,7 @@ impl CmId {
         })?;
         let raw = sys::pointer(Call::CreateId, id)?;
         let channel = channel.clone();
+        live::IDS.made();
         Ok(CmId {
             raw,
             token,
@@ -318,6 +320,7 @@ impl CmId {
         let token = IdToken(NEXT_TOKEN.fetch_add(1, Ordering::Relaxed));
         // SAFETY: the id was made for the event that is being copied; nobody else has it.
         unsafe { (*raw.as_ptr()).context = ptr::without_provenance_mut(token.0 as usize) };
+        live::IDS.made();
         CmId {
             raw,
             token,
@@ -383,8 +386,9 @@ impl Drop for CmId {
         // SAFETY: made in `new` or taken over in `adopt`, destroyed here only. No event of it is held by anybody: they
         // are taken and acknowledged under the lock.
         let answer = unsafe { sys::rdma_destroy_id(self.raw()) };
-        if let Err(error) = sys::check(Call::DestroyId, answer) {
-            tracing::warn!(%error, "an id of the connection manager is left behind");
+        match sys::check(Call::DestroyId, answer) {
+            Ok(()) => live::IDS.gone(),
+            Err(error) => tracing::warn!(%error, "an id of the connection manager is left behind"),
         }
     }
 }

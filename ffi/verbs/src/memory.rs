@@ -12,6 +12,7 @@ use crate::domain::ProtectionDomain;
 use crate::error::{Call, Error};
 use crate::host_memory::HostMemory;
 use crate::limits::Limits;
+use crate::live;
 use crate::sys;
 
 /// What a device may do with a memory region. Local reading is always allowed.
@@ -41,6 +42,31 @@ impl BitOr for Access {
 
     fn bitor(self, other: Access) -> Access {
         Access(self.0 | other.0)
+    }
+}
+
+/// Copies bytes that a device may be writing meanwhile. Each is loaded once, so that what is found good in the copy is
+/// what the copy has.
+///
+/// # Safety
+/// Both ranges must be mapped, `to` writable and private, and they must not overlap.
+unsafe fn copy_changing(from: *const u8, to: *mut u8, len: usize) {
+    const WORD: usize = size_of::<u64>();
+    let words = if from.addr().is_multiple_of(WORD) {
+        len / WORD
+    } else {
+        0
+    };
+    // SAFETY: the caller's contract; words lie inside and `from` is aligned for them. Volatile loads are neither
+    // repeated nor taken for loads of memory that can't change.
+    unsafe {
+        for word in 0..words {
+            let value = from.cast::<u64>().add(word).read_volatile();
+            to.cast::<u64>().add(word).write_unaligned(value);
+        }
+        for byte in words * WORD..len {
+            to.add(byte).write(from.add(byte).read_volatile());
+        }
     }
 }
 
@@ -108,6 +134,7 @@ impl MemoryRegion {
             )),
             _ => error.context(format!("{bytes} bytes")),
         })?;
+        live::REGIONS.made();
         let domain = domain.clone();
         Ok(MemoryRegion { raw, domain })
     }
@@ -130,7 +157,11 @@ impl MemoryRegion {
     pub(crate) fn deregister(self) -> Result<(), (Error, MemoryRegion)> {
         // SAFETY: registered in a constructor; after success the value is not used again.
         let answer = unsafe { sys::ibv_dereg_mr(self.raw.as_ptr()) };
-        sys::check(Call::DeregMr, answer).map_err(|error| (error, self))
+        match sys::check(Call::DeregMr, answer) {
+            Ok(()) => live::REGIONS.gone(),
+            Err(error) => return Err((error, self)),
+        }
+        Ok(())
     }
 }
 
@@ -239,7 +270,7 @@ impl<B: Backing> Registered<B> {
     pub fn copy_out(&self, offset: usize, out: &mut [u8]) {
         let from = self.place(offset, out.len());
         // SAFETY: `place` has checked that the range is mapped; `out` is private memory.
-        unsafe { ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) }
+        unsafe { copy_changing(from, out.as_mut_ptr(), out.len()) }
     }
 
     /// Copies `bytes` to `offset`.
@@ -408,10 +439,11 @@ fn register_dmabuf(
         sys::ibv_reg_dmabuf_mr(domain.raw(), offset, bytes, iova, fd, access)
     });
     match raw {
-        Ok(raw) => Ok(MemoryRegion {
-            raw,
-            domain: domain.clone(),
-        }),
+        Ok(raw) => {
+            live::REGIONS.made();
+            let domain = domain.clone();
+            Ok(MemoryRegion { raw, domain })
+        }
         Err(error) => Err(match error.raw_os_error() {
             Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT) => Error::Unsupported {
                 what: "registering dma-bufs (GPU memory)",

@@ -15,6 +15,8 @@ pub struct RetryCount(u8);
 impl RetryCount {
     /// The most there is.
     pub const MAX: RetryCount = RetryCount(6);
+    /// Once.
+    pub const ONE: RetryCount = RetryCount(1);
 
     /// A count of at most 6.
     ///

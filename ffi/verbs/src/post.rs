@@ -198,6 +198,11 @@ impl<'q, T> Batch<'q, T> {
         Ok(())
     }
 
+    /// Whether a block is open.
+    pub fn is_open(&self) -> bool {
+        self.qp.open.is_some()
+    }
+
     /// Opens a block for several requests over parts of it, in this batch and in those that follow. It is the
     /// queue pair's until all of them are done.
     ///

@@ -16,6 +16,7 @@ use crate::error::{Call, Error};
 use crate::health::Health;
 use crate::limits::Limits;
 use crate::list::{PostList, ReceiveList};
+use crate::live;
 use crate::post::{Batch, Open};
 use crate::queue::{Queue, Remains, Retired};
 use crate::slab::{Block, SlabRegistration};
@@ -215,6 +216,7 @@ impl<T> QueuePair<T> {
             inline = granted.max_inline_data,
             "queue pair"
         );
+        live::QUEUE_PAIRS.made();
         Ok(QueuePair {
             raw,
             destroyed: false,
@@ -488,6 +490,7 @@ impl<T> QueuePair<T> {
             return Err(error);
         }
         self.destroyed = true;
+        live::QUEUE_PAIRS.gone();
         let beacon = u64::from(matches!(self.beacon, Beacon::Posted(_)));
         let left = self.sends.outstanding() + beacon;
         self.send_completions

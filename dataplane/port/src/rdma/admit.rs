@@ -166,6 +166,11 @@ impl Control {
         if !matches!(end, LaneEnd::Missing) {
             return Err((request, refused("the lane is connected already")));
         }
+        if request.offer().reads_answered == 0 {
+            // A READ that may not even begin neither ends nor fails.
+            let text = "a lane has to allow READs (responder resources of at least 1)";
+            return Err((request, refused(text)));
+        }
         let parameters = self
             .config
             .connection

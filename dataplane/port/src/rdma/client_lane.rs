@@ -9,11 +9,12 @@ use rowmill_verbs::{
 };
 use rowmill_wire::completion::COMPLETION_BYTES;
 use rowmill_wire::limits::SLOT_BYTES;
-use rowmill_wire::{Completion, Immediate};
+use rowmill_wire::{Completion, CompletionKind, Immediate};
 
 use super::bounds::{client_blocks, client_completions, client_sends, completions_for, ring_bytes};
 use super::failure::{lost, system};
 use super::life::Beat;
+use crate::slots::Slots;
 use crate::{Lost, PortError};
 
 /// A client's end of a lane.
@@ -29,6 +30,7 @@ pub(super) struct ClientLane {
     /// Where the worker has its request slots.
     slots: Remote,
     credits: u16,
+    held: Slots,
     records_mask: u32,
     records_read: u32,
     /// Records that have come and were not read.
@@ -76,6 +78,7 @@ impl ClientLane {
             armed: false,
             slots: Remote { address: 0, key: 0 },
             credits,
+            held: Slots::new(credits),
             records_mask: completions_for(credits) - 1,
             records_read: 0,
             arrived: 0,
@@ -157,12 +160,15 @@ impl ClientLane {
         if record.slot >= self.credits {
             return Err("a status record of a slot that was not granted");
         }
+        if record.kind == CompletionKind::Final {
+            self.held.free(record.slot);
+        }
         Ok(Some(record))
     }
 
     /// Sends a frame.
     pub(super) fn submit(&mut self, slot: u16, frame: &[u8], limit: Duration) -> Result<(), Lost> {
-        assert!(slot < self.credits, "a slot that was granted");
+        assert!(self.held.take(slot), "slot {slot} is granted and free");
         assert!(
             (1..=SLOT_BYTES).contains(&frame.len()),
             "a frame of 1 to {SLOT_BYTES} bytes"
@@ -174,9 +180,11 @@ impl ClientLane {
         self.write(slot, announce.encode(), frame, limit)
     }
 
-    /// Asks for an early end.
+    /// Asks for an early end, once for a request; nothing where no request holds the slot.
     pub(super) fn cancel(&mut self, slot: u16, limit: Duration) -> Result<(), Lost> {
-        assert!(slot < self.credits, "a slot that was granted");
+        if !self.held.holds(slot) || !self.held.cancel(slot) {
+            return Ok(());
+        }
         self.write(slot, Immediate::Cancel { slot }.encode(), &[], limit)
     }
 
@@ -189,7 +197,8 @@ impl ClientLane {
         limit: Duration,
     ) -> Result<(), Lost> {
         let to = Remote {
-            address: self.slots.address + u64::from(slot) * SLOT_BYTES as u64,
+            // A claim of the dataplane's: what it names wrongly its own device refuses.
+            address: (self.slots.address).wrapping_add(u64::from(slot) * SLOT_BYTES as u64),
             key: self.slots.key,
         };
         self.post(Operation::WriteImmediate(to, immediate), bytes, limit)

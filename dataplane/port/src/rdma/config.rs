@@ -64,7 +64,11 @@ impl ConnectionParameters {
         Parameters {
             ack_timeout: self.ack_timeout,
             retries: self.retries,
-            rnr_retries: RetryCount::MAX,
+            rnr_retries: match role {
+                // Receivers are never not ready but by a breach; one retry more is for providers that post late.
+                Role::ServerLane | Role::ClientLane => RetryCount::ONE,
+                Role::ServerControl | Role::ClientControl => RetryCount::MAX,
+            },
             rnr_timer: self.rnr_timer,
             path_mtu: self.path_mtu,
             traffic_class: self.traffic_class,

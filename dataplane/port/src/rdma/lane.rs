@@ -157,6 +157,7 @@ impl RdmaLane {
                 let Some(mut seat) = self.seats[conn.0 as usize].take() else {
                     return;
                 };
+                seat.forget_fetches();
                 self.forget_data(conn);
                 if !in_order {
                     seat.fail(&mut self.pool);
@@ -475,6 +476,7 @@ impl Turn<'_> {
         if waits && !std::mem::replace(&mut seat.is_dirty, true) {
             self.dirty.push_back(conn);
         }
+        let lost = outcome.is_err() || seat.failed;
         if let Err(why) = outcome {
             cut(seat, conn, why, self.pool, self.shared);
             if std::mem::take(&mut seat.is_ready) {
@@ -485,8 +487,9 @@ impl Turn<'_> {
             let found = &self.pool.pulls[usize::from(pull)];
             match found.of {
                 Some((conn, _)) if found.released => free_pull(self.seats, self.pool, conn, pull),
-                Some(of) => self.fetched.push_back(of),
-                None => (),
+                // The worker hears of a connection's end, and gives the pull back then.
+                Some(of) if !lost => self.fetched.push_back(of),
+                _ => (),
             }
         }
     }

@@ -51,5 +51,5 @@ pub use client::RdmaClient;
 pub use config::{ConnectionParameters, RdmaClientConfig, RdmaConfig};
 pub use lane::RdmaLane;
 pub use reconnect::Backoff;
-pub use rowmill_verbs::{AckTimeout, PathMtu, RetryCount, RnrTimer};
+pub use rowmill_verbs::{AckTimeout, Live, PathMtu, RetryCount, RnrTimer};
 pub use server::{ConnectionInfo, RdmaCounters, RdmaServer};

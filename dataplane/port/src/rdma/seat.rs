@@ -8,12 +8,13 @@ use rowmill_verbs::{
 };
 use rowmill_wire::completion::COMPLETION_BYTES;
 use rowmill_wire::limits::{MAX_REGIONS, SLOT_BYTES};
-use rowmill_wire::{Completion, Immediate};
+use rowmill_wire::{Completion, CompletionKind, Immediate};
 
 use super::inbox::{Cut, RemoteRegion};
 use super::pool::{Base, Note, Pool};
 use super::scatter::PIECES;
 use crate::RegionId;
+use crate::slots::Slots;
 
 /// What a client submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +57,8 @@ pub(super) struct Seat {
     /// What records are sent from, where they can't go inline.
     record_blocks: Option<(Slab, LocalKey)>,
     pub(super) regions: [Option<RemoteRegion>; MAX_REGIONS as usize],
+    /// Held from a request's arrival until its final record is posted.
+    held: Slots,
     pub(super) pending: VecDeque<Submission>,
     /// Receives that were consumed and whose submissions the worker has taken.
     consumed: u32,
@@ -104,6 +107,7 @@ impl Seat {
             records_written: 0,
             record_blocks: with.record_blocks,
             regions: [None; MAX_REGIONS as usize],
+            held: Slots::new(with.credits),
             pending: VecDeque::with_capacity(with.receives as usize),
             consumed: 0,
             outbox: VecDeque::with_capacity(with.outbox),
@@ -147,7 +151,8 @@ impl Seat {
         Some(submission)
     }
 
-    /// Whether an item can be queued: not once the queue pair has failed. There is room for all that an honest worker has.
+    /// Whether an item can be queued: not once the queue pair has failed. There is room for the slices of every slot that is
+    /// held, and for every block.
     pub(super) fn queue(&mut self, item: Item) -> bool {
         if self.failed {
             return false;
@@ -182,6 +187,19 @@ impl Seat {
                 pool.staged[block as usize].block = None;
             }
         }
+    }
+
+    /// Drops what waits to be fetched: the worker has let go of this connection, and its pulls are given to others.
+    pub(super) fn forget_fetches(&mut self) {
+        if let Some(Item::Fetch { .. }) = self.outbox.front() {
+            // Some of its READs may be posted; the block comes back with them.
+            let mut batch = self.qp.batch();
+            if batch.is_open() {
+                drop(batch.close());
+            }
+        }
+        self.outbox
+            .retain(|item| !matches!(item, Item::Fetch { .. }));
     }
 
     /// Posts what waits, as far as there is room.
@@ -225,6 +243,9 @@ impl Seat {
                     let posted =
                         post_record(&mut batch, announce, &record, self.record_blocks.as_ref());
                     self.records_written = self.records_written.wrapping_add(u32::from(posted));
+                    if posted && record.kind == CompletionKind::Final {
+                        self.held.free(record.slot);
+                    }
                     posted
                 }
             };
@@ -249,6 +270,7 @@ impl Seat {
         let Ok(back) = self.qp.retire(done) else {
             return Ok(()); // Of a former holder of the number.
         };
+        let succeeded = done.status() == WorkStatus::Success;
         for (block, note) in back {
             match note {
                 Note::Record => (),
@@ -256,7 +278,8 @@ impl Seat {
                 Note::Fetched { pull, part } => {
                     let pull_of = &mut pool.pulls[usize::from(pull)];
                     pull_of.missing -= 1;
-                    if !pull_of.released {
+                    // What was not read is not shown: the block has what somebody else had in it.
+                    if succeeded && !pull_of.released {
                         pull_of.blocks[usize::from(part)] = Some(block);
                     }
                     if pull_of.missing == 0 {
@@ -282,7 +305,11 @@ impl Seat {
     }
 
     /// What an immediate says; everything in it is a claim.
-    fn understand(&self, immediate: Option<u32>, bytes: Option<u32>) -> Result<Submission, Cut> {
+    fn understand(
+        &mut self,
+        immediate: Option<u32>,
+        bytes: Option<u32>,
+    ) -> Result<Submission, Cut> {
         let Some(bits) = immediate else {
             return Err(Cut::Breach("it sent a message where requests are written"));
         };
@@ -293,11 +320,20 @@ impl Seat {
                         "it wrote a frame of another length than it said",
                     ));
                 }
+                // So nobody has more records to be sent than those of its slots.
+                if !self.held.take(slot) {
+                    return Err(Cut::Breach(
+                        "it used a slot again before the slot's last request was answered",
+                    ));
+                }
                 Ok(Submission::Request { slot, len })
             }
             Some(Immediate::Cancel { slot }) if slot < self.credits => {
                 if bytes != Some(0) {
                     return Err(Cut::Breach("it wrote bytes with a cancel"));
+                }
+                if !self.held.cancel(slot) {
+                    return Err(Cut::Breach("it cancelled a request more than once"));
                 }
                 Ok(Submission::Cancel { slot })
             }

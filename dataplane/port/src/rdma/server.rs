@@ -66,8 +66,6 @@ pub struct RdmaCounters {
     pub sessions: u64,
     /// Queue pairs now.
     pub queue_pairs: u64,
-    /// Ids of the connection manager now, the listener's left out.
-    pub ids: u64,
     /// Regions of clients now.
     pub regions: u64,
     /// Blocks of the workers that are free now.
@@ -140,6 +138,13 @@ impl RdmaServer {
         }
         let context =
             Context::open(&Selector::Address(address.ip())).map_err(|e| failed(in_full(&e)))?;
+        let message = u64::from(context.limits().message_bytes);
+        if config.stage_block_bytes as u64 > message {
+            return Err(failed(format!(
+                "a block of {} bytes does not fit into a message of this device; set stage_block_bytes to at most {message}",
+                config.stage_block_bytes
+            )));
+        }
         let watch = Watch::of(&context).map_err(|e| failed(in_full(&e)))?;
         let channel = EventChannel::new().map_err(|e| failed(in_full(&e)))?;
         let listener =
@@ -199,7 +204,6 @@ impl RdmaServer {
             sessions: now(&self.shown.sessions),
             queue_pairs,
             // Each queue pair is connected by an id of its own.
-            ids: queue_pairs,
             regions: now(&self.shown.regions),
             blocks_free: self.slabs.iter().map(|slab| slab.free() as u64).sum(),
         }

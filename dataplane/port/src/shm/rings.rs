@@ -9,6 +9,7 @@ use rowmill_wire::{Completion, CompletionKind, Immediate};
 
 use super::handoff::{self, AtomicU32};
 use super::layout::{CLIENT_SLEEPING, COMPLETION_TAIL, Layout, SUBMISSION_TAIL, WORKER_SLEEPING};
+use crate::slots::Slots;
 
 /// A lane's block, kept mapped.
 struct Block {
@@ -140,18 +141,11 @@ impl WorkerRings {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Slot {
-    Free,
-    Held,
-    Cancelled,
-}
-
 /// The client's half of a lane.
 pub(super) struct ClientRings {
     block: Block,
     layout: Layout,
-    slots: Vec<Slot>,
+    slots: Slots,
     submissions_written: u32,
     completions_read: u32,
 }
@@ -161,7 +155,7 @@ impl ClientRings {
         ClientRings {
             block: Block::new(memory, &layout, lane),
             layout,
-            slots: vec![Slot::Free; usize::from(layout.credits())],
+            slots: Slots::new(layout.credits()),
             submissions_written: 0,
             completions_read: 0,
         }
@@ -172,14 +166,12 @@ impl ClientRings {
     /// # Panics
     /// If the slot was not granted or is held, or the frame is empty or longer than a slot.
     pub(super) fn submit(&mut self, slot: u16, frame: &[u8]) -> bool {
-        let state = &mut self.slots[usize::from(slot)];
-        assert!(*state == Slot::Free, "slot {slot} holds a request already");
+        assert!(self.slots.take(slot), "slot {slot} is granted and free");
         assert!(
             (1..=SLOT_BYTES).contains(&frame.len()),
             "a frame has 1 to {SLOT_BYTES} bytes, not {}",
             frame.len()
         );
-        *state = Slot::Held;
         self.block.window().write(self.layout.slot(slot), frame);
         let len = frame.len() as u16;
         self.push(Immediate::Request { slot, len })
@@ -187,16 +179,8 @@ impl ClientRings {
 
     /// Asks for an early end, once for a request; nothing where no request holds the slot. True if the
     /// worker has to be rung.
-    ///
-    /// # Panics
-    /// If the slot was not granted.
     pub(super) fn cancel(&mut self, slot: u16) -> bool {
-        let state = &mut self.slots[usize::from(slot)];
-        if *state != Slot::Held {
-            return false;
-        }
-        *state = Slot::Cancelled;
-        self.push(Immediate::Cancel { slot })
+        self.slots.holds(slot) && self.slots.cancel(slot) && self.push(Immediate::Cancel { slot })
     }
 
     fn push(&mut self, immediate: Immediate) -> bool {
@@ -232,10 +216,11 @@ impl ClientRings {
         self.block.window().read(at, &mut bytes);
         self.completions_read = self.completions_read.wrapping_add(1);
         let record = Completion::parse(&bytes).map_err(|_| "a malformed status record")?;
-        let slot = self.slots.get_mut(usize::from(record.slot));
-        let slot = slot.ok_or("a status record for a slot that was not granted")?;
+        if record.slot >= self.layout.credits() {
+            return Err("a status record for a slot that was not granted");
+        }
         if record.kind == CompletionKind::Final {
-            *slot = Slot::Free;
+            self.slots.free(record.slot);
         }
         Ok(Some(record))
     }

@@ -109,7 +109,7 @@ fn impossible_regions_are_refused() {
     assert_eq!(bench.ask(&mut client, 0, &Task::Echo).status, Status::Ok);
 }
 
-fn next_event(channel: &EventChannel) -> CmEvent {
+pub(crate) fn next_event(channel: &EventChannel) -> CmEvent {
     let since = Instant::now();
     loop {
         if let Some(event) = channel.take_event().expect("an open channel") {
