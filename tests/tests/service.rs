@@ -10,8 +10,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rowmill_arena::HugePages;
 use rowmill_client::{
-    Batch, Client, Division, Failure, Feature, Options, Output, Pooling, RequestOptions, Schema,
-    Status, Target, Ticket, Wait,
+    Batch, Client, ClientError, Connector, Division, Failure, Feature, Options, Output, Pooling,
+    RequestOptions, Schema, Status, Target, Ticket, Wait,
 };
 use rowmill_engine::Engine;
 use rowmill_pooling::{Isa, Kernels, Mode, scalar};
@@ -35,11 +35,16 @@ struct InProcess {
     server: Option<ShmServer>,
     mailboxes: Vec<Arc<Mailbox>>,
     threads: Vec<thread::JoinHandle<()>>,
-    _folder: tempfile::TempDir,
+    folder: Option<tempfile::TempDir>,
 }
 
 impl InProcess {
     fn start() -> InProcess {
+        let folder = tempfile::tempdir().expect("a folder");
+        InProcess::start_in(folder)
+    }
+
+    fn start_in(folder: tempfile::TempDir) -> InProcess {
         let spec = |name: &str, rows, dim, format, kind| TableSpec {
             name: name.into(),
             rows,
@@ -77,7 +82,6 @@ impl InProcess {
         let tables =
             Resident::in_memory(&specs, 3, HugePages::Off, &silent).expect("small tables fit");
         let tables = Arc::new(tables);
-        let folder = tempfile::tempdir().expect("a folder");
         let endpoint = format!("shm:{}", folder.path().join("s.sock").display());
         let mailboxes: Vec<Arc<Mailbox>> = (0..WORKERS).map(|_| Arc::default()).collect();
         let limits = Limits::default();
@@ -117,7 +121,7 @@ impl InProcess {
             server: Some(server),
             mailboxes,
             threads,
-            _folder: folder,
+            folder: Some(folder),
         }
     }
 }
@@ -403,4 +407,39 @@ fn four_workers_answer_four_clients_as_the_oracle_does() {
         all.contains_key(&Status::Cancelled),
         "cancels take effect: {all:?}"
     );
+}
+
+#[test]
+fn a_connector_finds_a_service_that_was_away() {
+    let mut service = InProcess::start();
+    let mut connector = Connector::new(&service.endpoint, Options::default());
+    let limit = Duration::from_secs(20);
+    for round in 0..3 {
+        let mut session = connector.connect(limit).expect("the service runs");
+        session.submit_null(None).expect("a credit");
+        while session.poll().expect("the service runs").is_none() {
+            thread::yield_now();
+        }
+        let folder = service.folder.take().expect("it is here");
+        drop(service);
+        let gone = loop {
+            match session.submit_null(None).and_then(|_| session.poll()) {
+                Ok(_) => thread::yield_now(),
+                Err(ClientError::NoCredit) => {
+                    session.poll().ok();
+                }
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(gone, ClientError::Closed), "{gone}");
+        service = thread::scope(|scope| {
+            let again = scope.spawn(|| {
+                thread::sleep(Duration::from_millis(100 * round));
+                InProcess::start_in(folder)
+            });
+            let found = connector.connect(limit);
+            assert!(found.is_ok(), "{:?}", found.err());
+            again.join().expect("it starts")
+        });
+    }
 }

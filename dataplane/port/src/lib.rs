@@ -15,6 +15,7 @@ mod contract;
 mod control;
 #[cfg(feature = "rdma")]
 pub mod rdma;
+mod reconnect;
 pub mod shm;
 pub mod sim;
 mod slots;
@@ -23,3 +24,4 @@ pub use contract::{
     ClientPort, ConnId, Event, Extent, Fetch, Idle, Lost, MAX_EXTENTS, PortError, RegionError,
     RegionId, RoomError, ServerPort, Service, Waker,
 };
+pub use reconnect::Backoff;

@@ -66,6 +66,7 @@
 
 mod answer;
 mod batch;
+mod connector;
 mod error;
 mod flight;
 mod frame;
@@ -84,10 +85,15 @@ mod tests;
 
 pub use answer::{Answer, Slice, Ticket};
 pub use batch::{Batch, Division, IdSlice};
+pub use connector::Connector;
 pub use error::{BatchError, ClientError, Failure, Unsent};
 pub use memory::{Region, Target};
+#[cfg(feature = "rdma")]
+pub use options::RdmaOptions;
 pub use options::{Backoff, Options, RequestOptions, Retry, Wait};
 pub use ports::{AnyPort, Client};
+#[cfg(feature = "rdma")]
+pub use rowmill_port::rdma::{AckTimeout, ConnectionParameters, PathMtu, RetryCount, RnrTimer};
 pub use rowmill_port::{ClientPort, PortError};
 pub use rowmill_wire::control::{TableEntry, Welcome};
 pub use rowmill_wire::{Feature, Output, Pooling, Refusal, Schema, Status};

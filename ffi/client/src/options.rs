@@ -2,6 +2,9 @@
 
 use core::time::Duration;
 
+#[cfg(feature = "rdma")]
+use rowmill_port::rdma::{ConnectionParameters, RdmaClientConfig};
+
 /// Choices for a session.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -17,6 +20,36 @@ pub struct Options {
     pub backoff: Backoff,
     /// How long to wait for the answer to a control call, the one that connects too.
     pub reply_limit: Duration,
+    /// Choices for endpoints `rdma://`.
+    #[cfg(feature = "rdma")]
+    pub rdma: RdmaOptions,
+}
+
+/// Choices for connections over RDMA.
+#[cfg(feature = "rdma")]
+#[derive(Clone, Copy, Debug)]
+pub struct RdmaOptions {
+    /// What queue pairs are set to: ACK timeout, retries, MTU, traffic class. How long a dataplane that is gone is not
+    /// noticed follows from the first two. All of it is read back and logged.
+    pub connection: ConnectionParameters,
+    /// How long connecting may take in all.
+    pub connect_limit: Duration,
+    /// After how long without a sign of life the dataplane counts as gone, while this side polls or waits. Its signs come
+    /// each 250 ms.
+    pub silent_limit: Duration,
+}
+
+#[cfg(feature = "rdma")]
+impl Default for RdmaOptions {
+    /// 5 seconds to connect, 1 without a sign of life.
+    fn default() -> RdmaOptions {
+        let usual = RdmaClientConfig::default();
+        RdmaOptions {
+            connection: usual.connection,
+            connect_limit: usual.connect_limit,
+            silent_limit: usual.silent_limit,
+        }
+    }
 }
 
 impl Default for Options {
@@ -27,6 +60,8 @@ impl Default for Options {
             source_bytes: 16 << 20,
             backoff: Backoff::default(),
             reply_limit: Duration::from_secs(10),
+            #[cfg(feature = "rdma")]
+            rdma: RdmaOptions::default(),
         }
     }
 }

@@ -39,6 +39,9 @@ impl Client {
                 let config = RdmaClientConfig {
                     credits: options.credits,
                     reply_limit: options.reply_limit,
+                    connect_limit: options.rdma.connect_limit,
+                    silent_limit: options.rdma.silent_limit,
+                    connection: options.rdma.connection,
                     ..RdmaClientConfig::default()
                 };
                 AnyPort::Rdma(RdmaClient::connect_with(url, &options.name, config)?)

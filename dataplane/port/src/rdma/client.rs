@@ -19,7 +19,7 @@ use super::failure::{lost, system};
 use super::link::{Heard, Link};
 use super::memory::OwnRegion;
 use super::private_data::{Asked, SessionId, parse_reply};
-use super::reconnect::Backoff;
+use crate::reconnect::Backoff;
 use crate::{Lost, PortError};
 
 /// How long a goodbye may take after something has failed: it says whether that was the dataplane's doing.

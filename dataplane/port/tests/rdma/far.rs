@@ -5,8 +5,9 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rowmill_port::Backoff;
 use rowmill_port::conformance::{Task, patience, pattern};
-use rowmill_port::rdma::{Backoff, RdmaClient};
+use rowmill_port::rdma::RdmaClient;
 use rowmill_port::{ClientPort, PortError};
 use rowmill_wire::Status;
 
