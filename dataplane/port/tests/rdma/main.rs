@@ -2,11 +2,13 @@
 //! and server are in one process, over one device; where one of them has to die or stop, it is a process of its own.
 #![cfg(feature = "rdma")]
 
+mod crowd;
 mod ends;
 mod far;
 mod harness;
 mod hostile;
 mod load;
+mod overdue;
 
 use harness::{Rdma, has_device};
 
