@@ -344,6 +344,9 @@ pub enum Lost {
     /// What was sent is not acknowledged.
     #[error("the dataplane's host does not acknowledge what is sent to it")]
     TransportRetries,
+    /// The dataplane had no room for what was submitted: it was more than the credits allow.
+    #[error("the dataplane was not ready for more than its credits allow")]
+    NotReady,
     /// The dataplane's memory can't be accessed as it said.
     #[error("the dataplane's memory refuses what is sent to it")]
     RemoteAccess,
@@ -356,6 +359,10 @@ pub enum Lost {
     /// An answer did not come in time.
     #[error("the dataplane did not answer in time")]
     Deadline,
+    /// The dataplane cut this client off, and said why; what exactly was wrong stands in this side's log and in the
+    /// dataplane's.
+    #[error("the dataplane cut this client off: {0}")]
+    CutOff(Status),
 }
 
 /// One session's half of a port.

@@ -97,6 +97,8 @@ statuses! {
     Unavailable = 64, "the table is unavailable", "check the server's log and reload the generation";
     /// The server's mistake.
     Internal = 65, "internal error of the server", "report it with the server's log";
+    /// What the server sends to the client is not acknowledged, or can't be sent.
+    TransportFailed = 66, "what is sent to the client does not arrive", "check the network and the client's host, and connect again";
 }
 
 impl fmt::Display for Status {

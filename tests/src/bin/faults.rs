@@ -9,7 +9,7 @@ use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{ContentArrangement, Table};
 use regex::Regex;
 use rowmill_tests::faults::programs::{LEASH, become_leashed};
-use rowmill_tests::faults::{ALL, ONE, Outcome, Report, VANISH, one, run, vanish};
+use rowmill_tests::faults::{ALL, FAR, ONE, Outcome, Report, VANISH, far, one, run, vanish};
 
 const USAGE: &str = "usage: faults [--filter REGEX] [--list]
   --filter REGEX  only faults whose names match
@@ -22,6 +22,7 @@ fn main() -> ExitCode {
         Some(LEASH) => become_leashed(arguments).map(|()| true),
         Some(ONE) => one(arguments).map(|()| true),
         Some(VANISH) => vanish(arguments).map(|()| true),
+        Some(FAR) => far(arguments).map(|()| true),
         Some("") => all(None),
         Some("--filter") => all(arguments.next()),
         Some("--list") => {

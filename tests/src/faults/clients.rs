@@ -12,7 +12,7 @@ use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::request::{self, Header};
 use rowmill_wire::{Completion, CompletionKind, Immediate, Status};
 
-use super::hostile::{Hostile, completions, is_cut_off, push, push_frame};
+use super::hostile::{Hostile, TARGET_BYTES, completions, is_cut_off, push, push_frame};
 use super::patron::bound;
 use super::site::{Running, Site, until};
 use super::watch::beside_an_innocent;
@@ -24,10 +24,34 @@ pub const VANISH: &str = "--vanish";
 /// How many clients are killed, each a little later than the one before.
 const VANISHED: u32 = 8;
 
-/// A client with long requests in flight, on all lanes, until it is killed: says so on standard output.
+/// What a client does until it is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Manner {
+    /// Nothing.
+    Idle,
+    /// It has long requests in flight, on lane 0 as many as it may, and asks on lane 1 without comparing answers.
+    Floods,
+    /// It asks again and again and compares the answers, while another lane is as full as it may be; says so each time.
+    Asks,
+}
+
+impl Manner {
+    const ALL: [Manner; 3] = [Manner::Idle, Manner::Floods, Manner::Asks];
+
+    /// What it is called on a command line.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Manner::Idle => "idle",
+            Manner::Floods => "floods",
+            Manner::Asks => "asks",
+        }
+    }
+}
+
+/// A client that does as it is told until it is killed; says on standard output when it does.
 ///
 /// # Errors
-/// Where the service refuses it.
+/// Where the service refuses it, or an answer is wrong.
 pub fn vanish(mut arguments: impl Iterator<Item = OsString>) -> Result<()> {
     let mut word = || {
         arguments
@@ -35,7 +59,8 @@ pub fn vanish(mut arguments: impl Iterator<Item = OsString>) -> Result<()> {
             .and_then(|a| a.into_string().ok())
             .context("an argument")
     };
-    let (endpoint, model) = (word()?, word()?);
+    let (endpoint, model, manner) = (word()?, word()?, word()?);
+    let manner = Manner::ALL.into_iter().find(|m| m.word() == manner);
     let generation = rowmill_table::Generation::open(model)?;
     let options = rowmill_table::LoadOptions { verify: false };
     let tables = generation.load(
@@ -44,6 +69,16 @@ pub fn vanish(mut arguments: impl Iterator<Item = OsString>) -> Result<()> {
         options,
     )?;
     let mut hostile = Hostile::connect(&endpoint, &std::sync::Arc::new(tables))?;
+    match manner.context("a manner")? {
+        Manner::Idle => {
+            println!("idle");
+            loop {
+                std::thread::park();
+            }
+        }
+        Manner::Asks => return asks(&mut hostile),
+        Manner::Floods => {}
+    }
     let (long, good) = (hostile.long().frame(), hostile.good().frame());
     // Lane 0 is kept full of requests that take long, lane 1 busy with short ones.
     for slot in 0..hostile.raw().welcome().credits {
@@ -60,6 +95,26 @@ pub fn vanish(mut arguments: impl Iterator<Item = OsString>) -> Result<()> {
     }
 }
 
+/// See [`Manner::Asks`].
+fn asks(hostile: &mut Hostile) -> Result<()> {
+    let aside = hostile
+        .good()
+        .with(|draft| draft.header.target_base = TARGET_BYTES / 2);
+    let aside = aside.frame();
+    for slot in 0..hostile.raw().welcome().credits {
+        hostile.submit(1, slot, &aside)?;
+    }
+    loop {
+        while let Some(record) = hostile.raw().poll(1)? {
+            ensure!(record.status == Status::Ok, "{record:?}");
+            hostile.submit(1, record.slot, &aside)?;
+        }
+        // It may be stopped at any time, and for a while.
+        hostile.is_served_within(site::patience())?;
+        println!("served");
+    }
+}
+
 /// Clients are killed with requests in flight.
 pub(super) fn vanishes(site: &Site) -> Result<Verdict> {
     let model = site.model()?;
@@ -68,6 +123,7 @@ pub(super) fn vanishes(site: &Site) -> Result<Verdict> {
         for number in 0..VANISHED {
             let mut command = site.programs.leashed("faults");
             command.arg(VANISH).arg(&scene.service.endpoint).arg(&model);
+            command.arg(Manner::Floods.word());
             let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
             let mut child = Running(child.context("starting a client")?);
             let mut said = String::new();

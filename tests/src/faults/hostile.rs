@@ -314,10 +314,19 @@ impl Hostile {
     /// # Errors
     /// If not.
     pub(crate) fn is_served(&mut self) -> Result<()> {
+        self.is_served_within(bound())
+    }
+
+    /// As [`Hostile::is_served`], within so long.
+    ///
+    /// # Errors
+    /// If not.
+    pub(crate) fn is_served_within(&mut self, limit: Duration) -> Result<()> {
         self.requests += 1;
         let mut draft = self.good();
         draft.header.request = self.requests;
-        let record = self.ask(&draft.frame())?;
+        self.submit(0, 0, &draft.frame())?;
+        let record = self.record(0, limit)?;
         ensure!(
             record.status == Status::Ok,
             "a good request is answered {record:?}"
@@ -456,6 +465,15 @@ impl Draft {
             header,
             spans: vec![span(0), span(1)],
             inline: words.flat_map(|word| word.to_le_bytes()).collect(),
+        }
+    }
+
+    /// Its lengths and ids, which lie in a region, are to be read from another one.
+    pub(crate) fn reads_from(&mut self, region: RegionId) {
+        for segment in [&mut self.header.lengths, &mut self.header.ids] {
+            if let Place::Region { region: of, .. } = &mut segment.place {
+                *of = region.0;
+            }
         }
     }
 

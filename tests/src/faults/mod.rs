@@ -1,21 +1,25 @@
-//! Faults that have to be survived, each a named test against the real programs over real shared memory.
+//! Faults that have to be survived, each a named test against the real programs over real shared memory, or in the lab
+//! over RDMA.
 //!
 //! `faults` runs each one in a process of its own (see [`run`]), so that one that hangs or crashes is one
 //! that fails. Most happen beside an innocent client, which must notice nothing: see `watch`.
 
 mod clients;
 mod endings;
+mod far;
 mod files;
 mod hostile;
 mod ids;
 mod imports;
 mod large_imports;
 mod limits;
+mod list;
 mod load;
 mod modes;
 mod patron;
 mod places;
 pub mod programs;
+mod rdma;
 mod refusals;
 mod regions;
 mod run;
@@ -30,6 +34,8 @@ use std::time::Duration;
 use anyhow::Result;
 
 pub use clients::{VANISH, vanish};
+pub use far::{FAR, far};
+pub use list::ALL;
 pub use run::{ONE, Outcome, Report, one, run};
 use site::Site;
 
@@ -45,10 +51,24 @@ enum Verdict {
 /// What a fault beside an innocent client gives: a note for the table.
 type Happened = Result<String>;
 
+/// Which port a fault is tried over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Over {
+    /// Shared memory, or none at all.
+    Shm,
+    /// Shared memory, and in the lab RDMA.
+    Any,
+    /// RDMA, on one machine of the lab.
+    Rdma,
+    /// RDMA, between two machines of the lab.
+    Pair,
+}
+
 /// A fault.
 pub struct Fault {
     /// Its name.
     pub name: &'static str,
+    over: Over,
     /// The status or error that has to come.
     pub expected: &'static str,
     /// What it is measured by.
@@ -59,14 +79,6 @@ pub struct Fault {
     pub huge_pages: u64,
     happen: fn(&Site) -> Result<Verdict>,
 }
-
-/// What all faults beside an innocent client are bound by, beside what the table says.
-const UNHARMED: &str =
-    "answered within 1 s; the innocent's answers bit-equal, each within 1 s; nothing leaked";
-/// What all programs that refuse to start are bound by.
-const AT_START: &str = "exit code 1 within 1 s";
-/// What all imports that are refused are bound by.
-const AT_IMPORT: &str = "exit code 1 within 1 s, nothing left behind";
 
 impl Fault {
     const fn new(
@@ -79,6 +91,7 @@ impl Fault {
         let limit = Duration::from_secs(60);
         Fault {
             name,
+            over: Over::Shm,
             expected,
             bound,
             limit,
@@ -86,381 +99,19 @@ impl Fault {
             happen,
         }
     }
-}
 
-/// All faults, in the order of the data's way.
-pub const ALL: &[Fault] = &[
-    Fault::new(
-        "request-truncated",
-        "Malformed",
-        UNHARMED,
-        refusals::truncated,
-    ),
-    Fault::new(
-        "request-inconsistent",
-        "the status of each case",
-        UNHARMED,
-        refusals::inconsistent,
-    ),
-    Fault::new(
-        "request-overflow",
-        "the status of each case",
-        UNHARMED,
-        refusals::overflow,
-    ),
-    Fault::new(
-        "id-out-of-range",
-        "IdOutOfRange, feature, index",
-        UNHARMED,
-        ids::out_of_range,
-    ),
-    Fault::new(
-        "id-negative",
-        "IdNegative, feature, index",
-        UNHARMED,
-        ids::negative,
-    ),
-    Fault::new(
-        "key-unknown",
-        "UnknownId, feature, index",
-        UNHARMED,
-        modes::unknown_key,
-    ),
-    Fault::new(
-        "feature-unknown",
-        "UnknownTable, -Schema, -Feature",
-        UNHARMED,
-        schemas::unknown,
-    ),
-    Fault::new(
-        "schema-overlapping",
-        "OverlappingOutputs",
-        UNHARMED,
-        schemas::overlapping,
-    ),
-    Fault::new(
-        "target-outside",
-        "TargetOutOfRegion, UnknownRegion",
-        UNHARMED,
-        schemas::outside,
-    ),
-    Fault::new(
-        "target-misaligned",
-        "TargetMisaligned",
-        UNHARMED,
-        schemas::misaligned,
-    ),
-    Fault::new(
-        "target-misaligned-halves",
-        "TargetMisaligned",
-        UNHARMED,
-        modes::misaligned_halves,
-    ),
-    Fault::new(
-        "block-overflow",
-        "BlockOverflow, Malformed, TooLarge",
-        UNHARMED,
-        modes::overflowing_block,
-    ),
-    Fault::new(
-        "partials-unsupported",
-        "Unsupported, feature",
-        UNHARMED,
-        modes::no_partials,
-    ),
-    Fault::new(
-        "limits-reached",
-        "LimitReached, TooLarge",
-        UNHARMED,
-        schemas::limits,
-    ),
-    Fault::new(
-        "data-changed-under-way",
-        "OK or a refusal, 5000 times",
-        UNHARMED,
-        regions::changing_data,
-    ),
-    Fault::new(
-        "frame-changed-under-way",
-        "OK or a refusal, 5000 times",
-        UNHARMED,
-        regions::changing_frames,
-    ),
-    Fault::new(
-        "region-unsealed",
-        "RegionUnsealed, RegionRefused",
-        UNHARMED,
-        regions::unsealed,
-    ),
-    Fault::new(
-        "region-truncated",
-        "RegionUnsealed; EPERM once sealed",
-        UNHARMED,
-        regions::truncated,
-    ),
-    Fault::new("region-hole", "RegionLost", UNHARMED, regions::hole),
-    Fault {
-        huge_pages: 8,
-        ..Fault::new(
-            "region-hole-no-page",
-            "RegionLost",
-            UNHARMED,
-            regions::hole_without_a_page,
-        )
-    },
-    Fault::new(
-        "region-given-up",
-        "UnknownRegion",
-        UNHARMED,
-        regions::given_up,
-    ),
-    Fault::new(
-        "client-vanishes",
-        "gone from /status",
-        UNHARMED,
-        clients::vanishes,
-    ),
-    Fault::new(
-        "client-never-reads",
-        "not waited for",
-        UNHARMED,
-        clients::never_reads,
-    ),
-    Fault::new(
-        "slot-used-again",
-        "cut off",
-        UNHARMED,
-        clients::slot_used_again,
-    ),
-    Fault::new("protocol-breach", "cut off", UNHARMED, clients::breaches),
-    Fault::new(
-        "silent-connections",
-        "dropped after 2 s",
-        UNHARMED,
-        stream::silent,
-    ),
-    Fault::new(
-        "socket-garbage",
-        "refused with a status, closed",
-        UNHARMED,
-        stream::garbage,
-    ),
-    Fault::new(
-        "admin-garbage",
-        "400, 404, 405",
-        UNHARMED,
-        stream::admin_garbage,
-    ),
-    Fault::new("deadline-passed", "Expired", UNHARMED, load::deadline),
-    Fault::new(
-        "overload",
-        "Busy",
-        "BUSY within 1 s; answers bit-equal, each within 1 s",
-        load::overload,
-    ),
-    Fault::new(
-        "table-bit-flipped",
-        "table, block and bytes named",
-        AT_START,
-        files::flipped,
-    ),
-    Fault::new(
-        "table-truncated",
-        "sizes promised and found",
-        AT_START,
-        files::truncated,
-    ),
-    Fault::new("table-missing", "file named", AT_START, files::missing),
-    Fault::new(
-        "table-header-damaged",
-        "file named",
-        AT_START,
-        files::header,
-    ),
-    Fault::new(
-        "table-index-damaged",
-        "table and place named",
-        AT_START,
-        files::index,
-    ),
-    Fault::new(
-        "checksums-damaged",
-        "file named",
-        AT_START,
-        files::checksums,
-    ),
-    Fault::new(
-        "manifest-promises-more",
-        "sizes promised and found",
-        AT_START,
-        files::promises,
-    ),
-    Fault::new(
-        "manifest-damaged",
-        "a checksum that does not match",
-        AT_START,
-        files::damaged_manifest,
-    ),
-    Fault::new(
-        "manifest-nonsense",
-        "what is wrong in it",
-        AT_START,
-        files::nonsense,
-    ),
-    Fault::new(
-        "manifest-path-traversal",
-        "file name refused",
-        AT_START,
-        files::traversal,
-    ),
-    Fault::new(
-        "import-not-finite",
-        "file, row, column",
-        AT_IMPORT,
-        imports::not_finite,
-    ),
-    Fault::new(
-        "import-value-unfit",
-        "file, row, dimension",
-        AT_IMPORT,
-        imports::unfit,
-    ),
-    Fault::new(
-        "import-truncated",
-        "sizes promised and found",
-        AT_IMPORT,
-        imports::truncated,
-    ),
-    Fault::new(
-        "import-misshapen",
-        "file, type or shape",
-        AT_IMPORT,
-        imports::misshapen,
-    ),
-    Fault::new(
-        "import-header-lies",
-        "file, tensor, places",
-        AT_IMPORT,
-        imports::lying_header,
-    ),
-    Fault::new(
-        "import-duplicate-id",
-        "file, both rows, the id",
-        AT_IMPORT,
-        imports::duplicate_keys,
-    ),
-    Fault::new(
-        "import-lookalike",
-        "what it is instead",
-        AT_IMPORT,
-        imports::lookalikes,
-    ),
-    Fault::new(
-        "import-killed",
-        "no generation, no drafts after the next",
-        "what is there opens and is undamaged",
-        large_imports::killed,
-    ),
-    Fault::new(
-        "import-larger-than-memory",
-        "imported",
-        "holds at most 192 MiB",
-        large_imports::memory,
-    ),
-    Fault::new(
-        "log-unread",
-        "lines dropped and counted",
-        "each call answered within 1 s; SIGTERM ends it with 0",
-        limits::log_unread,
-    ),
-    Fault::new(
-        "region-sparse",
-        "RegionRefused, RegionLost",
-        UNHARMED,
-        limits::sparse_regions,
-    ),
-    Fault::new(
-        "regions-together",
-        "LimitReached",
-        "refused; room again once one is gone",
-        limits::regions_together,
-    ),
-    Fault::new(
-        "descriptors-too-few",
-        "a warning, LimitReached",
-        "clients, admin pages and a region at the brim",
-        limits::few_descriptors,
-    ),
-    Fault::new(
-        "address-space-too-little",
-        "what is needed and left",
-        AT_START,
-        limits::little_address_space,
-    ),
-    Fault::new(
-        "sighup",
-        "draining, exit code 0",
-        "ignored under nohup",
-        limits::hangup,
-    ),
-    Fault::new(
-        "lookup-of-stopped-service",
-        "no answer",
-        "exit code 1 at 2 s after the deadline at most",
-        limits::lookup_of_a_stopped_service,
-    ),
-    Fault::new(
-        "memory-too-little",
-        "bytes needed and available",
-        AT_START,
-        starts::memory,
-    ),
-    Fault::new(
-        "huge-pages-required",
-        "what the pools have",
-        AT_START,
-        starts::required_pages,
-    ),
-    Fault::new(
-        "huge-pages-preferred",
-        "starts, says what it got",
-        "ready, answers bit-equal",
-        starts::preferred_pages,
-    ),
-    Fault::new(
-        "endpoint-in-use",
-        "endpoint already in use",
-        UNHARMED,
-        starts::endpoint_in_use,
-    ),
-    Fault::new(
-        "endpoint-stale",
-        "socket replaced, file kept",
-        "ready, answers bit-equal",
-        starts::stale_endpoint,
-    ),
-    Fault::new(
-        "configuration-bad",
-        "key or line named",
-        AT_START,
-        starts::bad_configuration,
-    ),
-    Fault::new(
-        "sigterm-in-flight",
-        "OK or Draining, exit code 0",
-        "in flight: OK, bit-equal; new: Draining",
-        endings::terminated,
-    ),
-    Fault::new(
-        "sigkill",
-        "Disconnected",
-        "told within 1 s, targets given back",
-        endings::killed,
-    ),
-    Fault::new(
-        "sigstop",
-        "None, then OK",
-        "target owned while stopped, answered within 1 s of SIGCONT",
-        endings::stopped,
-    ),
-];
+    const fn over(self, over: Over) -> Fault {
+        Fault { over, ..self }
+    }
+
+    /// Why it can't be tried here; `None` where it can.
+    fn misplaced(&self) -> Option<&'static str> {
+        match self.over {
+            Over::Shm | Over::Any => None,
+            Over::Rdma if site::rdma_address().is_some() => None,
+            Over::Rdma => Some("needs an RDMA device: make test-rxe FILTER='^faults'"),
+            Over::Pair if far::folder().is_some() => None,
+            Over::Pair => Some("needs two machines: make test-rxe FILTER=pair-faults"),
+        }
+    }
+}

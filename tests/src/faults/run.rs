@@ -11,8 +11,8 @@ use rustix::process::getpid;
 use serde_json::json;
 
 use super::programs::{Programs, leash};
-use super::site::{Running, Site, slowness};
-use super::{ALL, Fault, Verdict};
+use super::site::{Running, Site, rdma_address, slowness};
+use super::{ALL, Fault, Over, Verdict};
 
 /// The first argument of this program where it is to try one fault: see [`one`].
 pub const ONE: &str = "--one";
@@ -53,10 +53,15 @@ pub struct Report {
 pub fn run(wanted: impl Fn(&str) -> bool, mut each: impl FnMut(&Report)) -> Result<Vec<Report>> {
     let programs = Programs::find()?;
     let mut reports = Vec::new();
-    for fault in ALL.iter().filter(|fault| wanted(fault.name)) {
+    // Over RDMA what is only of shared memory is left out.
+    let here = |fault: &&Fault| rdma_address().is_none() || fault.over != Over::Shm;
+    for fault in ALL.iter().filter(here).filter(|fault| wanted(fault.name)) {
         let began = Instant::now();
-        let outcome = in_a_process(&programs, fault)
-            .unwrap_or_else(|error| Outcome::Fail(format!("{error:#}")));
+        let outcome = match fault.misplaced() {
+            Some(why) => Outcome::Skipped(why.to_owned()),
+            None => in_a_process(&programs, fault)
+                .unwrap_or_else(|error| Outcome::Fail(format!("{error:#}"))),
+        };
         let report = Report {
             name: fault.name,
             expected: fault.expected,

@@ -34,6 +34,12 @@ pub(crate) fn slowness() -> u32 {
     *SLOWNESS
 }
 
+/// How long it may take over RDMA until a client is told of its connection's end, or until nothing of a client that is gone
+/// is held: 2 s, on an emulated machine 10 s.
+pub(crate) fn told_within() -> Duration {
+    Duration::from_secs(if slowness() > 1 { 10 } else { 2 })
+}
+
 /// The address of an RDMA device, where services are to be reached over RDMA and not over shared memory.
 pub(crate) fn rdma_address() -> Option<String> {
     std::env::var("ROWMILL_FAULTS_RDMA").ok()
@@ -385,19 +391,25 @@ impl Service {
         Ok(())
     }
 
-    /// What it holds for clients: connections that it shows, open descriptors, mapped memfds.
+    /// What it holds for clients: connections, slots and objects of the port as it shows them, open descriptors, mapped
+    /// memfds.
     ///
     /// # Errors
     /// Where that can't be read.
     pub(crate) fn holdings(&self) -> Result<Holdings> {
         let process = PathBuf::from(format!("/proc/{}", self.process.0.id()));
-        let connections = self.status()?["connections"]
-            .as_array()
-            .context("a list")?
-            .len();
+        let status = self.status()?;
+        let connections = status["connections"].as_array().context("a list")?.len();
+        let workers = status["workers"].as_array().context("a list")?;
+        let slots = workers
+            .iter()
+            .map(|worker| worker["in_progress"].as_u64())
+            .sum();
         let maps = fs::read_to_string(process.join("maps")).context("its mappings")?;
         Ok(Holdings {
             connections,
+            slots,
+            held: status["held"].to_string(),
             descriptors: fs::read_dir(process.join("fd"))
                 .context("its descriptors")?
                 .count(),
@@ -407,10 +419,14 @@ impl Service {
 }
 
 /// See [`Service::holdings`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holdings {
     /// Clients on the status page.
     pub(crate) connections: usize,
+    /// Requests in the workers' slots; `None` where a worker does not say.
+    pub(crate) slots: Option<u64>,
+    /// What the port holds for clients: queue pairs, regions, blocks and so on, as the status page has it.
+    pub(crate) held: String,
     /// Open descriptors.
     pub(crate) descriptors: usize,
     /// Mapped memfds: control memory and regions of clients.

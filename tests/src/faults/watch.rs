@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use rowmill_table::Resident;
 
 use super::patron::{Innocent, Outcome, Patron, bound};
-use super::site::{Service, Settings, Site, until};
+use super::site::{Holdings, Service, Settings, Site, slowness, until};
 use super::{Happened, Verdict};
 
 /// How long a service may take to let go of everything that clients left behind.
@@ -77,14 +77,7 @@ fn beside(
         seen.longest
     );
     after(&mut service, &tables)?;
-    let mut now = before;
-    let as_before = until(LET_GO, || {
-        service.holdings().is_ok_and(|h| {
-            now = h;
-            h == before
-        })
-    });
-    as_before.with_context(|| format!("{now:?} are held instead of {before:?}"))?;
+    holds_as(&service, &before)?;
     let busy = if seen.busy > 0 {
         format!(", {} BUSY", seen.busy)
     } else {
@@ -95,6 +88,21 @@ fn beside(
         "{note}; the innocent: {} answers, longest {ms:.1} ms{busy}",
         seen.answers
     )))
+}
+
+/// That a service soon holds what it held before.
+///
+/// # Errors
+/// What it holds instead.
+pub(crate) fn holds_as(service: &Service, before: &Holdings) -> Result<()> {
+    let mut now = before.clone();
+    let as_before = until(LET_GO * slowness(), || {
+        service.holdings().is_ok_and(|held| {
+            now = held;
+            now == *before
+        })
+    });
+    as_before.with_context(|| format!("{now:?} are held instead of {before:?}"))
 }
 
 /// That a service is as good as new.

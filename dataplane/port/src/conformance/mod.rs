@@ -24,7 +24,7 @@ pub use answers::{Answers, TABLES};
 pub use task::{Task, fingerprint, pattern};
 pub use worker::{Entry, Journal, Worker};
 
-use crate::{ClientPort, PortError, RegionId, Service};
+use crate::{ClientPort, Lost, PortError, RegionId, Service};
 
 /// What a server half is started with.
 pub struct Setup {
@@ -180,13 +180,16 @@ impl<H: Harness> Bench<H> {
         record
     }
 
-    /// Runs until the client's end of `lane` says closed.
+    /// Runs until the client's end of `lane` says that it is closed or was cut off.
     #[track_caller]
     pub fn closed(&mut self, client: &mut H::Client, lane: u16) {
         let patience = Patience::new("the end of the connection");
         loop {
             match client.poll(lane) {
                 Err(PortError::Closed) => return,
+                Err(PortError::Lost {
+                    what: Lost::CutOff(_),
+                }) => return,
                 Err(other) => panic!("closed, not {other}"),
                 Ok(_) => self.harness.run(),
             }

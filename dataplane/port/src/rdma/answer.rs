@@ -12,6 +12,7 @@ use super::bounds::{completions_for, worker_receives};
 use super::control::Control;
 use super::inbox::{Cut, Message, RemoteRegion};
 use super::pool::Base;
+use super::progress::Age;
 use super::session::{LaneEnd, Member, Phase, Session};
 use crate::control::LaneSet;
 use crate::{ConnId, RegionId};
@@ -239,7 +240,11 @@ impl Control {
         else {
             unreachable!("it was looked at above");
         };
-        *end = LaneEnd::Attached { connection };
+        *end = LaneEnd::Attached {
+            connection,
+            progress: seat.progress(),
+            age: Age::default(),
+        };
         if lane == 0 {
             member.beat = Some(Remote {
                 address: records.address.wrapping_add(ring),

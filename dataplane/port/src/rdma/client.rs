@@ -7,6 +7,7 @@ use rowmill_verbs::{
     CmEventKind, CompletionChannel, CompletionQueue, Connection, Context, EventChannel,
     ProtectionDomain, Remote, RequestData, Selector,
 };
+use rowmill_wire::Status;
 use rowmill_wire::control::{Control, Welcome};
 use rowmill_wire::limits::MAX_REGIONS;
 
@@ -409,7 +410,7 @@ impl RdmaClient {
     /// Takes what the control stream has brought.
     fn hear(&mut self, now: Instant) {
         let mut end = None;
-        loop {
+        'heard: loop {
             let Some(stream) = &mut self.stream else {
                 return;
             };
@@ -426,7 +427,11 @@ impl RdmaClient {
                     Heard::Message(bytes) => match Control::parse(&bytes) {
                         Ok((_, Control::Goodbye { status, detail })) => {
                             tracing::info!(%status, detail, "the dataplane says goodbye");
-                            end = Some(End::Closed);
+                            end = Some(match status {
+                                Status::Draining => End::Closed,
+                                why => End::Lost(Lost::CutOff(why)),
+                            });
+                            break 'heard;
                         }
                         _ => self.answer = Some(bytes),
                     },
@@ -442,7 +447,7 @@ impl RdmaClient {
         }
         match end {
             None => (),
-            Some(End::Closed) => self.finish(End::Closed),
+            Some(said @ (End::Closed | End::Lost(Lost::CutOff(_)))) => self.finish(said),
             // The connection manager may know better.
             Some(End::Lost(what)) => self.suspect(now, what),
         }

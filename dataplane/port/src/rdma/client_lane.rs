@@ -37,6 +37,8 @@ pub(super) struct ClientLane {
     arrived: u32,
     /// Receives that were consumed.
     consumed: u32,
+    /// They are not posted again: see [`RdmaClient::raw_withhold_receives`](super::RdmaClient::raw_withhold_receives).
+    pub(super) withholds_receives: bool,
     /// Why it can't be used any more.
     pub(super) failed: Option<Lost>,
 }
@@ -83,6 +85,7 @@ impl ClientLane {
             records_read: 0,
             arrived: 0,
             consumed: 0,
+            withholds_receives: false,
             failed: None,
         })
     }
@@ -217,7 +220,7 @@ impl ClientLane {
                 return Err(lost);
             }
             let qp = self.qp.as_mut().ok_or(Lost::Disconnected)?;
-            if self.consumed > 0 {
+            if self.consumed > 0 && !self.withholds_receives {
                 // Before the request that gives the credit for more records.
                 let consumed = std::mem::take(&mut self.consumed);
                 qp.receive_empty(consumed).map_err(|error| local(&error))?;

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use rowmill_arena::Window;
-use rowmill_verbs::Operation;
 use rowmill_wire::control::{Control, TableEntry, Welcome};
 use rowmill_wire::limits::MAX_REGIONS;
 use rowmill_wire::{Completion, Schema};
@@ -22,7 +21,7 @@ const LOOK: Duration = Duration::from_micros(500);
 
 impl RdmaClient {
     /// Something of a lane has failed: finds out what has become of the connection, which takes half a second at most.
-    fn find_out(&mut self, lane: u16, what: Lost) -> PortError {
+    pub(super) fn find_out(&mut self, lane: u16, what: Lost) -> PortError {
         self.lanes[usize::from(lane)].failed.get_or_insert(what);
         loop {
             self.look();
@@ -34,50 +33,8 @@ impl RdmaClient {
     }
 
     /// How long something that was posted may take.
-    fn limit(&self) -> Duration {
+    pub(super) fn limit(&self) -> Duration {
         self.config.connection.overdue()
-    }
-
-    /// Writes `bytes` to slot 0 of a lane with an immediate of the caller's choice: for tests that break the protocol on
-    /// purpose.
-    ///
-    /// # Errors
-    /// As [`ClientPort::submit`].
-    pub fn raw_write(&mut self, lane: u16, immediate: u32, bytes: &[u8]) -> Result<(), PortError> {
-        let limit = self.limit();
-        let sent = self.lanes[usize::from(lane)].write(0, immediate, bytes, limit);
-        sent.map_err(|what| self.find_out(lane, what))
-    }
-
-    /// Registers memory by any address and key: for such tests too.
-    ///
-    /// # Errors
-    /// As [`ClientPort::register`].
-    pub fn raw_register(
-        &mut self,
-        bytes: u64,
-        address: u64,
-        key: u32,
-    ) -> Result<RegionId, PortError> {
-        let question = Control::RegisterRemote {
-            bytes,
-            address,
-            key,
-        };
-        match self.call(&question)? {
-            Control::Registered { region } => Ok(RegionId(region)),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Sends `bytes` as a message on a lane, where only writes are expected: for such tests too.
-    ///
-    /// # Errors
-    /// As [`ClientPort::submit`].
-    pub fn raw_send(&mut self, lane: u16, bytes: &[u8]) -> Result<(), PortError> {
-        let limit = self.limit();
-        let sent = self.lanes[usize::from(lane)].post(Operation::Send, bytes, limit);
-        sent.map_err(|what| self.find_out(lane, what))
     }
 }
 

@@ -108,6 +108,9 @@ pub struct RdmaConfig {
     pub insecure: bool,
     /// What queue pairs are set to.
     pub connection: ConnectionParameters,
+    /// How long what was posted to a client may stay undone before the client is given up; `None`: as long as
+    /// [`ConnectionParameters::overdue`] says. It is looked at four times a second.
+    pub overdue_limit: Option<Duration>,
     /// Blocks that a worker stages results in and fetches data to, 2 to 256. Half of them can hold fetched data.
     pub stage_blocks: u32,
     /// Bytes that lanes ask the device to send inline: with 64, status records and beats need no memory of their own. Where
@@ -129,6 +132,7 @@ impl Default for RdmaConfig {
             handshake_limit: Duration::from_secs(2),
             insecure: false,
             connection: ConnectionParameters::default(),
+            overdue_limit: None,
             inline_bytes: 64,
             stage_blocks: 32,
             stage_block_bytes: 256 << 10,
@@ -137,6 +141,11 @@ impl Default for RdmaConfig {
 }
 
 impl RdmaConfig {
+    pub(super) fn overdue(&self) -> Duration {
+        self.overdue_limit
+            .unwrap_or_else(|| self.connection.overdue())
+    }
+
     /// Most bytes of request data (lengths, ids, weights) that can be fetched for one part; more is refused.
     pub fn fetch_bytes(&self) -> u64 {
         u64::from(self.stage_blocks / 2) * self.stage_block_bytes as u64

@@ -22,8 +22,9 @@ use super::failure::in_full;
 use super::inbox::{Cut, Notice};
 use super::life::{Beat, Seen};
 use super::link::Heard;
+use super::progress::beats_of;
 use super::server::Shown;
-use super::session::{Phase, Session};
+use super::session::{LaneEnd, Phase, Session};
 use super::session_lane::LaneParts;
 use crate::control::{Bell, LogLimit};
 use crate::{ConnId, PortError, Service};
@@ -328,23 +329,31 @@ impl Control {
     /// Beats, and what takes too long.
     fn look_at_clocks(&mut self) {
         let beat = self.now >= self.next_beat;
+        let mut bytes = Beat::new(self.beats + 1);
         if beat {
             self.next_beat = self.now + BEAT;
             self.beats += 1;
-        }
-        let mut bytes = Beat::new(self.beats);
-        for (lane, seen) in self.lanes.iter().zip(&mut self.seen) {
-            if seen.lives(&lane.life, self.now) && !lane.shared.is_gone() {
-                bytes.set(lane.shared.lane);
+            for (lane, seen) in self.lanes.iter().zip(&mut self.seen) {
+                if seen.lives(&lane.life, self.now) && !lane.shared.is_gone() {
+                    bytes.set(lane.shared.lane);
+                }
             }
         }
-        let (now, overdue) = (self.now, self.config.connection.overdue());
+        let (now, overdue) = (self.now, self.config.overdue());
+        let overdue_beats = beats_of(overdue, BEAT);
         for place in 0..self.sessions.len() {
             let limit = self.config.handshake_limit;
             let Some(session) = &mut self.sessions[place] else {
                 continue;
             };
-            let late = session.link.is_overdue(now, overdue);
+            let mut late = session.link.is_overdue(now, overdue);
+            if let Some(member) = session.member().filter(|_| beat) {
+                for (lane, seen) in member.lanes.iter_mut().zip(&self.seen) {
+                    if let LaneEnd::Attached { progress, age, .. } = lane {
+                        late |= age.is_overdue(progress, seen.ran(), overdue_beats);
+                    }
+                }
+            }
             match &session.phase {
                 Phase::Greeting { since } if now.duration_since(*since) >= limit => {
                     let peer = session.peer;

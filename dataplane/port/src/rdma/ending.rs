@@ -19,11 +19,16 @@ impl Control {
     /// Ends a connection: at once where no worker knows it, else by asking every worker to let go. With a goodbye it ends in
     /// order: what was announced should still arrive.
     pub(super) fn end(&mut self, place: usize, goodbye: Option<(Status, String)>) {
+        let in_order = goodbye.is_some();
+        self.end_how(place, goodbye, in_order);
+    }
+
+    /// As [`end`](Control::end), in order or not, whatever the client is told.
+    fn end_how(&mut self, place: usize, goodbye: Option<(Status, String)>, in_order: bool) {
         let now = self.now;
         let Some(session) = &mut self.sessions[place] else {
             return;
         };
-        let in_order = goodbye.is_some();
         match &mut session.phase {
             Phase::Parting { .. } if !in_order => self.remove(place),
             Phase::Parting { .. } => (),
@@ -34,7 +39,7 @@ impl Control {
             Phase::Greeting { .. } => self.remove(place),
             Phase::Member(member) => {
                 if let Some(ending) = &mut member.ending {
-                    if !in_order {
+                    if goodbye.is_none() {
                         ending.goodbye = None;
                     }
                     return;
@@ -71,24 +76,10 @@ impl Control {
             }
             client.clone_from(&member.name);
         }
-        let breach = match why {
-            Cut::Breach(breach) => Some(breach),
-            // A message longer than its buffer, or one that no queue pair here takes.
-            Cut::Failed(WorkStatus::LocalLength | WorkStatus::LocalAccess) => {
-                Some("it sent what it was not granted")
-            }
-            // Nobody here has failed the queue pair: the device has, over a request of the client's that it can't take.
-            Cut::Failed(WorkStatus::Flushed) => Some("it sent what can't be received"),
-            Cut::Failed(WorkStatus::RemoteAccess | WorkStatus::RemoteInvalidRequest) => {
-                Some("its memory refuses what it had registered it for")
-            }
-            Cut::Worker(Status::Malformed) => Some("it broke the protocol, as its worker found"),
-            _ => None,
-        };
-        if let Some(breach) = breach {
+        if let Some((status, breach)) = breach(why) {
             self.shown.violations.fetch_add(1, Ordering::Relaxed);
             self.log(|| tracing::warn!(client, ?peer, breach, "an rdma client is cut off"));
-            return self.end(place, Some((Status::Malformed, breach.to_owned())));
+            return self.end(place, Some((status, breach.to_owned())));
         }
         match why {
             Cut::Worker(status) => {
@@ -100,7 +91,9 @@ impl Control {
             Cut::Failed(status) => {
                 self.shown.lost.fetch_add(1, Ordering::Relaxed);
                 self.log(|| tracing::warn!(client, ?peer, %status, "an rdma client is lost"));
-                self.end(place, None);
+                // It may live, and its control stream too.
+                let goodbye = (Status::TransportFailed, status.to_string());
+                self.end_how(place, Some(goodbye), false);
             }
             Cut::Breach(_) => (),
         }
@@ -138,7 +131,7 @@ impl Control {
             }
             let goodbye = ending.goodbye.take();
             for lane in &mut member.lanes {
-                if let LaneEnd::Attached { connection } = lane
+                if let LaneEnd::Attached { connection, .. } = lane
                     && let Err(error) = connection.disconnect()
                 {
                     tracing::debug!(%error, "a lane ends");
@@ -191,6 +184,56 @@ impl Control {
                     "an rdma client has gone"
                 )
             });
+        }
+    }
+}
+
+/// What a client has done wrong, and what it is told, where a cut is its own fault.
+fn breach(why: Cut) -> Option<(Status, &'static str)> {
+    let malformed = |what| Some((Status::Malformed, what));
+    match why {
+        Cut::Breach(breach) => malformed(breach),
+        // A message longer than its buffer, or one that no queue pair here takes.
+        Cut::Failed(WorkStatus::LocalLength | WorkStatus::LocalAccess) => {
+            malformed("it sent what it was not granted")
+        }
+        // Nobody here has failed the queue pair: the device has, over a request of the client's that it can't take.
+        Cut::Failed(WorkStatus::Flushed) => malformed("it sent what can't be received"),
+        Cut::Failed(WorkStatus::RnrRetriesExceeded) => {
+            malformed("it has no receives for its status records")
+        }
+        Cut::Failed(WorkStatus::RemoteAccess | WorkStatus::RemoteInvalidRequest) => Some((
+            Status::RegionLost,
+            "its memory refuses what it had registered it for",
+        )),
+        Cut::Worker(Status::Malformed) => malformed("it broke the protocol, as its worker found"),
+        Cut::Worker(_) | Cut::Failed(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_client_has_done_is_told_from_what_has_befallen_it() {
+        let told = |why| breach(why).map(|(status, _)| status);
+        for (why, status) in [
+            (Cut::Breach("a breach"), Some(Status::Malformed)),
+            (Cut::Worker(Status::Malformed), Some(Status::Malformed)),
+            (Cut::Worker(Status::Draining), None),
+            (
+                Cut::Failed(WorkStatus::RemoteAccess),
+                Some(Status::RegionLost),
+            ),
+            (
+                Cut::Failed(WorkStatus::RnrRetriesExceeded),
+                Some(Status::Malformed),
+            ),
+            (Cut::Failed(WorkStatus::RetriesExceeded), None),
+            (Cut::Failed(WorkStatus::General), None),
+        ] {
+            assert_eq!(told(why), status, "{why:?}");
         }
     }
 }

@@ -28,9 +28,8 @@ pub(super) fn system(call: &'static str, error: Error) -> PortError {
 /// What a failed work request says of the connection.
 pub(super) fn lost(status: Status) -> Lost {
     match status {
-        Status::RetriesExceeded | Status::RnrRetriesExceeded | Status::ResponseTimeout => {
-            Lost::TransportRetries
-        }
+        Status::RetriesExceeded | Status::ResponseTimeout => Lost::TransportRetries,
+        Status::RnrRetriesExceeded => Lost::NotReady,
         Status::RemoteAccess
         | Status::RemoteInvalidRequest
         | Status::RemoteOperation
@@ -49,6 +48,7 @@ mod tests {
     fn statuses_say_what_was_lost() {
         for (status, what) in [
             (Status::RetriesExceeded, Lost::TransportRetries),
+            (Status::RnrRetriesExceeded, Lost::NotReady),
             (Status::RemoteAccess, Lost::RemoteAccess),
             (Status::Flushed, Lost::Disconnected),
             (Status::LocalProtection, Lost::LocalFault),

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rowmill_verbs::{Completion as Done, CompletionChannel, CompletionQueue, Slab, Trouble};
+use rowmill_verbs::{CompletionChannel, CompletionQueue, Slab, Trouble};
 use rowmill_wire::limits::SLOT_BYTES;
 use rustix::event::{Timespec, epoll};
 
@@ -14,6 +14,8 @@ use super::inbox::{Cut, LaneShared, MESSAGES_PER_CONNECTION, Message, Notice};
 use super::life::Life;
 use super::pool::Pool;
 use super::seat::{Seat, Submission};
+use super::seats::Seats;
+use super::turn::{POLLED_MAX, Turn, cut, free_pull};
 use crate::{ConnId, Event, RegionError, RegionId};
 
 /// How long what was announced to a connection that ends in order may take to arrive.
@@ -32,16 +34,16 @@ enum News {
 }
 
 /// A connection that the worker has let go of, whose queue pair goes on until all has arrived.
-struct Leaving {
-    conn: ConnId,
-    seat: Box<Seat>,
+pub(super) struct Leaving {
+    pub(super) conn: ConnId,
+    pub(super) seat: Box<Seat>,
     until: Instant,
 }
 
 /// One worker's half: give it to the worker's thread. Dropping it lets go of all connections.
 pub struct RdmaLane {
     // Declared first, dropped first: queue pairs go before the completion queue.
-    pub(super) seats: Vec<Option<Box<Seat>>>,
+    pub(super) seats: Seats,
     leaving: Vec<Leaving>,
     pub(super) pool: Pool,
     /// Connections with submissions, in the order of their turns.
@@ -74,7 +76,7 @@ impl RdmaLane {
         let most = usize::from(max_connections);
         let pool = Pool::new(slab, blocks);
         RdmaLane {
-            seats: (0..most).map(|_| None).collect(),
+            seats: Seats::new(most),
             leaving: Vec::with_capacity(most + GREETING_MAX),
             ready: VecDeque::with_capacity(most),
             dirty: VecDeque::with_capacity(most),
@@ -91,13 +93,18 @@ impl RdmaLane {
         }
     }
 
+    /// How often it has looked at a connection so far: a poll looks at those that have something to do, and at no other.
+    pub fn looks(&self) -> u64 {
+        self.seats.looks()
+    }
+
     /// The lane's number, which clients submit to.
     pub fn lane(&self) -> u16 {
         self.shared.lane
     }
 
     pub(super) fn seat(&self, conn: ConnId) -> Option<&Seat> {
-        self.seats.get(conn.0 as usize)?.as_deref()
+        self.seats.get(conn)
     }
 
     /// The next event.
@@ -122,7 +129,7 @@ impl RdmaLane {
                 self.ready.push_front(conn);
                 return self.take_message();
             }
-            let Some(seat) = self.seats[conn.0 as usize].as_deref_mut() else {
+            let Some(seat) = self.seats.get_mut(conn) else {
                 continue;
             };
             let submission = seat.take_submission();
@@ -148,13 +155,13 @@ impl RdmaLane {
         match self.ending.take() {
             None => (),
             Some(Ending::Region(conn, region)) => {
-                if let Some(seat) = self.seats[conn.0 as usize].as_deref_mut() {
+                if let Some(seat) = self.seats.get_mut(conn) {
                     seat.give_up(region);
                 }
                 self.let_regions_go(conn);
             }
             Some(Ending::Connection { conn, in_order }) => {
-                let Some(mut seat) = self.seats[conn.0 as usize].take() else {
+                let Some(mut seat) = self.seats.take(conn) else {
                     return;
                 };
                 seat.forget_fetches();
@@ -201,7 +208,7 @@ impl RdmaLane {
                 region,
                 memory,
             } => {
-                if let Some(seat) = self.seats[conn.0 as usize].as_deref_mut() {
+                if let Some(seat) = self.seats.get_mut(conn) {
                     seat.regions[region.0 as usize] = Some(memory);
                 }
                 let len = memory.bytes;
@@ -212,7 +219,7 @@ impl RdmaLane {
                 Event::RegionGone { conn, region }
             }
             Message::Detach { conn, in_order } => {
-                if let Some(seat) = self.seats[conn.0 as usize].as_deref_mut() {
+                if let Some(seat) = self.seats.get_mut(conn) {
                     seat.pending.clear();
                     seat.cut = true; // It need not be asked for any more.
                     if !in_order {
@@ -240,7 +247,7 @@ impl RdmaLane {
     }
 
     fn flush(&mut self, conn: ConnId) {
-        let Some(seat) = self.seats[conn.0 as usize].as_deref_mut() else {
+        let Some(seat) = self.seats.get_mut(conn) else {
             return;
         };
         seat.is_dirty = false;
@@ -254,7 +261,7 @@ impl RdmaLane {
 
     /// Has something to post at the next turn.
     pub(super) fn soil(&mut self, conn: ConnId) {
-        if let Some(seat) = self.seats[conn.0 as usize].as_deref_mut()
+        if let Some(seat) = self.seats.get_mut(conn)
             && !std::mem::replace(&mut seat.is_dirty, true)
         {
             self.dirty.push_back(conn);
@@ -302,18 +309,14 @@ impl RdmaLane {
     }
 
     fn cut_all(&mut self) {
-        for conn in 0..self.seats.len() as u32 {
-            self.cut(ConnId(conn), Cut::Failed(rowmill_verbs::Status::Fatal));
+        for conn in self.seats.all() {
+            self.cut(conn, Cut::Failed(rowmill_verbs::Status::Fatal));
         }
     }
 
     /// Asks the control thread to cut a connection off, once.
     pub(super) fn cut(&mut self, conn: ConnId, why: Cut) {
-        if let Some(seat) = self
-            .seats
-            .get_mut(conn.0 as usize)
-            .and_then(Option::as_deref_mut)
-        {
+        if let Some(seat) = self.seats.get_mut(conn) {
             cut(seat, conn, why, &mut self.pool, &self.shared);
             if std::mem::take(&mut seat.is_ready) {
                 self.ready.retain(|ready| *ready != conn);
@@ -323,7 +326,7 @@ impl RdmaLane {
 
     /// Says that a region can't be reached any more, if one waits for that.
     fn let_regions_go(&mut self, conn: ConnId) {
-        if let Some(seat) = self.seats[conn.0 as usize].as_deref_mut()
+        if let Some(seat) = self.seats.get_mut(conn)
             && let Some(region) = seat.let_go()
         {
             self.shared.notify(Notice::RegionLetGo { conn, region });
@@ -414,12 +417,7 @@ impl RdmaLane {
 }
 
 /// Takes what the control thread has said, and puts new connections' seats into their places.
-fn hear(
-    shared: &LaneShared,
-    taken: &mut usize,
-    seats: &mut [Option<Box<Seat>>],
-    news: &mut VecDeque<News>,
-) {
+fn hear(shared: &LaneShared, taken: &mut usize, seats: &mut Seats, news: &mut VecDeque<News>) {
     while shared.posted() != *taken {
         let Some(message) = shared.take() else {
             return;
@@ -428,88 +426,11 @@ fn hear(
         news.push_back(match message {
             Message::Attach { conn, seat } => {
                 let credits = seat.credits;
-                seats[conn.0 as usize] = Some(seat);
+                seats.put(conn, seat);
                 News::Attached { conn, credits }
             }
             other => News::Other(other),
         });
-    }
-}
-
-/// Completions that one look at the queue gives at most.
-const POLLED_MAX: usize = 64;
-
-/// What is changed while completions are looked at.
-struct Turn<'l> {
-    seats: &'l mut Vec<Option<Box<Seat>>>,
-    leaving: &'l mut Vec<Leaving>,
-    pool: &'l mut Pool,
-    ready: &'l mut VecDeque<ConnId>,
-    dirty: &'l mut VecDeque<ConnId>,
-    fetched: &'l mut VecDeque<(ConnId, u16)>,
-    shared: &'l LaneShared,
-}
-
-impl Turn<'_> {
-    fn take(&mut self, done: &Done) {
-        let conn = ConnId(done.id().connection().into());
-        let place = self.seats.get_mut(conn.0 as usize);
-        let Some(seat) = place.and_then(Option::as_deref_mut) else {
-            // One that leaves; a block that comes back is free. Or one that has left.
-            let mut leaving = self.leaving.iter_mut();
-            if let Some(leaving) = leaving.find(|leaving| leaving.conn == conn)
-                && let Ok(back) = leaving.seat.qp.retire(done)
-            {
-                back.for_each(drop);
-                if done.result().is_err() {
-                    leaving.seat.fail(self.pool);
-                }
-            }
-            return;
-        };
-        let mut arrived = None;
-        let outcome = seat.completed(done, self.pool, |pull| arrived = Some(pull));
-        if !seat.pending.is_empty() && !std::mem::replace(&mut seat.is_ready, true) {
-            self.ready.push_back(conn);
-        }
-        let waits = seat.has_items() || seat.has_barrier();
-        if waits && !std::mem::replace(&mut seat.is_dirty, true) {
-            self.dirty.push_back(conn);
-        }
-        let lost = outcome.is_err() || seat.failed;
-        if let Err(why) = outcome {
-            cut(seat, conn, why, self.pool, self.shared);
-            if std::mem::take(&mut seat.is_ready) {
-                self.ready.retain(|ready| *ready != conn);
-            }
-        }
-        if let Some(pull) = arrived {
-            let found = &self.pool.pulls[usize::from(pull)];
-            match found.of {
-                Some((conn, _)) if found.released => free_pull(self.seats, self.pool, conn, pull),
-                // The worker hears of a connection's end, and gives the pull back then.
-                Some(of) if !lost => self.fetched.push_back(of),
-                _ => (),
-            }
-        }
-    }
-}
-
-fn free_pull(seats: &mut [Option<Box<Seat>>], pool: &mut Pool, conn: ConnId, at: u16) {
-    let blocks = pool.pulls[usize::from(at)].blocks.len() as u32;
-    pool.free_pull(at);
-    if let Some(seat) = seats[conn.0 as usize].as_deref_mut() {
-        seat.fetching = seat.fetching.saturating_sub(blocks);
-    }
-}
-
-fn cut(seat: &mut Seat, conn: ConnId, why: Cut, pool: &mut Pool, shared: &LaneShared) {
-    if !matches!(why, Cut::Worker(_)) {
-        seat.fail(pool);
-    }
-    seat.pending.clear();
-    if !std::mem::replace(&mut seat.cut, true) {
-        shared.notify(Notice::Cut { conn, why });
     }
 }
 

@@ -35,6 +35,7 @@ impl Life {
 pub(super) struct Seen {
     state: u64,
     since: Instant,
+    ran: bool,
 }
 
 impl Seen {
@@ -42,16 +43,23 @@ impl Seen {
         Seen {
             state: 0,
             since: now,
+            ran: false,
         }
     }
 
     /// Whether the worker lives.
     pub(super) fn lives(&mut self, life: &Life, now: Instant) -> bool {
         let state = life.0.load(Ordering::Relaxed);
-        if state != self.state || state & ASLEEP != 0 {
+        self.ran = state != self.state || state & ASLEEP != 0;
+        if self.ran {
             (self.state, self.since) = (state, now);
         }
         now.saturating_duration_since(self.since) < STUCK
+    }
+
+    /// Whether it had polled, or slept until there was something to do, when it was looked at last.
+    pub(super) fn ran(&self) -> bool {
+        self.ran
     }
 }
 
@@ -92,8 +100,8 @@ mod tests {
         let (life, start) = (Life::default(), Instant::now());
         let mut seen = Seen::new(start);
         life.polled();
-        assert!(seen.lives(&life, start));
-        assert!(seen.lives(&life, start + STUCK / 2));
+        assert!(seen.lives(&life, start) && seen.ran());
+        assert!(seen.lives(&life, start + STUCK / 2) && !seen.ran());
         assert!(!seen.lives(&life, start + STUCK));
         life.sleeps();
         assert!(seen.lives(&life, start + 5 * STUCK));

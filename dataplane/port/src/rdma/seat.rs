@@ -1,6 +1,7 @@
 //! A lane's share of one connection: its queue pair, its request slots, and what waits to be sent.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use rowmill_verbs::{
     Completion as Done, Error, HostMemory, Kind, Local, LocalKey, Operation, Piece, QueuePair,
@@ -12,6 +13,7 @@ use rowmill_wire::{Completion, CompletionKind, Immediate};
 
 use super::inbox::{Cut, RemoteRegion};
 use super::pool::{Base, Note, Pool};
+use super::progress::Progress;
 use super::scatter::PIECES;
 use crate::RegionId;
 use crate::slots::Slots;
@@ -65,6 +67,8 @@ pub(super) struct Seat {
     outbox: VecDeque<Item>,
     items_queued: u64,
     posted: u64,
+    /// What the control thread sees of it.
+    progress: Arc<Progress>,
     barrier: Option<Barrier>,
     /// The pull of each slot.
     pub(super) pulls: Vec<Option<u16>>,
@@ -113,6 +117,7 @@ impl Seat {
             outbox: VecDeque::with_capacity(with.outbox),
             items_queued: 0,
             posted: 0,
+            progress: Arc::default(),
             barrier: None,
             pulls: vec![None; usize::from(with.credits)],
             staged: 0,
@@ -127,6 +132,16 @@ impl Seat {
     /// Where the client has its record ring.
     pub(super) fn records_at(&mut self, base: Base) {
         self.records = base;
+    }
+
+    /// How far what it posts gets.
+    pub(super) fn progress(&self) -> Arc<Progress> {
+        self.progress.clone()
+    }
+
+    fn note_progress(&self) {
+        let outstanding = self.qp.sends_outstanding();
+        self.progress.note(self.posted - outstanding, outstanding);
     }
 
     /// Where the client writes its requests.
@@ -218,8 +233,9 @@ impl Seat {
             let queued = self.outbox.len();
             let posted = self.post_list(pool)?;
             self.posted += posted as u64;
-            let progress = posted > 0 || self.outbox.len() < queued;
-            if self.outbox.is_empty() || !progress {
+            let goes_on = posted > 0 || self.outbox.len() < queued;
+            if self.outbox.is_empty() || !goes_on {
+                self.note_progress();
                 return Ok(());
             }
         }
@@ -287,6 +303,9 @@ impl Seat {
                     }
                 }
             }
+        }
+        if done.id().kind() == Some(Kind::Send) {
+            self.note_progress();
         }
         match done.status() {
             WorkStatus::Success => (),

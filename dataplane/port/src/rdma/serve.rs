@@ -39,7 +39,7 @@ impl ServerPort for RdmaLane {
         if total == 0 {
             return Ok(Fetch::Ready);
         }
-        let seat = self.seats[conn.0 as usize].as_deref_mut();
+        let seat = self.seats.get_mut(conn);
         let seat = seat.ok_or(RegionError::Unknown)?;
         if seat.failed {
             return Err(RegionError::Lost.into());
@@ -98,10 +98,7 @@ impl ServerPort for RdmaLane {
     }
 
     fn release(&mut self, conn: ConnId, slot: u16) {
-        let seat = self
-            .seats
-            .get_mut(conn.0 as usize)
-            .and_then(Option::as_deref_mut);
+        let seat = self.seats.get_mut(conn);
         let place = seat.and_then(|seat| seat.pulls.get_mut(usize::from(slot)));
         let Some(number) = place.and_then(Option::take) else {
             return;
@@ -150,7 +147,7 @@ impl ServerPort for RdmaLane {
         if len > self.pool.block_bytes() {
             return Err(RegionError::OutOfBounds.into());
         }
-        let seat = self.seats[conn.0 as usize].as_deref_mut();
+        let seat = self.seats.get_mut(conn);
         let seat = seat.ok_or(RegionError::Unknown)?;
         if seat.failed {
             return Err(RegionError::Lost.into());
@@ -185,10 +182,7 @@ impl ServerPort for RdmaLane {
         staging: Staging,
         strips: &[Strip],
     ) -> Result<(), RegionError> {
-        let seat = self
-            .seats
-            .get_mut(conn.0 as usize)
-            .and_then(Option::as_deref_mut);
+        let seat = self.seats.get_mut(conn);
         let target = seat.and_then(|seat| Some((seat.region(region)?, seat)));
         let staged = &mut self.pool.staged[staging.block as usize];
         let Some((memory, seat)) = target else {
@@ -218,10 +212,7 @@ impl ServerPort for RdmaLane {
     }
 
     fn complete(&mut self, conn: ConnId, record: &Completion) {
-        let seat = self
-            .seats
-            .get_mut(conn.0 as usize)
-            .and_then(Option::as_deref_mut);
+        let seat = self.seats.get_mut(conn);
         if let Some(seat) = seat
             && seat.queue(Item::Record(*record))
         {
@@ -254,11 +245,7 @@ impl ServerPort for RdmaLane {
 
 impl RdmaLane {
     fn unstaged(&mut self, conn: ConnId) {
-        if let Some(seat) = self
-            .seats
-            .get_mut(conn.0 as usize)
-            .and_then(Option::as_deref_mut)
-        {
+        if let Some(seat) = self.seats.get_mut(conn) {
             seat.staged = seat.staged.saturating_sub(1);
         }
     }

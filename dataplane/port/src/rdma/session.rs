@@ -1,6 +1,7 @@
 //! One connection as the control thread sees it.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use rowmill_verbs::{Connection, IdToken, ProtectionDomain, Remote};
@@ -10,6 +11,7 @@ use rowmill_wire::limits::MAX_REGIONS;
 use super::inbox::RemoteRegion;
 use super::link::Link;
 use super::private_data::SessionId;
+use super::progress::{Age, Progress};
 use super::seat::Seat;
 use super::server::ConnectionInfo;
 use crate::control::LaneSet;
@@ -53,7 +55,12 @@ pub(super) enum LaneEnd {
         connection: Connection,
     },
     /// The queue pair is the worker's.
-    Attached { connection: Connection },
+    Attached {
+        connection: Connection,
+        /// How far it gets, and what was seen of that.
+        progress: Arc<Progress>,
+        age: Age,
+    },
 }
 
 /// How a connection ends.

@@ -126,6 +126,8 @@ fn a_request_cancelled_twice_ends_the_connection() {
     assert!(bare.announce(cancel));
     until(&mut lane, |e| matches!(e, Event::Cancel { .. }));
     lane.complete(ONE, &answer());
+    // The answer is on its way before the slot is used again.
+    assert!(lane.poll(&mut [0; SLOT_BYTES]).is_none());
     assert!(bare.ask());
     until(&mut lane, |e| matches!(e, Event::Request { .. }));
     assert_eq!(server.counters().violations, 0, "once a request is right");

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rowmill_port::conformance::{Bench, Harness, Task, pattern};
-use rowmill_port::rdma::RdmaClient;
+use rowmill_port::rdma::{RdmaClient, RdmaClientConfig};
 use rowmill_port::{ClientPort, Lost, PortError, RegionId};
 use rowmill_wire::Status;
 use rustix::process::{Pid, Signal, kill_process};
@@ -207,6 +207,33 @@ fn a_worker_that_hangs_is_noticed() {
     bench.journals[1].pause(false);
     let mut again = bench.client("again", 4);
     assert_eq!(bench.ask(&mut again, 1, &Task::Echo).status, Status::Ok);
+}
+
+/// A server that is stopped answers no request to connect, and its host does not refuse it either.
+#[test]
+fn connecting_has_a_deadline() {
+    if !has_device() {
+        return;
+    }
+    let (server, endpoint) = start("server");
+    server.signal(Signal::STOP);
+    let since = Instant::now();
+    let config = RdmaClientConfig {
+        connect_limit: Duration::from_millis(500),
+        ..client_config(4)
+    };
+    match RdmaClient::connect_with(&endpoint, "early", config) {
+        Err(error @ PortError::Connect { .. }) => println!("{error} after {:?}", since.elapsed()),
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("a stopped server lets nobody in"),
+    }
+    assert!(since.elapsed() < bound());
+    // It lets in who comes later.
+    server.signal(Signal::CONT);
+    let (mut client, _) = client_of(&endpoint);
+    client.submit(0, 0, &Task::Echo.frame()).expect("open");
+    while client.poll(0).expect("open").is_none() {}
+    server.kill();
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! How the suite drives the port over RDMA.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -70,15 +70,19 @@ pub(crate) fn server_config() -> RdmaConfig {
 pub(crate) struct Rdma {
     pub(crate) endpoint: String,
     pub(crate) server: Option<RdmaServer>,
+    /// How often each lane's worker has looked at a connection.
+    pub(crate) looks: Vec<Arc<AtomicU64>>,
     threads: Vec<(Arc<dyn Waker>, JoinHandle<()>)>,
     stop: Arc<AtomicBool>,
 }
 
 /// Spins, yields, then sleeps for as long as it takes: a lost wake-up would show.
-fn work(mut lane: RdmaLane, mut worker: Worker, stop: &AtomicBool) {
+fn work(mut lane: RdmaLane, mut worker: Worker, stop: &AtomicBool, looks: &AtomicU64) {
     let mut idle = 0;
     while !stop.load(Ordering::SeqCst) {
-        if worker.turn(&mut lane) {
+        let found = worker.turn(&mut lane);
+        looks.store(lane.looks(), Ordering::Relaxed);
+        if found {
             idle = 0;
             continue;
         }
@@ -106,17 +110,21 @@ impl Rdma {
         let asked = format!("rdma://{address}:0");
         let (server, lanes) = RdmaServer::listen(&asked, config, setup.service).expect("a server");
         let stop = Arc::new(AtomicBool::new(false));
+        let looks: Vec<Arc<AtomicU64>> = lanes.iter().map(|_| Arc::default()).collect();
         let threads = lanes
             .into_iter()
             .zip(setup.workers)
-            .map(|(lane, worker)| {
+            .zip(looks.clone())
+            .map(|((lane, worker), looks)| {
                 let (waker, stop) = (lane.waker(), stop.clone());
-                (waker, thread::spawn(move || work(lane, worker, &stop)))
+                let thread = thread::spawn(move || work(lane, worker, &stop, &looks));
+                (waker, thread)
             })
             .collect();
         Rdma {
             endpoint: server.endpoint(),
             server: Some(server),
+            looks,
             threads,
             stop,
         }

@@ -4,11 +4,13 @@
 
 mod bare;
 mod breaches;
+mod crowd;
 mod ends;
 mod far;
 mod harness;
 mod hostile;
 mod load;
+mod overdue;
 
 use harness::{Rdma, has_device};
 
