@@ -83,6 +83,8 @@ pub enum Event {
 pub enum RegionError {
     /// No region of that number is registered.
     Unknown,
+    /// It was registered for something else: results are to go where only request data are read, or the other way round.
+    Forbidden,
     /// The range leaves the region.
     OutOfBounds,
     /// Its memory was taken away.
@@ -382,11 +384,18 @@ pub trait ClientPort {
     /// [`PortError::Refused`] with the reason.
     fn bind(&mut self, schema: &Schema) -> Result<u32, PortError>;
 
-    /// Makes memory of at least `bytes` and registers it.
+    /// Makes memory of at least `bytes` for results, and registers it: the dataplane may write to it, and reads nothing
+    /// from it.
     ///
     /// # Errors
     /// [`PortError`].
     fn register(&mut self, bytes: usize) -> Result<RegionId, PortError>;
+
+    /// As [`ClientPort::register`], for request data: the dataplane may read them, and writes nothing there.
+    ///
+    /// # Errors
+    /// [`PortError`].
+    fn register_source(&mut self, bytes: usize) -> Result<RegionId, PortError>;
 
     /// Gives a region up; returns once the server has unmapped it.
     ///

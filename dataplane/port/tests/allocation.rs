@@ -44,6 +44,8 @@ fn round_trips_allocate_nothing() {
     let (_server, mut lanes) =
         ShmServer::listen(&endpoint, ShmConfig::default(), Arc::new(Answers::new(1))).unwrap();
     let mut client = ShmClient::connect(&endpoint, "counted", 8).unwrap();
+    let source = client.register_source(4096).unwrap();
+    assert_eq!(source, RegionId(0), "the lowest number");
     let region = client.register(4096).unwrap();
     let lane = &mut lanes[0];
     let mut frame = Box::new([0; SLOT_BYTES]);
@@ -112,6 +114,8 @@ fn round_trips_over_rdma_allocate_nothing() {
     let (server, mut lanes) =
         RdmaServer::listen(&asked, config, Arc::new(Answers::new(1))).unwrap();
     let mut client = RdmaClient::connect(&server.endpoint(), "counted", 8).unwrap();
+    let source = client.register_source(65536).unwrap();
+    assert_eq!(source, RegionId(0), "the lowest number");
     let region = client.register(65536).unwrap();
     let lane = &mut lanes[0];
     let mut frame = Box::new([0; SLOT_BYTES]);

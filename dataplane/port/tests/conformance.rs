@@ -13,6 +13,7 @@ use rowmill_port::conformance::{Harness, Setup, Violation, Worker};
 use rowmill_port::shm::{ShmClient, ShmConfig, ShmLane, ShmServer, layout};
 use rowmill_port::{ClientPort, Idle, PortError, RegionId, ServerPort, Waker};
 use rowmill_wire::Immediate;
+use rowmill_wire::control::Rights;
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use tempfile::TempDir;
 
@@ -135,7 +136,7 @@ impl Harness for Shm {
         client.unregister(region).expect("unregistered");
         let fd = sealed_memfd("lost", HUGE_2M, HugePages::Require).expect("the page just added");
         let again = client
-            .register_memfd(fd.as_fd(), HUGE_2M as u64)
+            .register_memfd(fd.as_fd(), HUGE_2M as u64, Rights::Both)
             .expect("a region");
         assert_eq!(again, region, "the lowest free number");
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

@@ -13,7 +13,7 @@ use rowmill_arena::{HugePages, sealed_memfd};
 use rowmill_port::conformance::{Answers, Journal, Task, Worker};
 use rowmill_port::shm::{ShmClient, ShmConfig, ShmLane, ShmServer, socket_path};
 use rowmill_port::{ClientPort, ConnId, Idle, PortError, ServerPort, Service};
-use rowmill_wire::control::{Control, TableEntry, Welcome};
+use rowmill_wire::control::{Control, Rights, TableEntry, Welcome};
 use rowmill_wire::limits::MAX_CONTROL_BYTES;
 use rowmill_wire::{Refusal, Schema, Status};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
@@ -245,12 +245,21 @@ fn regions_that_cannot_be_trusted_are_refused() {
         (file, 4096, Status::RegionRefused),
     ];
     for (i, (fd, bytes, status)) in cases.iter().enumerate() {
-        stream.tell(&Control::Register { bytes: *bytes }, &[fd.as_fd()]);
+        stream.tell(
+            &Control::Register {
+                bytes: *bytes,
+                rights: Rights::Write,
+            },
+            &[fd.as_fd()],
+        );
         assert_eq!(stream.refusal(), *status, "case {i}");
     }
     // Without a descriptor, with two, with many, and one with a message that has none.
     let good = sealed_memfd("good", 4096, HugePages::Off).unwrap();
-    let register = Control::Register { bytes: 4096 };
+    let register = Control::Register {
+        bytes: 4096,
+        rights: Rights::Write,
+    };
     for count in [0, 2, 3, 100] {
         stream.tell(&register, &vec![good.as_fd(); count]);
         assert_eq!(stream.refusal(), Status::Malformed, "{count} descriptors");
@@ -286,7 +295,13 @@ fn descriptors_are_not_kept() {
     for _ in 0..50 {
         stream.tell(&Control::ListTables { first: 0 }, &[probe.as_fd(); 20]);
         assert_eq!(stream.refusal(), Status::Malformed);
-        stream.tell(&Control::Register { bytes: 4096 }, &[probe.as_fd()]);
+        stream.tell(
+            &Control::Register {
+                bytes: 4096,
+                rights: Rights::Write,
+            },
+            &[probe.as_fd()],
+        );
         let Some(Control::Registered { region }) = stream.answer() else {
             panic!("registered");
         };
@@ -304,7 +319,10 @@ fn regions_are_bounded_together() {
     });
     let stream = server.member();
     let memory = sealed_memfd("good", 8192, HugePages::Off).unwrap();
-    let register = Control::Register { bytes: 8192 };
+    let register = Control::Register {
+        bytes: 8192,
+        rights: Rights::Write,
+    };
     stream.tell(&register, &[memory.as_fd()]);
     assert_eq!(stream.answer(), Some(Control::Registered { region: 0 }));
     stream.tell(&register, &[memory.as_fd()]);
@@ -332,7 +350,10 @@ fn all_clients_regions_are_bounded_together() {
     });
     let (one, other) = (server.member(), server.member());
     let memory = sealed_memfd("good", 8192, HugePages::Off).unwrap();
-    let register = Control::Register { bytes: 8192 };
+    let register = Control::Register {
+        bytes: 8192,
+        rights: Rights::Write,
+    };
     one.tell(&register, &[memory.as_fd()]);
     assert_eq!(one.answer(), Some(Control::Registered { region: 0 }));
     other.tell(&register, &[memory.as_fd()]);
@@ -454,7 +475,10 @@ fn descriptors_whose_close_takes_long_hold_up_nobody() {
     let (asker, stream, greeting) = (server.member(), server.member(), server.stream());
     // With a question that takes none, with one that takes one, with more than that, and before hello.
     let list = Control::ListTables { first: 0 };
-    let register = Control::Register { bytes: 4096 };
+    let register = Control::Register {
+        bytes: 4096,
+        rights: Rights::Write,
+    };
     for (to, question, count, status) in [
         (&stream, &list, 1, Status::Malformed),
         (&stream, &register, 1, Status::RegionRefused),

@@ -8,6 +8,7 @@ use rowmill_port::conformance::Answers;
 use rowmill_port::shm::{ShmClient, ShmConfig, ShmServer};
 use rowmill_port::{ClientPort, PortError};
 use rowmill_wire::Status;
+use rowmill_wire::control::Rights;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 #[test]
@@ -34,7 +35,7 @@ fn a_server_without_descriptors_says_so() {
     while let Ok(hole) = rustix::io::dup(&memory) {
         holes.push(hole);
     }
-    let refused = client.register_memfd(memory.as_fd(), 4096);
+    let refused = client.register_memfd(memory.as_fd(), 4096, Rights::Both);
     setrlimit(Resource::Nofile, limit).unwrap();
     match refused {
         Err(PortError::Refused { refusal, detail }) => {
@@ -44,6 +45,8 @@ fn a_server_without_descriptors_says_so() {
         other => panic!("{other:?}"),
     }
     drop((spare, holes));
-    client.register_memfd(memory.as_fd(), 4096).unwrap();
+    client
+        .register_memfd(memory.as_fd(), 4096, Rights::Both)
+        .unwrap();
     assert!(client.tables().is_ok());
 }

@@ -337,6 +337,7 @@ fn denied(error: RoomError, out_of_bounds: Status) -> Denied {
 fn status(error: RegionError, out_of_bounds: Status) -> Status {
     match error {
         RegionError::Unknown => Status::UnknownRegion,
+        RegionError::Forbidden => Status::RegionForbidden,
         RegionError::OutOfBounds => out_of_bounds,
         RegionError::Lost => Status::RegionLost,
     }

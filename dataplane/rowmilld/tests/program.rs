@@ -451,7 +451,7 @@ fn long_requests(place: &Place, count: u16) -> (Running, ShmClient) {
     let schema = client.bind(&schema).unwrap();
     let (bags, longest) = (512u32, 8192u32);
     let sources = client
-        .register((bags * 4 + bags * longest * 4) as usize)
+        .register_source((bags * 4 + bags * longest * 4) as usize)
         .unwrap();
     let lengths: Vec<u8> = (0..bags).flat_map(|_| longest.to_le_bytes()).collect();
     client.memory(sources).unwrap().write(0, &lengths);

@@ -53,6 +53,39 @@ pub struct TableEntry {
     pub kind: u8,
 }
 
+/// What a dataplane may do with a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rights {
+    /// Write results to it.
+    Write = 1,
+    /// Read request data from it.
+    Read = 2,
+    /// Both.
+    Both = 3,
+}
+
+impl Rights {
+    /// The rights of a code, or `None` for a code that means none.
+    pub fn from_code(code: u32) -> Option<Rights> {
+        match code {
+            1 => Some(Rights::Write),
+            2 => Some(Rights::Read),
+            3 => Some(Rights::Both),
+            _ => None,
+        }
+    }
+
+    /// Whether results may be written.
+    pub fn write(self) -> bool {
+        self != Rights::Read
+    }
+
+    /// Whether request data may be read.
+    pub fn read(self) -> bool {
+        self != Rights::Write
+    }
+}
+
 /// A control message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Control {
@@ -97,6 +130,8 @@ pub enum Control {
     Register {
         /// Its size.
         bytes: u64,
+        /// What it is for.
+        rights: Rights,
     },
     /// Server: the region can be used.
     Registered {
@@ -143,6 +178,8 @@ pub enum Control {
         address: u64,
         /// Key of its registration.
         key: u32,
+        /// What it is for; the registration has to allow that.
+        rights: Rights,
     },
     /// Server, over RDMA: the connection ends, and all records that there will be have been placed.
     Goodbye {
@@ -253,7 +290,10 @@ impl Control {
             Control::Bind(schema) => schema.encode_to(w),
             Control::Bound { schema: id } | Control::Registered { region: id } => w.u32(*id),
             Control::Unregister { region } | Control::Unregistered { region } => w.u32(*region),
-            Control::Register { bytes } => w.u64(*bytes),
+            Control::Register { bytes, rights } => {
+                w.u64(*bytes);
+                w.u32(*rights as u32);
+            }
             Control::LaneOpen {
                 lane,
                 receives,
@@ -276,10 +316,12 @@ impl Control {
                 bytes,
                 address,
                 key,
+                rights,
             } => {
                 w.u64(*bytes);
                 w.u64(*address);
                 w.u32(*key);
+                w.u32(*rights as u32);
             }
             Control::Goodbye { status, detail } => {
                 w.u16(*status as u16);
@@ -378,6 +420,10 @@ fn parse_tables(r: &mut Reader<'_>) -> Result<Control, Refusal> {
     })
 }
 
+fn parse_rights(r: &mut Reader<'_>) -> Result<Rights, Refusal> {
+    Rights::from_code(r.u32()?).ok_or(Refusal::whole(Status::Malformed))
+}
+
 fn parse_lane(r: &mut Reader<'_>) -> Result<(u16, u32, u64, u32), Refusal> {
     let lane = r.u16()?;
     r.zeros(2)?;
@@ -411,7 +457,10 @@ fn parse_body(kind: u8, r: &mut Reader<'_>) -> Result<Control, Refusal> {
         TABLES => parse_tables(r)?,
         BIND => Control::Bind(Schema::parse_from(r)?),
         BOUND => Control::Bound { schema: r.u32()? },
-        REGISTER => Control::Register { bytes: r.u64()? },
+        REGISTER => Control::Register {
+            bytes: r.u64()?,
+            rights: parse_rights(r)?,
+        },
         REGISTERED => Control::Registered { region: r.u32()? },
         UNREGISTER => Control::Unregister { region: r.u32()? },
         UNREGISTERED => Control::Unregistered { region: r.u32()? },
@@ -437,6 +486,7 @@ fn parse_body(kind: u8, r: &mut Reader<'_>) -> Result<Control, Refusal> {
             bytes: r.u64()?,
             address: r.u64()?,
             key: r.u32()?,
+            rights: parse_rights(r)?,
         },
         GOODBYE => Control::Goodbye {
             status: Status::from_code(r.u16()?).ok_or(Refusal::whole(Status::Malformed))?,

@@ -93,6 +93,8 @@ statuses! {
     RegionRefused = 54, "the region cannot be mapped", "register a memfd of the stated size, at most the server's limit";
     /// More regions, schemas or connections than allowed.
     LimitReached = 55, "a limit of the connection or server is reached", "release what is no longer used";
+    /// A region that was registered for something else.
+    RegionForbidden = 56, "the region was not registered for this", "register memory for results and memory for request data apart, each with its right";
     /// The table's memory or file is gone.
     Unavailable = 64, "the table is unavailable", "check the server's log and reload the generation";
     /// The server's mistake.

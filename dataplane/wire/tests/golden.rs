@@ -8,7 +8,7 @@ mod reader;
 use std::collections::HashSet;
 use std::path::PathBuf;
 
-use rowmill_wire::control::{Control, TableEntry, Welcome};
+use rowmill_wire::control::{Control, Rights, TableEntry, Welcome};
 use rowmill_wire::limits::{MAX_BLOCK_IDS, MAX_EXTENT, SLOT_BYTES};
 use rowmill_wire::request::{FLAG_PARTIALS, Header, encode};
 use rowmill_wire::status::NOWHERE;
@@ -333,6 +333,7 @@ fn controls() -> Vec<(&'static str, (u32, Control))> {
         bytes: 1 << 30,
         address: 0x7f00_0000_0000,
         key: 0x0102_0304,
+        rights: Rights::Write,
     };
     let goodbye = Control::Goodbye {
         status: Status::Draining,
@@ -364,7 +365,16 @@ fn controls() -> Vec<(&'static str, (u32, Control))> {
         ("bind", (4, Control::Bind(schema()))),
         ("bind-blocks", (4, Control::Bind(blocks()))),
         ("bound", (4, Control::Bound { schema: 0 })),
-        ("register", (5, Control::Register { bytes: 1 << 30 })),
+        (
+            "register",
+            (
+                5,
+                Control::Register {
+                    bytes: 1 << 30,
+                    rights: Rights::Read,
+                },
+            ),
+        ),
         ("registered", (5, Control::Registered { region: 1 })),
         ("unregister", (u32::MAX, Control::Unregister { region: 1 })),
         (

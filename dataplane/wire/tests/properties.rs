@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
 use rowmill_wire::control::{
-    CONTROL_HEADER_BYTES, Control, MAX_DETAIL, TABLES_PER_PAGE, TableEntry, Welcome,
+    CONTROL_HEADER_BYTES, Control, MAX_DETAIL, Rights, TABLES_PER_PAGE, TableEntry, Welcome,
 };
 use rowmill_wire::limits::*;
 use rowmill_wire::request::{EncodeError, Header, encode, inline_offset};
@@ -166,6 +166,10 @@ prop_compose! {
     }
 }
 
+fn rights() -> impl Strategy<Value = Rights> {
+    (1..=3u32).prop_map(|code| Rights::from_code(code).expect("a code"))
+}
+
 fn control() -> impl Strategy<Value = Control> {
     let codes = any::<(u8, u8)>();
     let table = ("[a-z]{0,128}", any::<u64>(), any::<u32>(), codes).prop_map(
@@ -203,7 +207,7 @@ fn control() -> impl Strategy<Value = Control> {
         tables,
         schema().prop_map(Control::Bind),
         any::<u32>().prop_map(|schema| Control::Bound { schema }),
-        any::<u64>().prop_map(|bytes| Control::Register { bytes }),
+        (any::<u64>(), rights()).prop_map(|(bytes, rights)| Control::Register { bytes, rights }),
         any::<u32>().prop_map(|region| Control::Registered { region }),
         any::<u32>().prop_map(|region| Control::Unregister { region }),
         any::<u32>().prop_map(|region| Control::Unregistered { region }),
@@ -223,10 +227,13 @@ fn control() -> impl Strategy<Value = Control> {
                 key,
             }
         }),
-        any::<(u64, u64, u32)>().prop_map(|(bytes, address, key)| Control::RegisterRemote {
-            bytes,
-            address,
-            key,
+        (any::<(u64, u64, u32)>(), rights()).prop_map(|((bytes, address, key), rights)| {
+            Control::RegisterRemote {
+                bytes,
+                address,
+                key,
+                rights,
+            }
         }),
         (select(Status::ALL), ".{0,64}")
             .prop_map(|(status, detail)| Control::Goodbye { status, detail }),

@@ -118,6 +118,10 @@ impl ClientPort for AnyPort {
         each!(self, port => port.register(bytes))
     }
 
+    fn register_source(&mut self, bytes: usize) -> Result<RegionId, PortError> {
+        each!(self, port => port.register_source(bytes))
+    }
+
     fn unregister(&mut self, region: RegionId) -> Result<(), PortError> {
         each!(self, port => port.unregister(region))
     }

@@ -53,7 +53,7 @@ impl<P: ClientPort> Session<P> {
         let source = match bytes {
             0 => None,
             bytes => {
-                let region = port.register(bytes as usize)?;
+                let region = port.register_source(bytes as usize)?;
                 Some((region, bytes, Extents::new(bytes, flight.most_requests())))
             }
         };

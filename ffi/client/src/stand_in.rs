@@ -259,6 +259,10 @@ impl ClientPort for StandIn {
         Ok(RegionId(self.regions.len() as u32 - 1))
     }
 
+    fn register_source(&mut self, bytes: usize) -> Result<RegionId, PortError> {
+        self.register(bytes)
+    }
+
     fn unregister(&mut self, region: RegionId) -> Result<(), PortError> {
         self.regions[region.0 as usize] = None;
         Ok(())

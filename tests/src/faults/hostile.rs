@@ -105,7 +105,7 @@ impl Hostile {
         let schema = port.bind(&ordinary_schema())?;
         let long = [("long", "wide", Pooling::Sum, WIDE_DIM as u32)];
         let long_schema = port.bind(&Schema::side_by_side(LONG_BAGS, long).0)?;
-        let source = port.register(SOURCE_BYTES as usize)?;
+        let source = port.register_source(SOURCE_BYTES as usize)?;
         let target = port.register(TARGET_BYTES as usize)?;
         let lengths = LONG_BAG.to_le_bytes().repeat(LONG_BAGS as usize);
         let window = port.memory(source).context("its region")?;

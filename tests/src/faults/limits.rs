@@ -12,6 +12,7 @@ use rowmill_arena::{HugePages, guards_holes, sealed_memfd};
 use rowmill_client::PortError;
 use rowmill_port::ClientPort;
 use rowmill_port::shm::{ShmClient, ShmClientConfig};
+use rowmill_wire::control::Rights;
 use rowmill_wire::{Pooling, Schema, Status};
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
@@ -183,10 +184,10 @@ pub(super) fn sparse_regions(site: &Site) -> Result<Verdict> {
         let sparse = memfd_create("sparse", flags)?;
         ftruncate(&sparse, GIANT as u64)?;
         fcntl_add_seals(&sparse, SealFlags::SHRINK | SealFlags::GROW)?;
-        let refused = port.register_memfd(sparse.as_fd(), GIANT as u64);
+        let refused = port.register_memfd(sparse.as_fd(), GIANT as u64, Rights::Both);
         is_refused(refused, Status::RegionRefused, "fallocate")?;
         fallocate(&sparse, FallocateFlags::empty(), 0, (GIANT / 2) as u64)?;
-        let refused = port.register_memfd(sparse.as_fd(), GIANT as u64);
+        let refused = port.register_memfd(sparse.as_fd(), GIANT as u64, Rights::Both);
         is_refused(refused, Status::RegionRefused, "fallocate")?;
         drop((sparse, port));
         if !guards_holes() {
@@ -213,8 +214,8 @@ fn punched(endpoint: &str) -> Result<()> {
     let schema = port.bind(&schema)?;
     let bytes = BAGS as usize * STRIDE as usize;
     let memory = sealed_memfd("holes", bytes, HugePages::Off)?;
-    let target = port.register_memfd(memory.as_fd(), bytes as u64)?;
-    let lengths = port.register(4 * BAGS as usize)?;
+    let target = port.register_memfd(memory.as_fd(), bytes as u64, Rights::Both)?;
+    let lengths = port.register_source(4 * BAGS as usize)?;
     fallocate(
         &memory,
         FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,

@@ -151,6 +151,13 @@ pub const ALL: &[Fault] = &[
         )
     },
     Fault::new(
+        "region-misused",
+        "RegionForbidden",
+        UNHARMED,
+        regions::misused,
+    )
+    .over(Over::Any),
+    Fault::new(
         "region-given-up",
         "UnknownRegion",
         UNHARMED,

@@ -9,6 +9,7 @@ use fastrand::Rng;
 use rowmill_arena::{Arena, HUGE_2M, HugePages, Region, guards_holes, sealed_memfd};
 use rowmill_client::PortError;
 use rowmill_port::{ClientPort, RegionId};
+use rowmill_wire::control::Rights;
 use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::{CompletionKind, Status};
 use rustix::fs::{
@@ -49,7 +50,9 @@ pub(super) fn changing_data(site: &Site) -> Result<Verdict> {
     beside_an_innocent(site, &site.settings()?, |scene| {
         let mut hostile = Hostile::connect(&scene.service.endpoint, scene.tables)?;
         let fd = sealed_memfd("changing", 4096, HugePages::Off)?;
-        let region = hostile.shm().register_memfd(fd.as_fd(), 4096)?;
+        let region = hostile
+            .shm()
+            .register_memfd(fd.as_fd(), 4096, Rights::Both)?;
         // Mapped once more, for the other thread.
         let memory = Region::map(fd.as_fd(), 4096)?;
         let stop = AtomicBool::new(false);
@@ -166,7 +169,10 @@ fn refuses(
     status: Status,
     part: &str,
 ) -> Result<()> {
-    match hostile.shm().register_memfd(fd.as_fd(), bytes) {
+    match hostile
+        .shm()
+        .register_memfd(fd.as_fd(), bytes, Rights::Both)
+    {
         Err(PortError::Refused { refusal, detail }) if refusal.status == status => {
             ensure!(detail.contains(part), "`{detail}` lacks `{part}`");
         }
@@ -235,7 +241,9 @@ pub(super) fn truncated(site: &Site) -> Result<Verdict> {
         ftruncate(&fd, 0)?;
         hostile.is_served().context("after it was truncated")?;
         let fd = sealed_memfd("sealed", 8192, HugePages::Off)?;
-        let region = hostile.shm().register_memfd(fd.as_fd(), 8192)?;
+        let region = hostile
+            .shm()
+            .register_memfd(fd.as_fd(), 8192, Rights::Both)?;
         for bytes in [0, 4096, 12_288] {
             let outcome = ftruncate(&fd, bytes);
             ensure!(
@@ -295,7 +303,9 @@ pub(super) fn hole(site: &Site) -> Result<Verdict> {
         for _ in 0..100 {
             for step in [into, from] {
                 let fd = sealed_memfd("holes", 1 << 20, HugePages::Off)?;
-                let region = hostile.shm().register_memfd(fd.as_fd(), 1 << 20)?;
+                let region = hostile
+                    .shm()
+                    .register_memfd(fd.as_fd(), 1 << 20, Rights::Both)?;
                 punch(&fd, 1 << 20)?;
                 step(&mut hostile, region, status)?;
                 hostile.is_served()?;
@@ -321,7 +331,7 @@ fn lose_a_region(scene: &mut Scene<'_>, reading: bool) -> Result<()> {
     let fd = sealed_memfd("hostile", 2 * HUGE_2M, HugePages::Require)?;
     let region = hostile
         .shm()
-        .register_memfd(fd.as_fd(), 2 * HUGE_2M as u64)?;
+        .register_memfd(fd.as_fd(), 2 * HUGE_2M as u64, Rights::Both)?;
     into(&mut hostile, region, Status::Ok)?;
     punch(&fd, HUGE_2M)?;
     let mut hoard = Vec::new();
@@ -358,5 +368,19 @@ pub(super) fn given_up(site: &Site) -> Result<Verdict> {
             "given up after {:.1} ms",
             began.elapsed().as_secs_f64() * 1e3
         ))
+    })
+}
+
+/// Results for the region of request data, request data out of the region of results.
+pub(super) fn misused(site: &Site) -> Result<Verdict> {
+    beside_an_innocent(site, &site.settings()?, |scene| {
+        let mut hostile = Hostile::connect(&scene.service.endpoint, scene.tables)?;
+        let (source, target) = (hostile.source, hostile.target);
+        for _ in 0..20 {
+            into(&mut hostile, source, Status::RegionForbidden)?;
+            from(&mut hostile, target, Status::RegionForbidden)?;
+            hostile.is_served()?;
+        }
+        Ok("40 cases".into())
     })
 }

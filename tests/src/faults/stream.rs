@@ -12,7 +12,7 @@ use fastrand::Rng;
 use rowmill_arena::{HugePages, sealed_memfd};
 use rowmill_port::shm::socket_path;
 use rowmill_wire::Status;
-use rowmill_wire::control::Control;
+use rowmill_wire::control::{Control, Rights};
 use rowmill_wire::limits::MAX_CONTROL_BYTES;
 use rustix::io::Errno;
 use rustix::net::{
@@ -149,7 +149,11 @@ fn fuzz(endpoint: &str, hello: &[u8]) -> Result<u32> {
     let mut rng = Rng::with_seed(5);
     let seeds = [
         Control::Bind(ordinary_schema()).encode(2),
-        Control::Register { bytes: 4096 }.encode(2),
+        Control::Register {
+            bytes: 4096,
+            rights: Rights::Write,
+        }
+        .encode(2),
         Control::Unregister { region: 0 }.encode(2),
         Control::ListTables { first: 0 }.encode(2),
         hello.to_vec(),
@@ -190,7 +194,11 @@ fn descriptors(endpoint: &str, hello: &[u8]) -> Result<()> {
     stream.tell(hello, &[])?;
     stream.answer()?;
     let memory = sealed_memfd("descriptor", 4096, HugePages::Off)?;
-    let register = Control::Register { bytes: 4096 }.encode(2);
+    let register = Control::Register {
+        bytes: 4096,
+        rights: Rights::Write,
+    }
+    .encode(2);
     for count in [0, 2, 3, 200] {
         stream.tell(&register, &vec![&memory; count])?;
         let status = stream.refusal()?;

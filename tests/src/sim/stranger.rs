@@ -114,7 +114,7 @@ impl Stranger {
         let model = SchemaModel::new(&schema, &stage.tables);
         let slots = u64::from(port.welcome().credits) * u64::from(port.welcome().split.lanes);
         let target_len = model.target_bytes(schema.max_batch).next_multiple_of(4) + 12;
-        let source = port.register((slots * ROOM_BYTES) as usize)?;
+        let source = port.register_source((slots * ROOM_BYTES) as usize)?;
         let target = port.register((slots * target_len) as usize)?;
         if self.character == Character::Scribbler {
             let mut rng = Rng::with_seed(self.rng.u64(..));

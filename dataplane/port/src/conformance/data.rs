@@ -67,7 +67,8 @@ pub fn many_frames_in_flight<H: Harness>() {
 pub fn region_edges<H: Harness>() {
     let mut bench = Bench::<H>::start(1);
     let mut client = bench.client("edges", 4);
-    let (from, to) = (register(&mut client, 4096), register(&mut client, 4096));
+    let from = client.register_source(4096).expect("a region");
+    let to = register(&mut client, 4096);
     let size = client.memory(from).expect("registered").len();
     let mut source = vec![0; size];
     pattern(1, &mut source);
@@ -141,6 +142,7 @@ pub fn region_out_of_bounds<H: Harness>() {
     let mut client = bench.client("bounds", 4);
     let region = register(&mut client, 4096);
     let size = client.memory(region).expect("registered").len() as u64;
+    let source = client.register_source(4096).expect("a region");
     let outside = [
         (size, 1),
         (size - 1, 2),
@@ -159,7 +161,7 @@ pub fn region_out_of_bounds<H: Harness>() {
             slices: 1,
         };
         let read = Task::Copy {
-            from: region.0,
+            from: source.0,
             offset,
             len: len.min(8192),
             to: region.0,
@@ -176,6 +178,45 @@ pub fn region_out_of_bounds<H: Harness>() {
         .expect("registered")
         .read(0, &mut stored);
     assert!(stored.iter().all(|&b| b == 0));
+}
+
+/// Memory that was registered for request data takes no results, and results are not read: no right is given that was not
+/// asked for. The connection goes on.
+pub fn rights_are_kept<H: Harness>() {
+    let mut bench = Bench::<H>::start(1);
+    let mut client = bench.client("rights", 4);
+    let target = register(&mut client, 4096);
+    let source = client.register_source(4096).expect("a region");
+    let fill = |region: RegionId| Task::Fill {
+        region: region.0,
+        offset: 0,
+        len: 64,
+        seed: 5,
+        slices: 1,
+    };
+    let copy = |from: RegionId, to: RegionId| Task::Copy {
+        from: from.0,
+        offset: 0,
+        len: 64,
+        to: to.0,
+        to_offset: 0,
+    };
+    for (task, status) in [
+        (fill(source), Status::RegionForbidden),
+        (copy(target, target), Status::RegionForbidden),
+        (copy(source, source), Status::RegionForbidden),
+        (copy(source, target), Status::Ok),
+        (fill(target), Status::Ok),
+    ] {
+        let record = bench.ask(&mut client, 0, &task);
+        assert_eq!(record.status, status, "{task:?}");
+    }
+    let mut stored = vec![1; 4096];
+    client
+        .memory(source)
+        .expect("registered")
+        .read(0, &mut stored);
+    assert!(stored.iter().all(|&b| b == 0), "the source was written to");
 }
 
 /// A region number that was never registered is refused, whatever it is.
@@ -297,10 +338,20 @@ pub fn lanes_are_apart<H: Harness>() {
 
 /// A region whose memory was taken away is reported as lost; other regions and clients go on.
 pub fn lost_region<H: Harness>() {
+    lost_while::<H>(false);
+    lost_while::<H>(true);
+}
+
+/// As [`lost_region`], with memory of request data, or of results.
+fn lost_while<H: Harness>(reading: bool) {
     let mut bench = Bench::<H>::start(1);
     let mut client = bench.client("lost", 4);
     let mut other = bench.client("other", 4);
-    let (lost, kept) = (register(&mut client, 2 << 20), register(&mut client, 4096));
+    let lost = match reading {
+        true => client.register_source(2 << 20).expect("a region"),
+        false => register(&mut client, 2 << 20),
+    };
+    let kept = register(&mut client, 4096);
     let others = register(&mut other, 4096);
     if !bench.harness.lose(&mut client, lost) {
         return;
@@ -312,8 +363,6 @@ pub fn lost_region<H: Harness>() {
         seed: 1,
         slices: 1,
     };
-    let record = bench.ask(&mut client, 0, &fill(lost));
-    assert_eq!(record.status, Status::RegionLost);
     let copy = Task::Copy {
         from: lost.0,
         offset: 0,
@@ -321,7 +370,8 @@ pub fn lost_region<H: Harness>() {
         to: kept.0,
         to_offset: 0,
     };
-    assert_eq!(bench.ask(&mut client, 0, &copy).status, Status::RegionLost);
+    let task = if reading { copy } else { fill(lost) };
+    assert_eq!(bench.ask(&mut client, 0, &task).status, Status::RegionLost);
     assert_eq!(bench.ask(&mut client, 0, &fill(kept)).status, Status::Ok);
     assert_eq!(bench.ask(&mut other, 0, &fill(others)).status, Status::Ok);
 }

@@ -312,6 +312,7 @@ pub(super) fn status_of(result: Result<(), RegionError>) -> Status {
     match result {
         Ok(()) => Status::Ok,
         Err(RegionError::Unknown) => Status::UnknownRegion,
+        Err(RegionError::Forbidden) => Status::RegionForbidden,
         Err(RegionError::OutOfBounds) => Status::TargetOutOfRegion,
         Err(RegionError::Lost) => Status::RegionLost,
     }

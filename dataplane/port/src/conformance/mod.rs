@@ -250,7 +250,7 @@ macro_rules! conformance_tests {
     (@single $harness:ty, $ready:expr) => {
         $crate::conformance_tests!(@cases $harness, $ready, data:
             null_round_trip, frames_of_every_length, many_frames_in_flight, region_edges,
-            holes_are_left_alone, region_out_of_bounds, unknown_regions, slices_in_order, cancel_is_delivered,
+            holes_are_left_alone, region_out_of_bounds, rights_are_kept, unknown_regions, slices_in_order, cancel_is_delivered,
             lanes_are_apart, lost_region);
         $crate::conformance_tests!(@cases $harness, $ready, life:
             welcome, credits_are_bounded, tables_in_pages, bind_and_refusal, regions_come_and_go,

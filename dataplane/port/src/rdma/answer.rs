@@ -83,6 +83,7 @@ impl Control {
                     bytes,
                     address,
                     key,
+                    rights,
                 },
             )) if live => self.register(
                 place,
@@ -90,6 +91,7 @@ impl Control {
                     address,
                     bytes,
                     key,
+                    rights,
                 },
             ),
             Ok((_, Question::Unregister { region })) if live => {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rowmill_arena::Window;
-use rowmill_wire::control::{Control, TableEntry, Welcome};
+use rowmill_wire::control::{Control, Rights, TableEntry, Welcome};
 use rowmill_wire::limits::MAX_REGIONS;
 use rowmill_wire::{Completion, Schema};
 
@@ -35,6 +35,29 @@ impl RdmaClient {
     /// How long something that was posted may take.
     pub(super) fn limit(&self) -> Duration {
         self.config.connection.overdue()
+    }
+
+    fn register_for(&mut self, bytes: usize, rights: Rights) -> Result<RegionId, PortError> {
+        if let Some(end) = self.ended {
+            return Err(end.error());
+        }
+        let held: u64 = self.regions.iter().flatten().map(|r| r.len() as u64).sum();
+        let left = self.welcome.max_region.saturating_sub(held);
+        let region = OwnRegion::new(&self.domain, bytes, left, self.config.huge_pages, rights)?;
+        let remote = region.remote();
+        let question = Control::RegisterRemote {
+            bytes: region.len() as u64,
+            address: remote.address,
+            key: remote.key,
+            rights,
+        };
+        match self.call(&question)? {
+            Control::Registered { region: number } if number < MAX_REGIONS => {
+                self.regions[number as usize] = Some(region);
+                Ok(RegionId(number))
+            }
+            other => Err(unexpected(&other)),
+        }
     }
 }
 
@@ -72,25 +95,11 @@ impl ClientPort for RdmaClient {
     }
 
     fn register(&mut self, bytes: usize) -> Result<RegionId, PortError> {
-        if let Some(end) = self.ended {
-            return Err(end.error());
-        }
-        let held: u64 = self.regions.iter().flatten().map(|r| r.len() as u64).sum();
-        let left = self.welcome.max_region.saturating_sub(held);
-        let region = OwnRegion::new(&self.domain, bytes, left, self.config.huge_pages)?;
-        let remote = region.remote();
-        let question = Control::RegisterRemote {
-            bytes: region.len() as u64,
-            address: remote.address,
-            key: remote.key,
-        };
-        match self.call(&question)? {
-            Control::Registered { region: number } if number < MAX_REGIONS => {
-                self.regions[number as usize] = Some(region);
-                Ok(RegionId(number))
-            }
-            other => Err(unexpected(&other)),
-        }
+        self.register_for(bytes, Rights::Write)
+    }
+
+    fn register_source(&mut self, bytes: usize) -> Result<RegionId, PortError> {
+        self.register_for(bytes, Rights::Read)
     }
 
     fn unregister(&mut self, region: RegionId) -> Result<(), PortError> {

@@ -1,7 +1,7 @@
 //! A client that breaks the protocol on purpose: what tests of hostile and faulty clients need, and nobody else.
 
 use rowmill_verbs::Operation;
-use rowmill_wire::control::Control;
+use rowmill_wire::control::{Control, Rights};
 
 use super::client::{RdmaClient, unexpected};
 use super::failure::system;
@@ -18,7 +18,7 @@ impl RdmaClient {
         sent.map_err(|what| self.find_out(lane, what))
     }
 
-    /// Registers memory by any address and key.
+    /// Registers memory by any address and key, for the dataplane to read and write.
     ///
     /// # Errors
     /// As [`ClientPort::register`](crate::ClientPort::register).
@@ -32,6 +32,7 @@ impl RdmaClient {
             bytes,
             address,
             key,
+            rights: Rights::Both,
         };
         match self.call(&question)? {
             Control::Registered { region } => Ok(RegionId(region)),

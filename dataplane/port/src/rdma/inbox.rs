@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use rowmill_wire::Status;
+use rowmill_wire::control::Rights;
 use rowmill_wire::limits::MAX_REGIONS;
 use rustix::io::Errno;
 
@@ -24,6 +25,7 @@ pub(super) struct RemoteRegion {
     pub(super) address: u64,
     pub(super) bytes: u64,
     pub(super) key: u32,
+    pub(super) rights: Rights,
 }
 
 /// From the control thread to a lane.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rowmill_verbs::{CompletionChannel, CompletionQueue, Slab, Trouble};
+use rowmill_wire::control::Rights;
 use rowmill_wire::limits::SLOT_BYTES;
 use rustix::event::{Timespec, epoll};
 
@@ -388,18 +389,22 @@ impl RdmaLane {
         }
     }
 
-    /// What a region is at the client, if these bytes lie inside.
+    /// What a region is at the client, if these bytes lie inside and the client gave this right to them.
     pub(super) fn bounded(
         &self,
         conn: ConnId,
         region: RegionId,
         offset: u64,
         len: u64,
+        right: fn(Rights) -> bool,
     ) -> Result<super::inbox::RemoteRegion, RegionError> {
         let memory = self
             .seat(conn)
             .and_then(|seat| seat.region(region))
             .ok_or(RegionError::Unknown)?;
+        if !right(memory.rights) {
+            return Err(RegionError::Forbidden);
+        }
         match offset.checked_add(len) {
             Some(end) if end <= memory.bytes => Ok(memory),
             _ => Err(RegionError::OutOfBounds),

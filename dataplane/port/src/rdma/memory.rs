@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 
 use rowmill_arena::{ArenaError, HUGE_2M, HugePages, Region, Window, sealed_memfd};
 use rowmill_verbs::{Access, Backing, ProtectionDomain, Registered, Remote};
+use rowmill_wire::control::Rights;
 
 use crate::PortError;
 
@@ -33,12 +34,14 @@ pub(super) struct OwnRegion {
 }
 
 impl OwnRegion {
-    /// Makes memory of at least `bytes`, with `left` bytes allowed by the server, and registers it.
+    /// Makes memory of at least `bytes`, with `left` bytes allowed by the server, and registers it with no more rights than
+    /// these.
     pub(super) fn new(
         domain: &ProtectionDomain,
         bytes: usize,
         left: u64,
         policy: HugePages,
+        rights: Rights,
     ) -> Result<OwnRegion, PortError> {
         let huge = policy != HugePages::Off && bytes > HUGE_2M / 2;
         let whole = match policy {
@@ -58,7 +61,11 @@ impl OwnRegion {
         let fd = sealed_memfd("rowmill-region", whole, policy).map_err(no_memory)?;
         let region = Region::map(fd.as_fd(), whole).map_err(no_memory)?;
         // Results may come in any order before their record, and are not looked at before.
-        let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::RELAXED_ORDERING;
+        let access = match rights {
+            Rights::Write => Access::REMOTE_WRITE,
+            Rights::Read => Access::REMOTE_READ,
+            Rights::Both => Access::REMOTE_WRITE | Access::REMOTE_READ,
+        } | Access::RELAXED_ORDERING;
         match Registered::new(domain, Mapped(region), access) {
             Ok(registered) => Ok(OwnRegion { registered }),
             Err((error, _)) => Err(system("registering a region", error)),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use rowmill_arena::{Layout, MAX_STRIPS, Staging, Strip, Window};
+use rowmill_wire::control::Rights;
 use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::{Completion, Status};
 
@@ -27,7 +28,7 @@ impl ServerPort for RdmaLane {
     fn fetch(&mut self, conn: ConnId, slot: u16, extents: &[Extent]) -> Result<Fetch, RoomError> {
         let mut total = 0u64;
         for extent in extents {
-            self.bounded(conn, extent.region, extent.offset, extent.len)?;
+            self.bounded(conn, extent.region, extent.offset, extent.len, Rights::read)?;
             total = total
                 .checked_add(extent.len)
                 .ok_or(RegionError::OutOfBounds)?;
@@ -78,7 +79,7 @@ impl ServerPort for RdmaLane {
         offset: u64,
         out: &mut [u8],
     ) -> Result<(), RegionError> {
-        self.bounded(conn, region, offset, out.len() as u64)?;
+        self.bounded(conn, region, offset, out.len() as u64, Rights::read)?;
         if out.is_empty() {
             return Ok(());
         }
@@ -118,7 +119,8 @@ impl ServerPort for RdmaLane {
         offset: u64,
         len: u64,
     ) -> Result<(), RegionError> {
-        self.bounded(conn, region, offset, len).map(|_| ())
+        self.bounded(conn, region, offset, len, Rights::write)
+            .map(|_| ())
     }
 
     fn stage_bytes(&self) -> u64 {
@@ -137,7 +139,13 @@ impl ServerPort for RdmaLane {
         }
         for strip in strips {
             let end = strip.end().ok_or(RegionError::OutOfBounds)?;
-            self.bounded(conn, region, strip.offset, end - strip.offset)?;
+            self.bounded(
+                conn,
+                region,
+                strip.offset,
+                end - strip.offset,
+                Rights::write,
+            )?;
             len = strip
                 .bytes
                 .checked_mul(strip.count)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rowmill_arena::{ArenaError, HugePages, Region, sealed_memfd};
-use rowmill_wire::control::{Control as Question, TABLES_PER_PAGE, Welcome};
+use rowmill_wire::control::{Control as Question, Rights, TABLES_PER_PAGE, Welcome};
 use rowmill_wire::limits::MAX_REGIONS;
 use rowmill_wire::{Refusal, Schema, Status};
 use rustix::io::Errno;
@@ -82,7 +82,9 @@ impl Control {
             }
             Ok(Question::ListTables { first }) => Ok(self.tables(first)),
             Ok(Question::Bind(schema)) => self.bind(place, schema),
-            Ok(Question::Register { bytes }) => self.register(place, bytes, &fds[0]),
+            Ok(Question::Register { bytes, rights }) => {
+                self.register(place, bytes, rights, &fds[0])
+            }
             Ok(Question::Unregister { region }) => match self.unregister(place, sequence, region) {
                 Ok(()) => return self.advance(place),
                 Err(refused) => Err(refused),
@@ -276,7 +278,13 @@ impl Control {
         Ok(Question::Bound { schema })
     }
 
-    fn register(&mut self, place: usize, bytes: u64, fd: &OwnedFd) -> Result<Question, Refused> {
+    fn register(
+        &mut self,
+        place: usize,
+        bytes: u64,
+        rights: Rights,
+        fd: &OwnedFd,
+    ) -> Result<Question, Refused> {
         let most = self.config.max_region_bytes;
         let (all_most, all) = (self.config.total_region_bytes, self.region_bytes());
         let member = self.member(place).expect("a member asked");
@@ -328,6 +336,7 @@ impl Control {
                 conn,
                 region,
                 memory,
+                rights,
             });
         }
         self.changed = true;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rowmill_arena::{ArenaError, Backing, HUGE_2M, HugePages, Region, Window, sealed_memfd};
-use rowmill_wire::control::{Control, TableEntry, Welcome};
+use rowmill_wire::control::{Control, Rights, TableEntry, Welcome};
 use rowmill_wire::limits::MAX_REGIONS;
 use rowmill_wire::{Completion, Schema};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -179,7 +179,7 @@ impl ShmClient {
     }
 
     /// Registers memory of the caller's own: a memfd of `bytes` bytes, sealed against shrinking and
-    /// growing. [`ClientPort::register`] makes such memory itself.
+    /// growing, for the dataplane to use with these rights. [`ClientPort::register`] makes such memory itself.
     ///
     /// # Errors
     /// [`PortError::Refused`] with the server's reason, [`PortError::Protocol`] where the memory can't
@@ -188,8 +188,9 @@ impl ShmClient {
         &mut self,
         fd: BorrowedFd<'_>,
         bytes: u64,
+        rights: Rights,
     ) -> Result<RegionId, PortError> {
-        match self.call(&Control::Register { bytes }, &[fd])? {
+        match self.call(&Control::Register { bytes, rights }, &[fd])? {
             Control::Registered { region } if region < MAX_REGIONS => {
                 let memory = Region::map(fd, bytes as usize)
                     .map_err(|e| PortError::Protocol(format!("mapping a region: {e}")))?;
@@ -266,6 +267,33 @@ impl ShmClient {
             Err(errno) => Err(system("poll", errno)),
         }
     }
+
+    /// Makes memory and registers it.
+    fn register_own(&mut self, bytes: usize, rights: Rights) -> Result<RegionId, PortError> {
+        if self.closed {
+            return Err(PortError::Closed);
+        }
+        let own = self.regions.iter().flatten();
+        let held: u64 = own.map(|region| region.memory.len() as u64).sum();
+        let huge = self.config.huge_pages != HugePages::Off && bytes > HUGE_2M / 2;
+        let whole = match self.config.huge_pages {
+            HugePages::Require => bytes.max(1).checked_next_multiple_of(HUGE_2M),
+            // Whole huge pages where they would not double the size and the server takes as much.
+            _ if huge => bytes
+                .checked_next_multiple_of(HUGE_2M)
+                .filter(|&rounded| held + rounded as u64 <= self.welcome.max_region)
+                .or(bytes.checked_next_multiple_of(PAGE)),
+            _ => bytes.max(1).checked_next_multiple_of(PAGE),
+        };
+        let whole = whole.ok_or_else(|| {
+            no_memory(ArenaError::ImpossibleSize {
+                bytes: bytes as u64,
+            })
+        })?;
+        let fd =
+            sealed_memfd("rowmill-region", whole, self.config.huge_pages).map_err(no_memory)?;
+        self.register_memfd(fd.as_fd(), whole as u64, rights)
+    }
 }
 
 impl ClientPort for ShmClient {
@@ -302,29 +330,11 @@ impl ClientPort for ShmClient {
     }
 
     fn register(&mut self, bytes: usize) -> Result<RegionId, PortError> {
-        if self.closed {
-            return Err(PortError::Closed);
-        }
-        let own = self.regions.iter().flatten();
-        let held: u64 = own.map(|region| region.memory.len() as u64).sum();
-        let huge = self.config.huge_pages != HugePages::Off && bytes > HUGE_2M / 2;
-        let whole = match self.config.huge_pages {
-            HugePages::Require => bytes.max(1).checked_next_multiple_of(HUGE_2M),
-            // Whole huge pages where they would not double the size and the server takes as much.
-            _ if huge => bytes
-                .checked_next_multiple_of(HUGE_2M)
-                .filter(|&rounded| held + rounded as u64 <= self.welcome.max_region)
-                .or(bytes.checked_next_multiple_of(PAGE)),
-            _ => bytes.max(1).checked_next_multiple_of(PAGE),
-        };
-        let whole = whole.ok_or_else(|| {
-            no_memory(ArenaError::ImpossibleSize {
-                bytes: bytes as u64,
-            })
-        })?;
-        let fd =
-            sealed_memfd("rowmill-region", whole, self.config.huge_pages).map_err(no_memory)?;
-        self.register_memfd(fd.as_fd(), whole as u64)
+        self.register_own(bytes, Rights::Write)
+    }
+
+    fn register_source(&mut self, bytes: usize) -> Result<RegionId, PortError> {
+        self.register_own(bytes, Rights::Read)
     }
 
     fn unregister(&mut self, region: RegionId) -> Result<(), PortError> {

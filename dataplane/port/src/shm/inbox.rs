@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use rowmill_arena::Region;
 use rowmill_wire::Status;
+use rowmill_wire::control::Rights;
 use rowmill_wire::limits::MAX_REGIONS;
 use rustix::io::Errno;
 
@@ -44,6 +45,7 @@ pub(super) enum Message {
         conn: ConnId,
         region: RegionId,
         memory: Arc<Region>,
+        rights: Rights,
     },
     RegionGone {
         conn: ConnId,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rowmill_arena::{Layout, Region, Staging, Strip, Window};
+use rowmill_wire::control::Rights;
 use rowmill_wire::limits::{MAX_REGIONS, SLOT_BYTES};
 use rowmill_wire::{Completion, Status};
 use rustix::event::{Timespec, epoll};
@@ -20,7 +21,7 @@ use crate::{
 /// before the link, whose end tells the client that they have gone.
 #[derive(Default)]
 struct Seat {
-    regions: [Option<Arc<Region>>; MAX_REGIONS as usize],
+    regions: [Option<(Arc<Region>, Rights)>; MAX_REGIONS as usize],
     rings: Option<WorkerRings>,
     link: Option<Arc<Link>>,
 }
@@ -100,9 +101,10 @@ impl ShmLane {
                 conn,
                 region,
                 memory,
+                rights,
             } => {
                 let len = memory.len() as u64;
-                self.seats[conn.0 as usize].regions[region.0 as usize] = Some(memory);
+                self.seats[conn.0 as usize].regions[region.0 as usize] = Some((memory, rights));
                 Event::Region { conn, region, len }
             }
             Message::RegionGone { conn, region } => {
@@ -136,12 +138,22 @@ impl ShmLane {
         }
     }
 
-    fn region(&self, conn: ConnId, region: RegionId) -> Result<&Region, RegionError> {
-        self.seats
+    /// A region, if the client gave this right to it.
+    fn region(
+        &self,
+        conn: ConnId,
+        region: RegionId,
+        right: fn(Rights) -> bool,
+    ) -> Result<&Region, RegionError> {
+        let (memory, rights) = self
+            .seats
             .get(conn.0 as usize)
-            .and_then(|seat| seat.regions.get(region.0 as usize))
-            .and_then(|region| region.as_deref())
-            .ok_or(RegionError::Unknown)
+            .and_then(|seat| seat.regions.get(region.0 as usize)?.as_ref())
+            .ok_or(RegionError::Unknown)?;
+        match right(*rights) {
+            true => Ok(memory),
+            false => Err(RegionError::Forbidden),
+        }
     }
 
     /// Memory of a region that results can go to.
@@ -152,7 +164,7 @@ impl ShmLane {
         offset: u64,
         len: u64,
     ) -> Result<Window<'_>, RegionError> {
-        let region = self.region(conn, region)?;
+        let region = self.region(conn, region, Rights::write)?;
         let window = region
             .window_at(offset, len)
             .ok_or(RegionError::OutOfBounds)?;
@@ -261,7 +273,7 @@ impl ServerPort for ShmLane {
         offset: u64,
         out: &mut [u8],
     ) -> Result<(), RegionError> {
-        let region = self.region(conn, region)?;
+        let region = self.region(conn, region, Rights::read)?;
         let window = region
             .window_at(offset, out.len() as u64)
             .ok_or(RegionError::OutOfBounds)?;
@@ -315,7 +327,7 @@ impl ServerPort for ShmLane {
         _: Staging,
         _: &[Strip],
     ) -> Result<(), RegionError> {
-        let region = self.region(conn, region)?;
+        let region = self.region(conn, region, Rights::write)?;
         // The worker has stored: what went nowhere is given back.
         region.discard_if_lost();
         if region.is_lost() {
@@ -325,7 +337,7 @@ impl ServerPort for ShmLane {
     }
 
     fn unstage(&mut self, conn: ConnId, region: RegionId, _: Staging) {
-        if let Ok(region) = self.region(conn, region) {
+        if let Ok(region) = self.region(conn, region, Rights::write) {
             region.discard_if_lost();
         }
     }

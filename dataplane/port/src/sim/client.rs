@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rowmill_arena::Window;
-use rowmill_wire::control::{Control, TableEntry, Welcome};
+use rowmill_wire::control::{Control, Rights, TableEntry, Welcome};
 use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::{Completion, CompletionKind, Immediate, Schema, Status};
 
@@ -179,6 +179,34 @@ impl SimClient {
                 .region_mut(self.conn, region)
                 .is_some()
     }
+
+    fn register_for(&mut self, bytes: usize, rights: Rights) -> Result<RegionId, PortError> {
+        self.open()?;
+        self.net.travel("a region")?;
+        if self.is_cut() {
+            return Err(PortError::Closed);
+        }
+        if bytes == 0 || bytes as u64 > self.welcome.max_region {
+            return Err(refused(Status::RegionRefused, "the size of the region"));
+        }
+        let others: u64 = self.memory.values().map(|m| m.window().len() as u64).sum();
+        if others + bytes as u64 > self.welcome.max_region {
+            return Err(refused(Status::LimitReached, "the regions in all"));
+        }
+        let region = self.net.net.borrow_mut().register(self.conn, bytes, rights);
+        let region = region.ok_or_else(|| refused(Status::LimitReached, "too many regions"))?;
+        let memory = self.net.memory(self.conn, region).expect("just registered");
+        self.memory.insert(region, memory);
+        let (conn, id) = (self.conn.0 as usize, region.0 as usize);
+        self.wait_for("a region", |net| {
+            let region = net.connections[conn]
+                .as_ref()
+                .and_then(|c| c.regions[id].as_ref());
+            region.is_none_or(|r| r.known == net.lanes.len())
+        })?;
+        self.open()?;
+        Ok(region)
+    }
 }
 
 impl Drop for SimClient {
@@ -235,31 +263,11 @@ impl ClientPort for SimClient {
     }
 
     fn register(&mut self, bytes: usize) -> Result<RegionId, PortError> {
-        self.open()?;
-        self.net.travel("a region")?;
-        if self.is_cut() {
-            return Err(PortError::Closed);
-        }
-        if bytes == 0 || bytes as u64 > self.welcome.max_region {
-            return Err(refused(Status::RegionRefused, "the size of the region"));
-        }
-        let others: u64 = self.memory.values().map(|m| m.window().len() as u64).sum();
-        if others + bytes as u64 > self.welcome.max_region {
-            return Err(refused(Status::LimitReached, "the regions in all"));
-        }
-        let region = self.net.net.borrow_mut().register(self.conn, bytes);
-        let region = region.ok_or_else(|| refused(Status::LimitReached, "too many regions"))?;
-        let memory = self.net.memory(self.conn, region).expect("just registered");
-        self.memory.insert(region, memory);
-        let (conn, id) = (self.conn.0 as usize, region.0 as usize);
-        self.wait_for("a region", |net| {
-            let region = net.connections[conn]
-                .as_ref()
-                .and_then(|c| c.regions[id].as_ref());
-            region.is_none_or(|r| r.known == net.lanes.len())
-        })?;
-        self.open()?;
-        Ok(region)
+        self.register_for(bytes, Rights::Write)
+    }
+
+    fn register_source(&mut self, bytes: usize) -> Result<RegionId, PortError> {
+        self.register_for(bytes, Rights::Read)
     }
 
     fn unregister(&mut self, region: RegionId) -> Result<(), PortError> {

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use rowmill_wire::control::Rights;
 use rowmill_wire::limits::{MAX_REGIONS, SLOT_BYTES};
 use rowmill_wire::{Completion, Status};
 
@@ -102,6 +103,7 @@ pub(super) struct Region {
     pub(super) client: Rc<SimMemory>,
     /// What the dataplane has mapped: the client's memory, or what took its place when that was lost.
     pub(super) server: Rc<SimMemory>,
+    rights: Rights,
     pub(super) lost: bool,
     lose_at_grant: bool,
     pub(super) scribble: Option<Scribble>,
@@ -218,7 +220,12 @@ impl Net {
     }
 
     /// Registers zeroed memory, and tells the lanes. `None` when there are too many regions.
-    pub(super) fn register(&mut self, conn: ConnId, bytes: usize) -> Option<RegionId> {
+    pub(super) fn register(
+        &mut self,
+        conn: ConnId,
+        bytes: usize,
+        rights: Rights,
+    ) -> Option<RegionId> {
         let lanes = self.lanes.len();
         let regions = &mut self.connection_mut(conn)?.regions;
         let free = regions
@@ -232,6 +239,7 @@ impl Net {
         let region = Region {
             client: Rc::clone(&memory),
             server: memory,
+            rights,
             lost: false,
             lose_at_grant: false,
             scribble: None,
@@ -313,6 +321,7 @@ impl Net {
         region: RegionId,
         offset: u64,
         len: u64,
+        right: fn(Rights) -> bool,
     ) -> Result<&mut Region, RegionError> {
         let connection = self.connection_mut(conn).ok_or(RegionError::Unknown)?;
         if connection.lanes[lane].detached {
@@ -325,6 +334,9 @@ impl Net {
         let region = region
             .filter(|r| !r.gone[lane])
             .ok_or(RegionError::Unknown)?;
+        if !right(region.rights) {
+            return Err(RegionError::Forbidden);
+        }
         if region.lost {
             return Err(RegionError::Lost);
         }
@@ -343,7 +355,7 @@ impl Net {
         offset: u64,
         out: &mut [u8],
     ) -> Result<(), RegionError> {
-        let from = self.usable(lane, conn, id, offset, out.len() as u64)?;
+        let from = self.usable(lane, conn, id, offset, out.len() as u64, Rights::read)?;
         let scribbled = from.scribble.is_some();
         if let Some(scribble) = &mut from.scribble {
             scribble(from.client.window(), offset, out.len());
@@ -371,7 +383,7 @@ impl Net {
         offset: u64,
         len: u64,
     ) -> Result<Rc<SimMemory>, RegionError> {
-        let region = self.usable(lane, conn, id, offset, len)?;
+        let region = self.usable(lane, conn, id, offset, len, Rights::write)?;
         let strike = region.lose_at_grant && len > 0;
         if strike {
             region.lost = true;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rowmill_arena::{Layout, Staging, Strip, Window};
+use rowmill_wire::control::Rights;
 use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::{Completion, Immediate, Status};
 
@@ -65,7 +66,7 @@ impl ServerPort for SimServer {
         let mut net = self.net.net.borrow_mut();
         let due = net.draw_due();
         for e in extents {
-            net.usable(self.lane, conn, e.region, e.offset, e.len)?;
+            net.usable(self.lane, conn, e.region, e.offset, e.len, Rights::read)?;
         }
         let Some(room) = &mut net.lanes[self.lane].room else {
             return Ok(Fetch::Ready);
@@ -112,7 +113,8 @@ impl ServerPort for SimServer {
         len: u64,
     ) -> Result<(), RegionError> {
         let mut net = self.net.net.borrow_mut();
-        net.usable(self.lane, conn, region, offset, len).map(|_| ())
+        net.usable(self.lane, conn, region, offset, len, Rights::write)
+            .map(|_| ())
     }
 
     fn stage_bytes(&self) -> u64 {
@@ -130,7 +132,7 @@ impl ServerPort for SimServer {
         let mut net = self.net.net.borrow_mut();
         let hull = Staging::in_place(strips).ok_or(RegionError::OutOfBounds)?;
         if let Layout::InPlace(low) = hull.layout {
-            net.usable(self.lane, conn, region, low, hull.len)?;
+            net.usable(self.lane, conn, region, low, hull.len, Rights::write)?;
         }
         let Some(room) = &mut net.lanes[self.lane].room else {
             return Ok(hull);
@@ -158,7 +160,7 @@ impl ServerPort for SimServer {
         let (memory, offset) = match (staging.layout, &net.lanes[self.lane].room) {
             (Layout::Packed, Some(room)) => {
                 let block = room.block(staging.block);
-                net.usable(self.lane, conn, region, 0, 0)?;
+                net.usable(self.lane, conn, region, 0, 0, Rights::write)?;
                 (block, 0)
             }
             (Layout::InPlace(low), _) => {

@@ -114,7 +114,7 @@ fn more_than_the_blocks_hold_is_done_in_turn() {
     const LEN: usize = 50_000;
     let mut bench = Bench::<Narrow>::start(1);
     let mut client = bench.client("many", 16);
-    let from = client.register(LEN).expect("a region");
+    let from = client.register_source(LEN).expect("a region");
     let to = client.register(16 * LEN).expect("a region");
     let mut source = vec![0; LEN];
     pattern(5, &mut source);
@@ -256,4 +256,61 @@ fn counters_return_to_their_start() {
     let now = |c: &RdmaCounters| (c.sessions, c.queue_pairs, c.regions, c.blocks_free);
     assert_eq!(now(&end), now(&start));
     assert_eq!(Live::now(), live, "of the clients as well");
+}
+
+/// A client whose requests are all of the longest kind leaves others their turns, for requests that fetch too: between
+/// another one's request and its answer no more of its own get done than it had in flight, twice (once where they were taken
+/// before that request, once where they waited for room before it).
+#[test]
+fn large_fetches_leave_others_their_turns() {
+    if !has_device() {
+        return;
+    }
+    const CREDITS: u16 = 16;
+    const LEN: u64 = 64 << 10;
+    let mut bench = Bench::<Rdma>::start(1);
+    let mut ends = |name: &str, credits| {
+        let mut client = bench.client(name, credits);
+        let from = client.register_source(LEN as usize).expect("a region");
+        let to = client.register(LEN as usize).expect("a region");
+        (client, from.0, to.0)
+    };
+    let copy = |from, to, len| Task::Copy {
+        from,
+        offset: 0,
+        len,
+        to,
+        to_offset: 0,
+    };
+    let (mut greedy, from, to) = ends("greedy", CREDITS);
+    let long = copy(from, to, LEN).frame();
+    let (mut other, from, to) = ends("other", 1);
+    for slot in 0..CREDITS {
+        greedy.submit(0, slot, &long).expect("open");
+    }
+    for (what, small) in [("inline", Task::Echo), ("fetched", copy(from, to, 64))] {
+        let small = small.frame();
+        let (mut most, mut all) = (0, 0);
+        for _ in 0..50 {
+            other.submit(0, 0, &small).expect("open");
+            let mut before = 0;
+            let since = Instant::now();
+            loop {
+                if let Some(record) = other.poll(0).expect("open") {
+                    assert_eq!(record.status, Status::Ok);
+                    break;
+                }
+                while let Some(record) = greedy.poll(0).expect("open") {
+                    assert_eq!(record.status, Status::Ok);
+                    greedy.submit(0, record.slot, &long).expect("open");
+                    before += 1;
+                }
+                assert!(since.elapsed() < patience(), "an answer beside {before}");
+            }
+            most = most.max(before);
+            all += before;
+        }
+        println!("{what}: at most {most} of the greedy client's before an answer, {all} before 50");
+        assert!(most <= 2 * u32::from(CREDITS), "{what}: {most}");
+    }
 }

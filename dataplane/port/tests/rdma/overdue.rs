@@ -121,7 +121,7 @@ fn writes_that_never_complete_end_the_connection() {
 fn reads_that_never_complete_end_the_connection() {
     if has_device() {
         dies_silently(|client| {
-            let (from, to) = (client.register(1 << 16), client.register(1 << 16));
+            let (from, to) = (client.register_source(1 << 16), client.register(1 << 16));
             Task::Copy {
                 from: from.expect("a region").0,
                 offset: 0,
