@@ -1,5 +1,6 @@
 //! Driving a service: pinned, with latencies recorded from when a request was meant to be sent.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -114,6 +115,40 @@ impl Driver {
             }
             Err(unsent) => Err(unsent.into()),
         }
+    }
+
+    /// Sends queries, as many at a time as there are targets; returns how long all took, and records how long each did.
+    ///
+    /// # Errors
+    /// As [`Driver::try_submit`], and where an answer is a refusal.
+    pub(crate) fn pipelined<'q>(
+        &mut self,
+        queries: impl IntoIterator<Item = &'q Query>,
+        times: &mut Histogram<u64>,
+    ) -> Result<Duration> {
+        let began = Instant::now();
+        let mut sent = HashMap::new();
+        let mut left = queries.into_iter();
+        let mut next = left.next();
+        while next.is_some() || self.session.pending() > 0 {
+            while let Some(query) = next {
+                let now = Instant::now();
+                let Some(ticket) = self.try_submit(query)? else {
+                    break;
+                };
+                sent.insert(ticket, now);
+                next = left.next();
+            }
+            while let Some(answer) = self.session.poll()? {
+                answer.outcome?;
+                if let Some(at) = sent.remove(&answer.ticket) {
+                    record(times, at.elapsed());
+                }
+                self.idle.push(answer.target);
+            }
+            std::hint::spin_loop();
+        }
+        Ok(began.elapsed())
     }
 
     /// Sends one query and polls for its answer: from submission to the answer taken.

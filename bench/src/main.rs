@@ -14,6 +14,7 @@ mod null;
 mod open_loop;
 mod peers;
 mod pooling;
+mod rdma;
 mod report;
 mod serve;
 mod service;
@@ -21,10 +22,11 @@ mod tables;
 mod targets;
 mod workload;
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
 use regex::Regex;
 
@@ -45,6 +47,21 @@ struct Cli {
     /// Run only the cases that this regular expression finds
     #[arg(long, value_name = "REGEX")]
     case: Option<Regex>,
+    /// rdma: be the half that serves, at this address of an RDMA device
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["peer", "syscalls"])]
+    serve: Option<IpAddr>,
+    /// rdma: measure, with the half that serves at this address
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "syscalls")]
+    peer: Option<IpAddr>,
+    /// rdma: count the system calls of a worker that serves at this address of this host
+    #[arg(long, value_name = "ADDRESS")]
+    syscalls: Option<IpAddr>,
+    /// rdma: rounds of each case; 5, with --full 15
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: Option<u16>,
+    /// rdma: send only one in N of a round's requests
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    share: u16,
     /// demo: replay this file of row ids (one a line) instead of synthetic queries
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -68,6 +85,8 @@ enum Suite {
     Tables,
     /// PyTorch's embedding_bag on the same rows and ids
     Peers,
+    /// The service over RDMA against ib_write_bw, a bare ping-pong, and rows fetched by READ (`make bench-rxe`)
+    Rdma,
     /// The machine itself: gaps in the time a thread gets, latency of memory
     Host,
     /// Every bound in bench/targets.toml: PASS, SHORT or NOT MEASURED
@@ -112,12 +131,26 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<ExitCode> {
     let mut reporter = Reporter::new(cli.json, cli.case);
+    let default_rounds = if cli.full { 15 } else { 5 };
+    let extent = rdma::Extent {
+        rounds: cli.rounds.map_or(default_rounds, usize::from),
+        share: cli.share.into(),
+    };
     match cli.suite {
         Suite::Pooling => pooling::run(cli.full, &mut reporter)?,
         Suite::Null => null::run(cli.full, &mut reporter)?,
         Suite::Serve => serve::run(cli.full, &mut reporter)?,
         Suite::Tables => tables::run(cli.full, &mut reporter)?,
         Suite::Peers => peers::run(cli.full, &mut reporter)?,
+        Suite::Rdma => match (cli.serve, cli.peer, cli.syscalls) {
+            (Some(address), None, None) => rdma::serve(address)?,
+            (None, Some(address), None) => rdma::measure(address, extent, &mut reporter)?,
+            (None, None, Some(address)) => rdma::count_syscalls(address, extent, &mut reporter)?,
+            _ => bail!(
+                "rdma has two halves: give --serve ADDRESS on one machine and --peer ADDRESS on the other, or run \
+                 `make bench-rxe`"
+            ),
+        },
         Suite::Host => host::run(&mut reporter)?,
         Suite::Targets => return targets::run(cli.json),
         Suite::Demo => return demo::run(cli.trace.as_deref(), cli.seconds, cli.bytes),

@@ -124,7 +124,7 @@ fn throughput(bench: &mut Bench, rounds: usize, reporter: &mut Reporter) -> Resu
             bench.kernel_time(query, &mut out);
         }
         let kernels = samples / began.elapsed().as_secs_f64();
-        let service = samples / pipelined(&mut driver, &queries, &mut times)?.as_secs_f64();
+        let service = samples / driver.pipelined(&queries, &mut times)?.as_secs_f64();
         if round > 0 {
             alone.push(kernels);
             served.push(service);
@@ -152,37 +152,6 @@ fn throughput(bench: &mut Bench, rounds: usize, reporter: &mut Reporter) -> Resu
         ));
     }
     Ok(())
-}
-
-/// Sends all queries, as many at a time as there are targets.
-fn pipelined(
-    driver: &mut Driver,
-    queries: &[Query],
-    times: &mut hdrhistogram::Histogram<u64>,
-) -> Result<Duration> {
-    let began = Instant::now();
-    let mut sent = std::collections::HashMap::new();
-    let mut left = queries.iter();
-    let mut next = left.next();
-    while next.is_some() || driver.session.pending() > 0 {
-        while let Some(query) = next {
-            let now = Instant::now();
-            let Some(ticket) = driver.try_submit(query)? else {
-                break;
-            };
-            sent.insert(ticket, now);
-            next = left.next();
-        }
-        while let Some(answer) = driver.session.poll()? {
-            answer.outcome?;
-            if let Some(at) = sent.remove(&answer.ticket) {
-                record(times, at.elapsed());
-            }
-            driver.idle.push(answer.target);
-        }
-        std::hint::spin_loop();
-    }
-    Ok(began.elapsed())
 }
 
 /// Median and 99th percentile of a null round trip, in microseconds: of this run, for comparison.

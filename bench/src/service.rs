@@ -72,16 +72,36 @@ pub(crate) fn program(name: &str) -> Result<PathBuf> {
 }
 
 impl Service {
-    /// Starts a service of the generation in `model`, with `extra` lines of configuration tables.
+    /// Starts a service of the generation in `model` over shared memory, with `extra` lines of configuration tables.
     ///
     /// # Errors
     /// With the end of its log where it does not come up.
     pub(crate) fn start(model: &Path, extra: &str) -> Result<Service> {
         let folder = tempfile::tempdir().context("a folder for the service")?;
         let endpoint = format!("shm:{}", folder.path().join("rowmill.sock").display());
+        Service::start_in(folder, endpoint, model, extra)
+    }
+
+    /// The same at an endpoint of the caller's choice.
+    ///
+    /// # Errors
+    /// As [`Service::start`].
+    pub(crate) fn start_at(endpoint: &str, model: &Path, extra: &str) -> Result<Service> {
+        let folder = tempfile::tempdir().context("a folder for the service")?;
+        Service::start_in(folder, endpoint.to_owned(), model, extra)
+    }
+
+    fn start_in(
+        folder: tempfile::TempDir,
+        endpoint: String,
+        model: &Path,
+        extra: &str,
+    ) -> Result<Service> {
         let admin = free_address()?;
+        // Measured are machines that nobody else reaches.
+        let insecure = endpoint.starts_with("rdma:");
         let config = format!(
-            "endpoints = [\"{endpoint}\"]\n[model]\ndirectory = \"{}\"\nname = \"dlrm-v2\"\n[admin]\naddress = \"{admin}\"\n{extra}",
+            "endpoints = [\"{endpoint}\"]\ninsecure = {insecure}\n[model]\ndirectory = \"{}\"\nname = \"dlrm-v2\"\n[admin]\naddress = \"{admin}\"\n{extra}",
             model.display()
         );
         let file = folder.path().join("rowmilld.toml");
@@ -118,7 +138,7 @@ impl Service {
             if let Some(status) = self.child.try_wait().context("waiting for rowmilld")? {
                 bail!("rowmilld ended with {status}:\n{}", self.log_end());
             }
-            if self.connect("probe").is_ok() {
+            if self.is_ready() {
                 return Ok(());
             }
             if began.elapsed() > START_LIMIT {
@@ -129,6 +149,24 @@ impl Service {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Whether clients can connect. Over RDMA that is not tried: not every machine can connect to itself.
+    fn is_ready(&self) -> bool {
+        match self.endpoint.starts_with("rdma:") {
+            true => self.status().is_ok_and(|page| page["state"] == "serving"),
+            false => self.connect("probe").is_ok(),
+        }
+    }
+
+    /// Where clients connect.
+    pub(crate) fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// A new session.

@@ -2,9 +2,11 @@
 //! bound.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use comfy_table::Table;
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use rowmill_pooling::Isa;
@@ -51,10 +53,16 @@ fn committed() -> Result<Targets> {
 pub(crate) fn run(json: bool) -> Result<ExitCode> {
     let targets = committed()?;
     let mut measured: BTreeMap<(String, String, String), Value> = BTreeMap::new();
+    let mut unmeasured: Vec<String> = Vec::new();
     let mut suites: Vec<&str> = targets.target.iter().map(|t| t.suite.as_str()).collect();
     suites.dedup();
     for suite in suites {
-        for line in measure(suite)? {
+        let lines = match suite {
+            // It has two halves, on machines that the lab makes.
+            "rdma" => in_the_lab(&mut unmeasured),
+            suite => measure(suite)?,
+        };
+        for line in lines {
             let text = |key: &str| line[key].as_str().unwrap_or_default().to_owned();
             measured.insert((text("suite"), text("case"), text("metric")), line);
         }
@@ -101,6 +109,9 @@ pub(crate) fn run(json: bool) -> Result<ExitCode> {
             "{table}\n{passed} of {} targets reached",
             targets.target.len()
         );
+        for why in &unmeasured {
+            println!("NOT MEASURED: {why}");
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -133,6 +144,56 @@ fn measure(suite: &str) -> Result<Vec<Value>> {
     let text = String::from_utf8(out.stdout).context("the suite's output")?;
     text.lines()
         .map(|l| serde_json::from_str(l).context("a line of the suite's output"))
+        .collect()
+}
+
+/// The lab's driver, from the root of the checkout.
+const LAB: &str = "deploy/lab/run.py";
+
+/// The suite `rdma`: its two halves between two machines of the lab, and the counts of system calls in one. What can't be
+/// measured goes to `unmeasured` with its reason.
+fn in_the_lab(unmeasured: &mut Vec<String>) -> Vec<Value> {
+    let mut figures = Vec::new();
+    for (kind, scenario) in [("bench", "rdma"), ("test", "syscalls")] {
+        eprintln!("targets: running the lab's scenario {scenario}");
+        match scenario_of_the_lab(kind, scenario) {
+            Ok(lines) => figures.extend(lines),
+            Err(why) => unmeasured.push(format!("the lab's scenario {scenario}: {why:#}")),
+        }
+    }
+    figures
+}
+
+/// Runs one scenario; its figures, also where it fails after some of them.
+fn scenario_of_the_lab(kind: &str, scenario: &str) -> Result<Vec<Value>> {
+    let out = Command::new(LAB)
+        .args([kind, "--filter", &format!("^{scenario}$")])
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("running {LAB} (from the root of a checkout)"))?;
+    let said = String::from_utf8_lossy(&out.stdout);
+    let folder = said
+        .lines()
+        .rev()
+        .find_map(|line| line.strip_prefix("lab: logs are in "));
+    let path = folder.map(|folder| Path::new(folder).join("figures.json"));
+    let text = path.and_then(|path| fs::read_to_string(path).ok());
+    let Some(text) = text else {
+        let end: Vec<&str> = said.lines().rev().take(5).collect();
+        bail!(
+            "no figures, {}; it ends with: {}",
+            out.status,
+            end.into_iter().rev().collect::<Vec<_>>().join(" / ")
+        );
+    };
+    if !out.status.success() {
+        eprintln!(
+            "targets: the lab's scenario {scenario} ended with {}",
+            out.status
+        );
+    }
+    text.lines()
+        .map(|l| serde_json::from_str(l).context("a line of the lab's figures"))
         .collect()
 }
 

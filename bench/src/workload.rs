@@ -158,6 +158,12 @@ impl Workload {
         Query::new(bags, features.collect())
     }
 
+    /// A query of `bags` bags of one id each, of one feature whose table has `rows` rows, all of them equally likely.
+    pub(crate) fn one_id(&mut self, bags: u32, rows: u32) -> Query {
+        let ids = (0..bags).map(|_| self.rng.random_range(0..rows));
+        Query::new(bags, vec![(1, ids.collect())])
+    }
+
     /// The next query of 100 to 700 samples, as MLPerf's DLRM-v2 server scenario has them.
     pub(crate) fn server_query(&mut self) -> Query {
         let bags = self.rng.random_range(100..=700);

@@ -7,7 +7,7 @@ wanted=()
 for group in "$@"; do
     case $group in
     python) wanted+=(python3) ;;
-    rdma) wanted+=(rdma-core ibverbs-providers ibverbs-utils perftest rdmacm-utils iproute2 iputils-ping) ;;
+    rdma) wanted+=(rdma-core ibverbs-providers ibverbs-utils perftest rdmacm-utils iproute2 iputils-ping strace) ;;
     qemu) wanted+=(qemu-system-x86 busybox-static cpio kmod) ;;
     uml) wanted+=(busybox-static gcc libc6-dev make flex bison bc xz-utils) ;;
     *) echo "error: no group of packages is named $group" >&2; exit 2 ;;

@@ -112,9 +112,11 @@ def show(results, folder):
     if figures:
         with open(folder / "figures.json", "w", encoding="utf-8") as all_figures:
             all_figures.writelines(json.dumps(figure) + "\n" for figure in figures)
-        print(f"\n{'case':<34} {'metric':<16} {'value':>12} unit")
+        print(f"\n{'case':<56} {'metric':<16} {'value':>12} unit")
         for figure in figures:
-            print(f"{figure['case']:<34} {figure['metric']:<16} {figure['value']:>12} {figure['unit']}")
+            beside = f", {figure['against']} {figure['against_value']:.6g}, ratio {figure['ratio']:.3f}" \
+                if figure["ratio"] is not None else ""
+            print(f"{figure['case']:<56} {figure['metric']:<16} {figure['value']:>12.6g} {figure['unit']}{beside}")
     if results:
         print(f"\n{'scenario':<16} {'ground':<7} {'seconds':>8}  outcome")
         for result in results:

@@ -248,6 +248,11 @@ pub trait ServerPort {
     /// Cuts a connection off; [`Event::Detached`] follows.
     fn close(&mut self, conn: ConnId, why: Status);
 
+    /// Doorbells rung so far: lists of work requests that were given to a device. None where there is no device.
+    fn doorbells(&self) -> u64 {
+        0
+    }
+
     /// Waits. Returns early for any reason.
     fn idle(&mut self, how: Idle);
 

@@ -101,6 +101,7 @@ pub struct Figures {
     pub times: Times,
     in_progress: AtomicU64,
     micro_batch_bytes: AtomicU64,
+    doorbells: AtomicU64,
     sleeps: AtomicU64,
     sleeping: AtomicBool,
     stepped_ns: AtomicU64,
@@ -126,6 +127,11 @@ impl Figures {
         self.micro_batch_bytes
             .store(engine.micro_batch_bytes(), Relaxed);
         self.stepped_ns.store(now_ns, Relaxed);
+    }
+
+    /// Publishes how many doorbells the worker's half of the port has rung.
+    pub(crate) fn set_doorbells(&self, doorbells: u64) {
+        self.doorbells.store(doorbells, Relaxed);
     }
 
     /// The worker is about to sleep, or awake again.
@@ -154,6 +160,12 @@ impl Figures {
     /// Bytes of the next micro-batch.
     pub fn micro_batch_bytes(&self) -> u64 {
         self.micro_batch_bytes.load(Relaxed)
+    }
+
+    /// Doorbells that the worker has rung: lists of work requests that it gave to a device. On soft-RoCE each is a
+    /// system call.
+    pub fn doorbells(&self) -> u64 {
+        self.doorbells.load(Relaxed)
     }
 
     /// How often the worker went to sleep.

@@ -226,6 +226,7 @@ impl Overview {
                 "micro_batch_bytes": figures.micro_batch_bytes(),
                 "sleeping": figures.is_sleeping(),
                 "sleeps": figures.sleeps(),
+                "doorbells": figures.doorbells(),
             });
             for (counter, value) in COUNTERS.iter().zip(figures.counters()) {
                 worker[counter.name] = value.into();
@@ -364,6 +365,13 @@ impl Overview {
             "Times the worker went to sleep.",
             &self.seats,
             Figures::sleeps,
+        );
+        out.workers(
+            "rowmill_doorbells_total",
+            "counter",
+            "Lists of work requests that the worker gave to an RDMA device.",
+            &self.seats,
+            Figures::doorbells,
         );
         let help = "Requests in progress.";
         out.workers(

@@ -126,6 +126,7 @@ impl<P: ServerPort> Worker<P> {
         }
         self.figures
             .publish(now_ns, &self.engine, &mut self.published);
+        self.figures.set_doorbells(self.port.doorbells());
         if self.draining && self.engine.in_progress() == 0 {
             self.figures.set_drained();
         }

@@ -233,6 +233,10 @@ impl ServerPort for Planted {
         self.port.close(conn, why);
     }
 
+    fn doorbells(&self) -> u64 {
+        self.port.doorbells()
+    }
+
     fn idle(&mut self, how: Idle) {
         self.port.idle(how);
     }

@@ -60,6 +60,8 @@ pub struct RdmaLane {
     news: VecDeque<News>,
     messages_taken: usize,
     ending: Option<Ending>,
+    /// Rung for all connections, former ones included.
+    pub(super) doorbells: u64,
     life: Arc<Life>,
     pub(super) shared: Arc<LaneShared>,
 }
@@ -89,6 +91,7 @@ impl RdmaLane {
             news: VecDeque::with_capacity(most * MESSAGES_PER_CONNECTION),
             messages_taken: 0,
             ending: None,
+            doorbells: 0,
             life,
             shared,
         }
@@ -252,7 +255,7 @@ impl RdmaLane {
             return;
         };
         seat.is_dirty = false;
-        if let Err(error) = seat.flush(&mut self.pool) {
+        if let Err(error) = counted(seat, &mut self.pool, &mut self.doorbells) {
             tracing::warn!(conn = conn.0, %error, "a lane's queue pair can't be posted to");
             self.cut(conn, Cut::Failed(rowmill_verbs::Status::General));
         } else if seat.has_barrier() {
@@ -339,7 +342,7 @@ impl RdmaLane {
         let now = Instant::now();
         for at in (0..self.leaving.len()).rev() {
             let Leaving { seat, until, .. } = &mut self.leaving[at];
-            if seat.flush(&mut self.pool).is_err() {
+            if counted(seat, &mut self.pool, &mut self.doorbells).is_err() {
                 seat.fail(&mut self.pool);
             }
             if seat.failed || seat.is_settled() || now >= *until {
@@ -419,6 +422,18 @@ impl RdmaLane {
     pub(super) fn forget_fetched(&mut self, conn: ConnId, slot: u16) {
         self.fetched.retain(|fetched| *fetched != (conn, slot));
     }
+}
+
+/// Posts what waits on a connection, and counts the doorbells that took.
+fn counted(
+    seat: &mut Seat,
+    pool: &mut Pool,
+    doorbells: &mut u64,
+) -> Result<(), rowmill_verbs::Error> {
+    let before = seat.qp.doorbells();
+    let outcome = seat.flush(pool);
+    *doorbells += seat.qp.doorbells() - before;
+    outcome
 }
 
 /// Takes what the control thread has said, and puts new connections' seats into their places.

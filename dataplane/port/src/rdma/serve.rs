@@ -232,6 +232,10 @@ impl ServerPort for RdmaLane {
         self.cut(conn, Cut::Worker(why));
     }
 
+    fn doorbells(&self) -> u64 {
+        self.doorbells
+    }
+
     fn idle(&mut self, how: Idle) {
         match how {
             Idle::Sleep(limit) => self.sleep(limit),

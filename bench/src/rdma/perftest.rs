@@ -1,0 +1,143 @@
+//! `ib_write_bw` of perftest, the yardstick of goodput: this program runs both its ends.
+
+use std::net::IpAddr;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::talk::{Ask, Say, Talk};
+
+/// How long a run may take.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How often one is tried: it takes the clock rate by a regression over short waits, and reports nothing where the
+/// machine is busy then.
+const TRIES: u16 = 10;
+/// The first port that it listens on; each run takes the next, so that no connection of the last one is in the way.
+const FIRST_PORT: u16 = 18600;
+
+fn command(device: &str, bytes: u64, messages: u64, port: u16) -> Command {
+    let mut command = Command::new("ib_write_bw");
+    command
+        .args(["-R", "-F", "--output=bandwidth", "-d", device])
+        .args(["-s", &bytes.to_string(), "-n", &messages.to_string()])
+        .args(["-p", &port.to_string()])
+        .stdin(Stdio::null());
+    command
+}
+
+/// A run whose other end is this one's peer.
+pub(super) struct WriteBandwidth {
+    device: String,
+    next_port: u16,
+}
+
+impl WriteBandwidth {
+    /// Runs over a device.
+    pub(super) fn over(device: &str) -> WriteBandwidth {
+        WriteBandwidth {
+            device: device.into(),
+            next_port: FIRST_PORT,
+        }
+    }
+
+    /// MB/s of `messages` WRITEs of `bytes`, from the other half to this one.
+    ///
+    /// # Errors
+    /// Where it does not report in ten tries.
+    pub(super) fn measure(&mut self, talk: &mut Talk, bytes: u64, messages: u64) -> Result<f64> {
+        let mut why = String::new();
+        for _ in 0..TRIES {
+            let port = self.next_port;
+            self.next_port += 1;
+            let mut receiver = command(&self.device, bytes, messages, port)
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .context("running ib_write_bw (the package perftest)")?;
+            let said = talk.ask(&Ask::WriteBandwidth {
+                bytes,
+                messages,
+                port,
+            });
+            end(&mut receiver);
+            match said? {
+                Say::Bandwidth(rate) => return Ok(rate),
+                Say::Unmeasured(reason) => why = reason,
+                other => bail!("an answer of the wrong kind: {other:?}"),
+            }
+        }
+        bail!("ib_write_bw does not report: {why}");
+    }
+}
+
+/// The end that sends, to who asked for it.
+///
+/// # Errors
+/// Where the program can't be run.
+pub(super) fn send(device: &str, to: IpAddr, bytes: u64, messages: u64, port: u16) -> Result<Say> {
+    let began = Instant::now();
+    loop {
+        let mut sender = command(device, bytes, messages, port)
+            .arg(to.to_string())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("running ib_write_bw (the package perftest)")?;
+        while sender.try_wait()?.is_none() {
+            if began.elapsed() > LIMIT {
+                end(&mut sender);
+                return Ok(Say::Unmeasured(format!("no end in {LIMIT:?}")));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let out = sender.wait_with_output()?;
+        let errors = String::from_utf8_lossy(&out.stderr).into_owned();
+        if out.status.success() {
+            return Ok(match rate(&String::from_utf8_lossy(&out.stdout), &errors) {
+                Ok(rate) => Say::Bandwidth(rate),
+                Err(why) => Say::Unmeasured(format!("{why:#}")),
+            });
+        }
+        // The other end may not listen yet.
+        if began.elapsed() > Duration::from_secs(3) {
+            return Ok(Say::Unmeasured(format!("{}: {errors}", out.status)));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The rate that it printed (MiB/s), in MB/s.
+fn rate(printed: &str, errors: &str) -> Result<f64> {
+    ensure!(
+        !errors.contains("Correlation") && !printed.contains("Correlation"),
+        "it does not trust its clock"
+    );
+    let last = printed.lines().rfind(|line| !line.trim().is_empty());
+    let text = last.context("it printed nothing")?.trim();
+    let rate: f64 = text
+        .parse()
+        .with_context(|| format!("it printed {text:?}"))?;
+    ensure!(rate > 0.0, "it printed {rate}");
+    Ok(rate * 1.048_576)
+}
+
+/// Ends a process, which may have ended.
+fn end(child: &mut Child) {
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::rate;
+
+    #[test]
+    fn only_a_number_is_a_rate() {
+        assert!((rate("128.5\n", "").expect("a rate") - 134.742).abs() < 0.001);
+        assert!(rate("", "").is_err());
+        assert!(rate("0.0\n", "").is_err());
+        assert!(rate("usage\n", "").is_err());
+        assert!(rate("100\n", "Correlation coefficient r^2: 0.5 < 0.9").is_err());
+    }
+}

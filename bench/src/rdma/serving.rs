@@ -1,0 +1,96 @@
+//! The half that serves: a real `rowmilld`, and beside it what its figures are compared with.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use rowmill_verbs::{HostMemory, Registered};
+
+use super::link::{Device, Offer};
+use super::ping_pong::{self, Sizes};
+use super::talk::{Ask, Say, Talk};
+use super::{MODEL_BYTES, endpoint, perftest, read_rows};
+use crate::model::Model;
+use crate::service::Service;
+
+/// Serves one half that asks, until it goes.
+///
+/// # Errors
+/// Where the service or the device can't be had.
+pub(crate) fn run(address: IpAddr) -> Result<()> {
+    let (model, _) = Model::dlrm_v2(MODEL_BYTES)?;
+    let service = Service::start_at(
+        &endpoint(address),
+        &model.directory,
+        "[workers]\ncpus = 1\n",
+    )?;
+    let device = Device::open(address)?;
+    let rows = read_rows::share(&device, &*model.load()?)?;
+    let half = Half {
+        service,
+        device: Arc::new(device),
+        rows,
+    };
+    let (stream, _) = Talk::listen(address)?.accept().context("the other half")?;
+    let mut talk = Talk::over(stream)?;
+    while let Some(asked) = talk.hear()? {
+        if let Err(error) = half.answer(&mut talk, asked) {
+            talk.say(&Say::Failed(format!("{error:#}")))?;
+        }
+    }
+    let Half { service, .. } = half;
+    service.stop()
+}
+
+struct Half {
+    service: Service,
+    device: Arc<Device>,
+    rows: Registered<HostMemory>,
+}
+
+impl Half {
+    fn answer(&self, talk: &mut Talk, asked: Ask) -> Result<()> {
+        let device = &self.device;
+        match asked {
+            Ask::Hello => talk.say(&Say::Serving {
+                endpoint: self.service.endpoint().into(),
+                model_bytes: MODEL_BYTES,
+            }),
+            Ask::PingPong { request, result } => {
+                let offer = Offer::new(device)?;
+                talk.say(&Say::Listening {
+                    port: offer.port()?,
+                })?;
+                ping_pong::answer(device, offer, Sizes { request, result })
+            }
+            Ask::Rows => {
+                let offer = Offer::new(device)?;
+                talk.say(&Say::Listening {
+                    port: offer.port()?,
+                })?;
+                read_rows::serve(device, offer, &self.rows)
+            }
+            Ask::WriteBandwidth {
+                bytes,
+                messages,
+                port,
+            } => {
+                let (_, peer) = talk.addresses()?;
+                let name = device.context.name();
+                let said = perftest::send(name, peer, bytes, messages, port)?;
+                talk.say(&said)
+            }
+            Ask::Counters => {
+                let status = self.service.status()?;
+                let count = |name: &str| {
+                    let count = status["workers"][0][name].as_u64();
+                    count.with_context(|| format!("{name} of the worker"))
+                };
+                talk.say(&Say::Counters {
+                    doorbells: count("doorbells")?,
+                    requests: count("requests")?,
+                })
+            }
+        }
+    }
+}
