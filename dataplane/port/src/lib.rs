@@ -19,6 +19,7 @@ mod reconnect;
 pub mod shm;
 pub mod sim;
 mod slots;
+mod sync;
 
 pub use contract::{
     ClientPort, ConnId, Event, Extent, Fetch, Idle, Lost, MAX_EXTENTS, PortError, RegionError,

@@ -9,6 +9,7 @@ use rowmill_verbs::{CompletionChannel, CompletionQueue, Slab, Trouble};
 use rowmill_wire::control::Rights;
 use rowmill_wire::limits::SLOT_BYTES;
 use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
 
 use super::bounds::GREETING_MAX;
 use super::inbox::{Cut, LaneShared, MESSAGES_PER_CONNECTION, Message, Notice};
@@ -16,6 +17,7 @@ use super::life::Life;
 use super::pool::Pool;
 use super::seat::{Seat, Submission};
 use super::seats::Seats;
+use super::sleep::{self, Sleeper};
 use super::turn::{POLLED_MAX, Turn, cut, free_pull};
 use crate::{ConnId, Event, RegionError, RegionId};
 
@@ -360,36 +362,13 @@ impl RdmaLane {
         if self.ending.is_some() || self.has_message() {
             return; // For the next poll.
         }
-        self.progress();
-        if !self.armed {
-            if let Err(error) = self.completions.arm() {
-                tracing::error!(%error, "a worker can't sleep");
-                return;
-            }
-            self.armed = true;
-        }
-        // What came before the queue was armed rings no bell.
-        self.progress();
-        let quiet = self.ready.is_empty() && self.fetched.is_empty() && !self.has_message();
-        if quiet {
-            // Connections that leave are not waited for longer than they may linger.
-            let limit = match self.leaving.is_empty() {
-                true => limit,
-                false => Some(limit.map_or(LINGER / 10, |limit| limit.min(LINGER / 10))),
-            };
-            let limit = limit.map(|limit| Timespec {
-                tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
-                tv_nsec: limit.subsec_nanos().into(),
-            });
-            let mut events = [MaybeUninit::uninit(); 4];
-            self.life.sleeps();
-            // Whatever ends it, an interruption too, the caller polls again.
-            let _ = epoll::wait(&self.shared.epoll, &mut events, limit.as_ref());
-            self.life.polled();
-            while let Ok(Some(_)) = self.channel.take_event() {
-                self.armed = false;
-            }
-        }
+        // Connections that leave are not waited for longer than they may linger.
+        let limit = match self.leaving.is_empty() {
+            true => limit,
+            false => Some(limit.map_or(LINGER / 10, |limit| limit.min(LINGER / 10))),
+        };
+        // Whatever ends it, an interruption too, the caller polls again.
+        let _ = sleep::sleep(self, limit);
     }
 
     /// What a region is at the client, if these bytes lie inside and the client gave this right to them.
@@ -434,6 +413,44 @@ fn counted(
     let outcome = seat.flush(pool);
     *doorbells += seat.qp.doorbells() - before;
     outcome
+}
+
+impl Sleeper for RdmaLane {
+    fn progress(&mut self) {
+        RdmaLane::progress(self);
+    }
+
+    fn arm(&mut self) -> bool {
+        if !self.armed {
+            match self.completions.arm() {
+                Ok(()) => self.armed = true,
+                Err(error) => tracing::error!(%error, "a worker can't sleep"),
+            }
+        }
+        self.armed
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.ready.is_empty() && self.fetched.is_empty() && !self.has_message()
+    }
+
+    fn wait(&mut self, limit: Option<Duration>) -> Result<(), Errno> {
+        let limit = limit.map(|limit| Timespec {
+            tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        });
+        let mut events = [MaybeUninit::uninit(); 4];
+        self.life.sleeps();
+        let outcome = epoll::wait(&self.shared.epoll, &mut events, limit.as_ref());
+        self.life.polled();
+        outcome.map(|_| ())
+    }
+
+    fn take_events(&mut self) {
+        while let Ok(Some(_)) = self.channel.take_event() {
+            self.armed = false;
+        }
+    }
 }
 
 /// Takes what the control thread has said, and puts new connections' seats into their places.

@@ -13,7 +13,7 @@ use rowmill_verbs::{
     Remote, RequestData, Resolution, Resolved, Resolving, RnrTimer, Selector, Signal, Slab,
 };
 use rowmill_wire::Immediate;
-use rowmill_wire::control::Control;
+use rowmill_wire::control::{Control, Rights};
 
 use super::harness::{address, connection};
 use super::hostile::next_event;
@@ -173,6 +173,7 @@ impl Bare {
             bytes: REGION_BYTES as u64,
             address: remote.address,
             key: key.unwrap_or(remote.key),
+            rights: Rights::Both,
         };
         match self.call(&question) {
             Control::Registered { region } => RegionId(region),
