@@ -366,6 +366,9 @@ pub enum Lost {
     /// An answer did not come in time.
     #[error("the dataplane did not answer in time")]
     Deadline,
+    /// What the dataplane sent makes no sense.
+    #[error("what the dataplane sent makes no sense; what it was stands in this side's log")]
+    Nonsense,
     /// The dataplane cut this client off, and said why; what exactly was wrong stands in this side's log and in the
     /// dataplane's.
     #[error("the dataplane cut this client off: {0}")]

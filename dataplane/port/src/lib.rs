@@ -10,6 +10,7 @@
 //! [`Event::Fetched`]); what the worker placed before [`ServerPort::complete`] is visible to the client after [`ClientPort::poll`] gave that record.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod calls;
 pub mod conformance;
 mod contract;
 mod control;

@@ -7,9 +7,10 @@ use rowmill_wire::control::{Control, Rights, TableEntry, Welcome};
 use rowmill_wire::limits::MAX_REGIONS;
 use rowmill_wire::{Completion, Schema};
 
-use super::client::{RdmaClient, unexpected};
+use super::client::{End, RdmaClient};
 use super::client_lane::ClientLane;
 use super::memory::OwnRegion;
+use crate::calls::{self, unexpected};
 use crate::{ClientPort, Lost, PortError, RegionId};
 
 /// Polls that find nothing between two looks at the clock.
@@ -67,31 +68,11 @@ impl ClientPort for RdmaClient {
     }
 
     fn tables(&mut self) -> Result<Vec<TableEntry>, PortError> {
-        let mut all = Vec::new();
-        loop {
-            let first = all.len() as u32;
-            match self.call(&Control::ListTables { first })? {
-                Control::Tables {
-                    total,
-                    first: at,
-                    tables,
-                } if at == first => {
-                    let empty = tables.is_empty();
-                    all.extend(tables);
-                    if all.len() >= total as usize || empty {
-                        return Ok(all);
-                    }
-                }
-                other => return Err(unexpected(&other)),
-            }
-        }
+        calls::tables(|question| self.call(question))
     }
 
     fn bind(&mut self, schema: &Schema) -> Result<u32, PortError> {
-        match self.call(&Control::Bind(schema.clone()))? {
-            Control::Bound { schema } => Ok(schema),
-            other => Err(unexpected(&other)),
-        }
+        calls::bind(|question| self.call(question), schema)
     }
 
     fn register(&mut self, bytes: usize) -> Result<RegionId, PortError> {
@@ -146,7 +127,11 @@ impl ClientPort for RdmaClient {
         match end.next() {
             Ok(Some(record)) => return Ok(Some(record)),
             Ok(None) => (),
-            Err(what) => return Err(PortError::Protocol(format!("lane {lane}: {what}"))),
+            Err(what) => {
+                // Its request would never end. Once the queue pairs are gone nothing is written to its target.
+                tracing::warn!(lane, what, "a dataplane that breaks the protocol is left");
+                self.finish(End::Lost(Lost::Nonsense));
+            }
         }
         if let Some(end) = self.ended {
             return Err(end.error());

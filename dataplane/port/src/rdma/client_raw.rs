@@ -3,8 +3,9 @@
 use rowmill_verbs::Operation;
 use rowmill_wire::control::{Control, Rights};
 
-use super::client::{RdmaClient, unexpected};
+use super::client::RdmaClient;
 use super::failure::system;
+use crate::calls::unexpected;
 use crate::{PortError, RegionId};
 
 impl RdmaClient {

@@ -23,6 +23,7 @@ mod answer;
 pub mod bounds;
 mod client;
 mod client_lane;
+mod client_open;
 mod client_port;
 mod client_raw;
 mod config;

@@ -10,19 +10,16 @@ use rowmill_wire::limits::MAX_REGIONS;
 use rowmill_wire::{Completion, Schema};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, connect,
-    sockopt::{Timeout, set_socket_timeout},
-};
 
 use super::block::Block;
-use super::endpoint::{socket_path, stream_socket};
+use super::call::{exchange, named, open_stream};
 use super::handoff;
 use super::layout::{Layout, MAX_LANES};
 use super::rings::ClientRings;
 use super::server::system;
 use super::stream;
 use super::wake::WakeSocket;
+use crate::calls::{self, unexpected};
 use crate::control::Bell;
 use crate::{ClientPort, PortError, RegionId};
 
@@ -292,31 +289,11 @@ impl ClientPort for ShmClient {
     }
 
     fn tables(&mut self) -> Result<Vec<TableEntry>, PortError> {
-        let mut all = Vec::new();
-        loop {
-            let first = all.len() as u32;
-            match self.call(&Control::ListTables { first }, &[])? {
-                Control::Tables {
-                    total,
-                    first: at,
-                    tables,
-                } if at == first => {
-                    let empty = tables.is_empty();
-                    all.extend(tables);
-                    if all.len() >= total as usize || empty {
-                        return Ok(all);
-                    }
-                }
-                other => return Err(unexpected(&other)),
-            }
-        }
+        calls::tables(|question| self.call(question, &[]))
     }
 
     fn bind(&mut self, schema: &Schema) -> Result<u32, PortError> {
-        match self.call(&Control::Bind(schema.clone()), &[])? {
-            Control::Bound { schema } => Ok(schema),
-            other => Err(unexpected(&other)),
-        }
+        calls::bind(|question| self.call(question, &[]), schema)
     }
 
     fn register(&mut self, bytes: usize) -> Result<RegionId, PortError> {
@@ -418,79 +395,6 @@ impl RawLane<'_> {
     pub fn ring(&self) {
         self.doorbell.ring();
     }
-}
-
-fn open_stream(endpoint: &str, limit: Duration) -> Result<OwnedFd, PortError> {
-    let path = socket_path(endpoint)?;
-    let failed = |errno: Errno| PortError::Connect {
-        endpoint: endpoint.to_owned(),
-        source: errno.into(),
-    };
-    let stream = stream_socket(SocketFlags::empty()).map_err(|e| system("socket", e))?;
-    for direction in [Timeout::Recv, Timeout::Send] {
-        set_socket_timeout(&stream, direction, Some(limit))
-            .map_err(|e| system("setting a time limit", e))?;
-    }
-    let address = SocketAddrUnix::new(&path).map_err(failed)?;
-    connect(&stream, &address).map_err(failed)?;
-    Ok(stream)
-}
-
-/// Sends a question and receives its answer, with at most `most_fds` descriptors.
-fn exchange(
-    stream: &OwnedFd,
-    buffer: &mut [u8],
-    sequence: u32,
-    question: &Control,
-    fds: &[BorrowedFd<'_>],
-    most_fds: usize,
-) -> Result<(Control, Vec<OwnedFd>), PortError> {
-    let lost = |call: &'static str, errno: Errno| match errno {
-        Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN => PortError::Closed,
-        Errno::AGAIN => PortError::Protocol("the server did not answer in time".to_owned()),
-        errno => system(call, errno),
-    };
-    stream::send(stream, &question.encode(sequence), fds, SendFlags::empty())
-        .map_err(|e| lost("sendmsg", e))?;
-    let received = loop {
-        match stream::receive(stream, buffer, most_fds, RecvFlags::empty()) {
-            Err(Errno::INTR) => (),
-            Err(e) => return Err(lost("recvmsg", e)),
-            Ok(received) => break received,
-        }
-    };
-    if received.len == 0 {
-        return Err(PortError::Closed);
-    }
-    let bytes = buffer
-        .get(..received.len)
-        .filter(|_| !received.cut && !received.starved);
-    let bytes = bytes.ok_or_else(|| PortError::Protocol("an answer was cut short".to_owned()))?;
-    let (answered, answer) = Control::parse(bytes).map_err(|refusal| {
-        PortError::Protocol(format!("an answer is not understood: {refusal}"))
-    })?;
-    match answer {
-        Control::Refused { refusal, detail } => Err(PortError::Refused { refusal, detail }),
-        _ if answered != sequence => Err(PortError::Protocol(format!(
-            "the answer to question {answered} came for question {sequence}"
-        ))),
-        answer => Ok((answer, received.fds)),
-    }
-}
-
-/// A server that closes the stream during the handshake is as unreachable as one that is not there.
-fn named(error: PortError, endpoint: &str) -> PortError {
-    match error {
-        PortError::Closed => PortError::Connect {
-            endpoint: endpoint.to_owned(),
-            source: std::io::ErrorKind::ConnectionReset.into(),
-        },
-        other => other,
-    }
-}
-
-fn unexpected(answer: &Control) -> PortError {
-    PortError::Protocol(format!("an answer that was not asked for: {answer:?}"))
 }
 
 fn no_memory(error: ArenaError) -> PortError {

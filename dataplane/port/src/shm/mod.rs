@@ -21,6 +21,7 @@
 
 mod answer;
 mod block;
+mod call;
 mod client;
 mod control;
 mod dispose;
