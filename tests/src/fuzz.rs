@@ -4,13 +4,19 @@
 //! The same bodies run under libFuzzer (`tests/fuzz`) and, with seeded inputs, in every test run
 //! (`tests/tests/fuzz_smoke.rs`).
 
+use rowmill_port::rdma::endpoint::host_and_port;
+use rowmill_port::rdma::private_data::{
+    Asked, REPLY_BYTES, REQUEST_BYTES, TEXT_MAX, encode_refusal, encode_reply, parse_refusal,
+    parse_reply,
+};
+use rowmill_port::rdma::stream::{Assembler, fragment};
 use rowmill_table::{
     HEADER_BYTES as TABLE_HEADER_BYTES, check_index, check_npy_header, index_bytes, index_of,
     parse_header, parse_manifest, parse_safetensors_header,
 };
 use rowmill_wire::completion::COMPLETION_BYTES;
 use rowmill_wire::control::{CONTROL_HEADER_BYTES, Control};
-use rowmill_wire::limits::{MAX_BATCH, SLOT_BYTES};
+use rowmill_wire::limits::{MAX_BATCH, MAX_CONTROL_BYTES, SLOT_BYTES};
 use rowmill_wire::request::{encode, inline_offset};
 use rowmill_wire::{Completion, FeatureSpan, Immediate, Place, Refusal, Request, Status};
 
@@ -100,6 +106,111 @@ pub fn immediate(data: &[u8]) {
     let bits = u32::from_le_bytes(*word);
     if let Some(immediate) = Immediate::decode(bits) {
         assert_eq!(immediate.encode(), bits, "the encoding is canonical");
+    }
+}
+
+/// Bytes that describe a fragment to [`control_stream`].
+const FRAGMENT_DRAFT_BYTES: usize = 10;
+
+/// Fragments of the control stream over RDMA: these bytes as one, then those that they describe, each by its total and
+/// place (u32) and the length of its payload (u16); then a message of these bytes over and over, cut and put together.
+pub fn control_stream(data: &[u8]) {
+    let mut assembler = Assembler::default();
+    let mut so_far = Vec::new();
+    one_fragment(&mut assembler, &mut so_far, data);
+    let mut payload = (0..=u8::MAX).cycle();
+    for draft in data.chunks_exact(FRAGMENT_DRAFT_BYTES) {
+        let len = usize::from(u16::from_le_bytes([draft[8], draft[9]]));
+        let head = draft[..8].iter().copied();
+        let bytes: Vec<u8> = head.chain(payload.by_ref().take(len)).collect();
+        one_fragment(&mut assembler, &mut so_far, &bytes);
+    }
+    let Some((wanted, bytes)) = data.split_first_chunk::<4>() else {
+        return;
+    };
+    let wanted = u32::from_le_bytes(*wanted) as usize % MAX_CONTROL_BYTES + 1;
+    let message: Vec<u8> = bytes.iter().copied().cycle().take(wanted).collect();
+    let mut all = fragments_of(&message);
+    let last = all.pop();
+    let mut assembler = Assembler::default();
+    for fragment in &all {
+        assert_eq!(assembler.push(fragment), Ok(None));
+    }
+    if let Some(last) = last {
+        assert_eq!(assembler.push(&last), Ok(Some(message)));
+    }
+}
+
+/// What came of the message so far is in `so_far`: a message that is complete is cut into just these fragments.
+fn one_fragment(assembler: &mut Assembler, so_far: &mut Vec<Vec<u8>>, bytes: &[u8]) {
+    so_far.push(bytes.to_vec());
+    match assembler.push(bytes) {
+        Ok(None) => {}
+        Ok(Some(message)) => {
+            assert!((1..=MAX_CONTROL_BYTES).contains(&message.len()));
+            let taken = std::mem::take(so_far);
+            assert_eq!(fragments_of(&message), taken, "the cut is canonical");
+        }
+        Err(breach) => {
+            assert!(!breach.0.is_empty());
+            so_far.clear();
+        }
+    }
+}
+
+fn fragments_of(message: &[u8]) -> Vec<Vec<u8>> {
+    let (mut at, mut all) = (0, Vec::new());
+    while at < message.len() {
+        let mut out = vec![0xee; SLOT_BYTES];
+        let (len, next) = fragment(message, at, &mut out);
+        out.truncate(len);
+        all.push(out);
+        at = next;
+    }
+    all
+}
+
+/// What comes with messages of the connection manager: a request, a reply and a refusal of these bytes.
+pub fn private_data(data: &[u8]) {
+    if let Ok(asked) = Asked::parse(data) {
+        assert_eq!(
+            asked.encode(),
+            data[..REQUEST_BYTES],
+            "requests are canonical"
+        );
+    }
+    if let Ok(session) = parse_reply(data) {
+        assert_eq!(
+            encode_reply(&session),
+            data[..REPLY_BYTES],
+            "replies are canonical"
+        );
+    }
+    if let Some((status, text)) = parse_refusal(data) {
+        let encoded = encode_refusal(status, &text);
+        // One of another version says so in the same place, and an odd peer's text may be longer than ours.
+        assert_eq!(encoded[2..4], data[2..4]);
+        if text.len() <= TEXT_MAX {
+            assert_eq!(
+                encoded[4..],
+                data[4..encoded.len()],
+                "refusals are canonical"
+            );
+        }
+    }
+}
+
+/// The text of an `rdma://` endpoint.
+pub fn endpoint(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    match host_and_port(text) {
+        Ok((host, port)) => {
+            let again = host_and_port(&format!("rdma://[{host}]:{port}"));
+            assert_eq!(again.expect("what was understood is good"), (host, port));
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
     }
 }
 

@@ -14,8 +14,13 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
+use rowmill_port::rdma::bounds::{FRAGMENT_BYTES, FRAGMENT_HEADER};
+use rowmill_port::rdma::private_data::{Asked, encode_refusal, encode_reply};
+use rowmill_port::rdma::stream::fragment;
 use rowmill_table::{Header, Missing, RowFormat, TableKind, TableSpec, generate, index_of, silent};
 use rowmill_tests::fuzz;
+use rowmill_wire::Status;
+use rowmill_wire::limits::MAX_CONTROL_BYTES;
 
 /// How long each body is driven.
 const TIME: Duration = Duration::from_secs(1);
@@ -31,6 +36,9 @@ fn root() -> PathBuf {
 /// The inputs that each target starts from, by name.
 fn seeds(target: &str) -> BTreeMap<String, Vec<u8>> {
     match target {
+        "control_stream" => control_streams(),
+        "private_data" => connection_messages(),
+        "endpoint" => endpoints(),
         "table_header" => table_headers(),
         "table_manifest" => manifests(),
         "table_index" => indexes(),
@@ -43,6 +51,66 @@ fn seeds(target: &str) -> BTreeMap<String, Vec<u8>> {
             good.map(|message| (message.name, message.bytes)).collect()
         }
     }
+}
+
+/// Drafts of fragments: total, place, length of the payload.
+fn control_streams() -> BTreeMap<String, Vec<u8>> {
+    let drafts = |all: &[(u32, u32, u16)]| {
+        let draft = |&(total, at, len): &(u32, u32, u16)| {
+            let numbers = [total.to_le_bytes(), at.to_le_bytes()].concat();
+            [&numbers[..], &len.to_le_bytes()].concat()
+        };
+        all.iter().flat_map(draft).collect::<Vec<u8>>()
+    };
+    let full = (FRAGMENT_BYTES - FRAGMENT_HEADER) as u32;
+    let most = MAX_CONTROL_BYTES as u32;
+    let longest: Vec<(u32, u32, u16)> = (0..most)
+        .step_by(full as usize)
+        .map(|at| (most, at, full.min(most - at) as u16))
+        .collect();
+    let mut one = vec![0xee; FRAGMENT_BYTES];
+    let (len, _) = fragment(b"a message", 0, &mut one);
+    one.truncate(len);
+    let three = [
+        (2 * full + 5, 0, full as u16),
+        (2 * full + 5, full, full as u16),
+        (2 * full + 5, 2 * full, 5),
+    ];
+    let overlapping = [(full + 9, 0, full as u16), (full + 9, full - 1, 10)];
+    [
+        ("as-it-is", one),
+        ("three", drafts(&three)),
+        ("two-messages", drafts(&[(7, 0, 7), (1, 0, 1)])),
+        ("longest", drafts(&longest)),
+        ("overlapping", drafts(&overlapping)),
+    ]
+    .map(|(name, bytes)| (name.to_owned(), bytes))
+    .into()
+}
+
+/// What each message of the connection manager carries, with the zeros that transports put behind.
+fn connection_messages() -> BTreeMap<String, Vec<u8>> {
+    let session = std::array::from_fn(|i| i as u8 + 1);
+    let mut reply = encode_reply(&session).to_vec();
+    reply.resize(196, 0);
+    [
+        ("control", Asked::Control.encode().to_vec()),
+        ("lane", Asked::Lane { session, lane: 3 }.encode().to_vec()),
+        ("reply", reply),
+        ("refusal", encode_refusal(Status::LimitReached, "no room")),
+    ]
+    .map(|(name, bytes)| (name.to_owned(), bytes))
+    .into()
+}
+
+fn endpoints() -> BTreeMap<String, Vec<u8>> {
+    [
+        ("name", "rdma://dpu1:7400"),
+        ("ipv4", "rdma://10.0.0.7:1"),
+        ("ipv6", "rdma://[fd00::1]:7400"),
+    ]
+    .map(|(name, text)| (name.to_owned(), text.as_bytes().to_vec()))
+    .into()
 }
 
 fn specs() -> [TableSpec; 2] {
@@ -219,6 +287,21 @@ fn control() {
 #[test]
 fn immediate() {
     drive("immediate", fuzz::immediate);
+}
+
+#[test]
+fn control_stream() {
+    drive("control_stream", fuzz::control_stream);
+}
+
+#[test]
+fn private_data() {
+    drive("private_data", fuzz::private_data);
+}
+
+#[test]
+fn endpoint() {
+    drive("endpoint", fuzz::endpoint);
 }
 
 #[test]
