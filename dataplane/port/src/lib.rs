@@ -17,6 +17,7 @@ mod control;
 pub mod rdma;
 pub mod shm;
 pub mod sim;
+mod sync;
 
 pub use contract::{
     ClientPort, ConnId, Event, Extent, Fetch, Idle, Lost, MAX_EXTENTS, PortError, RegionError,

@@ -1,31 +1,23 @@
-//! What the control thread and a lane tell each other, in queues that can't overflow.
+//! What the control thread and a lane share.
 
+use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crossbeam_queue::ArrayQueue;
-use crossbeam_utils::CachePadded;
 use rowmill_wire::limits::MAX_LANES;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use super::Bell;
+use super::{Bell, Letters};
 use crate::Waker;
 
-/// What a lane and the control thread share.
+/// What a lane and the control thread share: their [`Letters`], and what the lane sleeps on.
 #[derive(Debug)]
 pub(crate) struct LaneShared<M, N> {
     pub(crate) lane: u16,
-    messages: ArrayQueue<M>,
-    // Messages sent so far: the one word that the lane looks at in each poll.
-    posted: CachePadded<AtomicUsize>,
-    notices: ArrayQueue<N>,
+    letters: Letters<M, N>,
     // Watches the lane's bell and what else may wake it.
     pub(crate) epoll: OwnedFd,
-    bell: Bell,
-    control: Arc<Bell>,
-    gone: AtomicBool,
 }
 
 impl<M, N> LaneShared<M, N> {
@@ -38,15 +30,10 @@ impl<M, N> LaneShared<M, N> {
     ) -> Result<LaneShared<M, N>, Errno> {
         let shared = LaneShared {
             lane,
-            messages: ArrayQueue::new(messages),
-            posted: CachePadded::new(AtomicUsize::new(0)),
-            notices: ArrayQueue::new(notices),
+            letters: Letters::new(messages, notices, Bell::new()?, control),
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            bell: Bell::new()?,
-            control,
-            gone: AtomicBool::new(false),
         };
-        shared.watch(&shared.bell)?;
+        shared.watch(shared.bell())?;
         Ok(shared)
     }
 
@@ -62,70 +49,19 @@ impl<M, N> LaneShared<M, N> {
         // It fails only for a bell that is not watched.
         let _ = epoll::delete(&self.epoll, bell);
     }
+}
 
-    /// Control thread: sends a message and wakes the lane. A lane that is gone gets nothing.
-    pub(crate) fn post(&self, message: M) {
-        if self.is_gone() {
-            return;
-        }
-        let pushed = self.messages.push(message);
-        assert!(
-            pushed.is_ok(),
-            "the queue holds all messages that all connections can have unread"
-        );
-        self.posted.fetch_add(1, Ordering::Release);
-        self.bell.ring();
-        if self.is_gone() {
-            // It went meanwhile and may have emptied its queue before this message came.
-            self.discard();
-        }
-    }
+impl<M, N> Deref for LaneShared<M, N> {
+    type Target = Letters<M, N>;
 
-    /// Lane: messages sent so far, modulo the size of the counter.
-    pub(crate) fn posted(&self) -> usize {
-        self.posted.load(Ordering::Acquire)
-    }
-
-    /// Lane: the next message.
-    pub(crate) fn take(&self) -> Option<M> {
-        self.messages.pop()
-    }
-
-    /// Lane: tells the control thread. One system call, at the end of a connection or region only.
-    pub(crate) fn notify(&self, notice: N) {
-        let pushed = self.notices.push(notice);
-        assert!(
-            pushed.is_ok(),
-            "the queue holds all notices that all connections can have unread"
-        );
-        self.control.ring();
-    }
-
-    /// Control thread: the next notice.
-    pub(crate) fn notice(&self) -> Option<N> {
-        self.notices.pop()
-    }
-
-    /// Lane: says that it holds nothing any more and will never poll again.
-    pub(crate) fn leave(&self) {
-        self.gone.store(true, Ordering::SeqCst);
-        self.discard();
-        self.control.ring();
-    }
-
-    /// Whether the lane has left.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::SeqCst)
-    }
-
-    fn discard(&self) {
-        while self.messages.pop().is_some() {}
+    fn deref(&self) -> &Letters<M, N> {
+        &self.letters
     }
 }
 
 impl<M: Send, N: Send> Waker for LaneShared<M, N> {
     fn wake(&self) {
-        self.bell.ring();
+        self.bell().ring();
     }
 }
 

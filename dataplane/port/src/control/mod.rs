@@ -2,8 +2,10 @@
 
 mod bell;
 mod inbox;
+mod letters;
 mod log_limit;
 
 pub(crate) use bell::Bell;
 pub(crate) use inbox::{LaneSet, LaneShared};
+pub(crate) use letters::Letters;
 pub(crate) use log_limit::LogLimit;

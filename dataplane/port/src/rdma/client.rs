@@ -9,6 +9,7 @@ use rowmill_verbs::{
 };
 use rowmill_wire::control::{Control, Welcome};
 use rowmill_wire::limits::MAX_REGIONS;
+use rustix::io::Errno;
 
 use super::bounds::{CONTROL_COMPLETIONS, completions_for};
 use super::client_lane::{ClientLane, destroy};
@@ -20,6 +21,7 @@ use super::link::{Heard, Link};
 use super::memory::OwnRegion;
 use super::private_data::{Asked, SessionId, parse_reply};
 use super::reconnect::Backoff;
+use super::sleep::{self, Sleeper};
 use crate::{Lost, PortError};
 
 /// How long a goodbye may take after something has failed: it says whether that was the dataplane's doing.
@@ -307,47 +309,13 @@ impl RdmaClient {
 
     /// Sleeps until a completion or an event may have come, or a clock has to be looked at.
     pub(super) fn doze(&mut self, most: Duration) -> Result<(), PortError> {
-        if self.arm() {
-            let most = match self.suspect {
-                Some(_) => most.min(Duration::from_millis(5)),
-                None => most.min(self.config.silent_limit / 4),
-            };
-            let fds = [self.completion_channel.as_fd(), self.channel.as_fd()];
-            wait_for(&fds, Some(most)).map_err(|errno| PortError::System {
-                call: "poll",
-                source: errno.into(),
-            })?;
-        }
-        while let Ok(Some(queue)) = self.completion_channel.take_event() {
-            self.armed &= queue != self.completions.handle().id();
-            for lane in &mut self.lanes {
-                lane.armed &= queue != lane.completions.handle().id();
-            }
-        }
-        Ok(())
-    }
-
-    /// Asks all completion queues for an event with what comes from now on; false if something has come already.
-    fn arm(&mut self) -> bool {
         if self.ended.is_some() {
-            return false;
+            return Ok(());
         }
-        let mut armed = true;
-        if !self.armed {
-            self.armed = self.completions.arm().is_ok();
-            armed &= self.armed;
-        }
-        for lane in &mut self.lanes {
-            if !lane.armed {
-                lane.armed = lane.completions.arm().is_ok();
-                armed &= lane.armed;
-            }
-        }
-        // What came before they were armed rings no bell.
-        self.lanes.iter_mut().for_each(ClientLane::drain);
-        self.look();
-        let quiet = !self.lanes.iter().any(ClientLane::has_record);
-        armed && quiet && self.ended.is_none() && self.answer.is_none()
+        sleep::sleep(self, Some(most)).map_err(|errno| PortError::System {
+            call: "poll",
+            source: errno.into(),
+        })
     }
 
     /// Looks at the control stream, at the connection manager and at the clock.
@@ -471,6 +439,49 @@ impl RdmaClient {
 impl Drop for RdmaClient {
     fn drop(&mut self) {
         self.fence();
+    }
+}
+
+impl Sleeper for RdmaClient {
+    fn progress(&mut self) {
+        self.lanes.iter_mut().for_each(ClientLane::drain);
+        self.look();
+    }
+
+    fn arm(&mut self) -> bool {
+        if !self.armed {
+            self.armed = self.completions.arm().is_ok();
+        }
+        for lane in &mut self.lanes {
+            if !lane.armed {
+                lane.armed = lane.completions.arm().is_ok();
+            }
+        }
+        self.armed && self.lanes.iter().all(|lane| lane.armed)
+    }
+
+    fn is_quiet(&self) -> bool {
+        let records = self.lanes.iter().any(ClientLane::has_record);
+        !records && self.ended.is_none() && self.answer.is_none()
+    }
+
+    /// Wakes up for the clock too.
+    fn wait(&mut self, limit: Option<Duration>) -> Result<(), Errno> {
+        let look = match self.suspect {
+            Some(_) => Duration::from_millis(5),
+            None => self.config.silent_limit / 4,
+        };
+        let fds = [self.completion_channel.as_fd(), self.channel.as_fd()];
+        wait_for(&fds, Some(limit.unwrap_or(look).min(look)))
+    }
+
+    fn take_events(&mut self) {
+        while let Ok(Some(queue)) = self.completion_channel.take_event() {
+            self.armed &= queue != self.completions.handle().id();
+            for lane in &mut self.lanes {
+                lane.armed &= queue != lane.completions.handle().id();
+            }
+        }
     }
 }
 

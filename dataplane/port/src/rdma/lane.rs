@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 use rowmill_verbs::{Completion as Done, CompletionChannel, CompletionQueue, Slab, Trouble};
 use rowmill_wire::limits::SLOT_BYTES;
 use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
 
 use super::bounds::GREETING_MAX;
 use super::inbox::{Cut, LaneShared, MESSAGES_PER_CONNECTION, Message, Notice};
 use super::life::Life;
 use super::pool::Pool;
 use super::seat::{Seat, Submission};
+use super::sleep::{self, Sleeper};
 use crate::{ConnId, Event, RegionError, RegionId};
 
 /// How long what was announced to a connection that ends in order may take to arrive.
@@ -352,36 +354,13 @@ impl RdmaLane {
         if self.ending.is_some() || self.has_message() {
             return; // For the next poll.
         }
-        self.progress();
-        if !self.armed {
-            if let Err(error) = self.completions.arm() {
-                tracing::error!(%error, "a worker can't sleep");
-                return;
-            }
-            self.armed = true;
-        }
-        // What came before the queue was armed rings no bell.
-        self.progress();
-        let quiet = self.ready.is_empty() && self.fetched.is_empty() && !self.has_message();
-        if quiet {
-            // Connections that leave are not waited for longer than they may linger.
-            let limit = match self.leaving.is_empty() {
-                true => limit,
-                false => Some(limit.map_or(LINGER / 10, |limit| limit.min(LINGER / 10))),
-            };
-            let limit = limit.map(|limit| Timespec {
-                tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
-                tv_nsec: limit.subsec_nanos().into(),
-            });
-            let mut events = [MaybeUninit::uninit(); 4];
-            self.life.sleeps();
-            // Whatever ends it, an interruption too, the caller polls again.
-            let _ = epoll::wait(&self.shared.epoll, &mut events, limit.as_ref());
-            self.life.polled();
-            while let Ok(Some(_)) = self.channel.take_event() {
-                self.armed = false;
-            }
-        }
+        // Connections that leave are not waited for longer than they may linger.
+        let limit = match self.leaving.is_empty() {
+            true => limit,
+            false => Some(limit.map_or(LINGER / 10, |limit| limit.min(LINGER / 10))),
+        };
+        // Whatever ends it, an interruption too, the caller polls again.
+        let _ = sleep::sleep(self, limit);
     }
 
     /// What a region is at the client, if these bytes lie inside.
@@ -409,6 +388,44 @@ impl RdmaLane {
 
     pub(super) fn forget_fetched(&mut self, conn: ConnId, slot: u16) {
         self.fetched.retain(|fetched| *fetched != (conn, slot));
+    }
+}
+
+impl Sleeper for RdmaLane {
+    fn progress(&mut self) {
+        RdmaLane::progress(self);
+    }
+
+    fn arm(&mut self) -> bool {
+        if !self.armed {
+            match self.completions.arm() {
+                Ok(()) => self.armed = true,
+                Err(error) => tracing::error!(%error, "a worker can't sleep"),
+            }
+        }
+        self.armed
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.ready.is_empty() && self.fetched.is_empty() && !self.has_message()
+    }
+
+    fn wait(&mut self, limit: Option<Duration>) -> Result<(), Errno> {
+        let limit = limit.map(|limit| Timespec {
+            tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        });
+        let mut events = [MaybeUninit::uninit(); 4];
+        self.life.sleeps();
+        let outcome = epoll::wait(&self.shared.epoll, &mut events, limit.as_ref());
+        self.life.polled();
+        outcome.map(|_| ())
+    }
+
+    fn take_events(&mut self) {
+        while let Ok(Some(_)) = self.channel.take_event() {
+            self.armed = false;
+        }
     }
 }
 

@@ -44,6 +44,7 @@ mod serve;
 mod server;
 mod session;
 mod session_lane;
+mod sleep;
 pub mod stream;
 mod watch;
 

@@ -15,6 +15,7 @@ use rustix::net::{
     sockopt::{Timeout, set_socket_timeout},
 };
 
+use super::block::Block;
 use super::endpoint::{socket_path, stream_socket};
 use super::handoff;
 use super::layout::{Layout, MAX_LANES};
@@ -154,7 +155,7 @@ impl ShmClient {
         let memory = Arc::new(memory);
         Ok(ShmClient {
             lanes: (0..lanes)
-                .map(|lane| ClientRings::new(memory.clone(), layout, lane))
+                .map(|lane| ClientRings::new(Block::new(memory.clone(), &layout, lane), layout))
                 .collect(),
             regions: Default::default(),
             welcome,
@@ -205,7 +206,7 @@ impl ShmClient {
     /// that break the protocol on purpose or change frames after they were submitted.
     pub fn raw_lane(&self, lane: u16) -> RawLane<'_> {
         RawLane {
-            window: self.lanes[usize::from(lane)].window(),
+            window: self.lanes[usize::from(lane)].block().window(),
             layout: self.layout,
             doorbell: &self.doorbells[usize::from(lane)],
         }
@@ -239,11 +240,8 @@ impl ShmClient {
         }
     }
 
-    fn has_record(&self) -> bool {
-        self.lanes.iter().any(ClientRings::has_completion)
-    }
-
-    fn sleep(&mut self, limit: Option<Duration>) -> Result<(), PortError> {
+    /// Sleeps until the stream ends or a worker wakes this client: whether either has happened.
+    fn wait_for_bells(&self, limit: Option<Duration>) -> Result<(bool, bool), PortError> {
         let limit = limit.map(|limit| Timespec {
             tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: limit.subsec_nanos().into(),
@@ -252,17 +250,9 @@ impl ShmClient {
             PollFd::new(&self.stream, PollFlags::RDHUP),
             PollFd::new(&self.wake, PollFlags::IN),
         ];
-        let outcome = poll(&mut fds, limit.as_ref());
-        let (stream, wake) = (fds[0].revents(), fds[1].revents());
-        match outcome {
-            Ok(_) => {
-                self.closed |= !stream.is_empty();
-                if !wake.is_empty() {
-                    self.wake.drain();
-                }
-                Ok(())
-            }
-            Err(Errno::INTR) => Ok(()),
+        match poll(&mut fds, limit.as_ref()) {
+            Ok(_) => Ok((!fds[0].revents().is_empty(), !fds[1].revents().is_empty())),
+            Err(Errno::INTR) => Ok((false, false)),
             Err(errno) => Err(system("poll", errno)),
         }
     }
@@ -393,14 +383,14 @@ impl ClientPort for ShmClient {
         if self.closed {
             return Ok(()); // The next poll says so.
         }
-        self.lanes.iter().for_each(ClientRings::lie_down);
-        handoff::settle();
-        let outcome = match self.has_record() {
-            true => Ok(()),
-            false => self.sleep(limit),
-        };
-        self.lanes.iter().for_each(ClientRings::get_up);
-        outcome
+        let wait = || self.wait_for_bells(limit);
+        let slept = handoff::sleep(self.lanes.iter(), || true, wait);
+        let (ended, woken) = slept.unwrap_or(Ok((false, false)))?;
+        self.closed |= ended;
+        if woken {
+            self.wake.drain();
+        }
+        Ok(())
     }
 }
 

@@ -23,10 +23,9 @@
 //!
 //! The bytes behind a tail are published by P1 and C3: release and acquire.
 //!
-//! The atomics are named here only, so that a model checker can take their place.
+//! `tests/models` runs this file, with the rings and their sleeping sides, in all orders that there are.
 
-pub(super) use core::sync::atomic::AtomicU32;
-use core::sync::atomic::{Ordering, fence};
+use crate::sync::{AtomicU32, Ordering, fence};
 
 /// Producer: publishes everything written so far under the new tail. True if the consumer may be asleep
 /// and has to be rung.
@@ -41,37 +40,31 @@ pub(super) fn tail(tail: &AtomicU32) -> u32 {
     u32::from_le(tail.load(Ordering::Acquire))
 }
 
-/// Consumer: says that it is about to sleep, on one ring.
-pub(super) fn lie_down(sleeping: &AtomicU32) {
-    sleeping.store(1u32.to_le(), Ordering::Relaxed);
+/// A ring as its consumer has it.
+pub(super) trait Consumer {
+    /// Whether the producer says that there is something to read.
+    fn has_entry(&self) -> bool;
+
+    /// The flag that says that this side sleeps.
+    fn sleeping(&self) -> &AtomicU32;
 }
 
-/// Consumer: between [`lie_down`] on all its rings and the last look at their tails.
-pub(super) fn settle() {
+/// Consumer: sleeps on all its rings by `wait`, unless one has an entry or `is_quiet` says that something else has come.
+/// `None` if it did not sleep.
+pub(super) fn sleep<'r, R: Consumer + 'r, T>(
+    rings: impl Iterator<Item = &'r R> + Clone,
+    is_quiet: impl FnOnce() -> bool,
+    wait: impl FnOnce() -> T,
+) -> Option<T> {
+    let flag = |value: u32| {
+        for ring in rings.clone() {
+            ring.sleeping().store(value.to_le(), Ordering::Relaxed);
+        }
+    };
+    flag(1);
     fence(Ordering::SeqCst);
-}
-
-/// Consumer: is awake again.
-pub(super) fn get_up(sleeping: &AtomicU32) {
-    sleeping.store(0, Ordering::Relaxed);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_sleeper_is_rung_once() {
-        let (word, flag) = (AtomicU32::new(0), AtomicU32::new(0));
-        assert!(!publish(&word, 1, &flag));
-        lie_down(&flag);
-        settle();
-        assert_eq!(tail(&word), 1);
-        assert!(publish(&word, 2, &flag));
-        assert!(!publish(&word, 3, &flag));
-        lie_down(&flag);
-        get_up(&flag);
-        assert!(!publish(&word, 4, &flag));
-        assert_eq!(tail(&word), 4);
-    }
+    let quiet = is_quiet() && !rings.clone().any(R::has_entry);
+    let outcome = quiet.then(wait);
+    flag(0);
+    outcome
 }

@@ -9,7 +9,8 @@ use rowmill_wire::limits::{MAX_REGIONS, SLOT_BYTES};
 use rowmill_wire::{Completion, Status};
 use rustix::event::{Timespec, epoll};
 
-use super::handoff;
+use super::block::Block;
+use super::handoff::{self, Consumer};
 use super::inbox::{LaneShared, Link, Message, Notice};
 use super::rings::{Submission, WorkerRings};
 use crate::{
@@ -86,9 +87,9 @@ impl ShmLane {
         self.messages_taken = self.messages_taken.wrapping_add(1);
         Some(match message {
             Message::Attach { conn, link, layout } => {
-                let memory = link.memory.clone();
+                let block = Block::new(link.memory.clone(), &layout, self.shared.lane);
                 let seat = &mut self.seats[conn.0 as usize];
-                seat.rings = Some(WorkerRings::new(memory, layout, self.shared.lane));
+                seat.rings = Some(WorkerRings::new(block, layout));
                 seat.link = Some(link);
                 self.active.push(conn);
                 Event::Attached {
@@ -177,10 +178,10 @@ impl ShmLane {
 
     fn has_submission(&self, conn: ConnId) -> bool {
         let rings = &self.seats[conn.0 as usize].rings;
-        rings.as_ref().is_some_and(WorkerRings::has_submission)
+        rings.as_ref().is_some_and(WorkerRings::has_entry)
     }
 
-    fn active_rings(&self) -> impl Iterator<Item = &WorkerRings> {
+    fn active_rings(&self) -> impl Iterator<Item = &WorkerRings> + Clone {
         self.active
             .iter()
             .filter_map(|conn| self.seats[conn.0 as usize].rings.as_ref())
@@ -190,10 +191,7 @@ impl ShmLane {
         if self.ending.is_some() {
             return; // The acknowledgement is for the next poll.
         }
-        self.active_rings().for_each(WorkerRings::lie_down);
-        handoff::settle();
-        let quiet = !self.has_message() && !self.active_rings().any(WorkerRings::has_submission);
-        if quiet {
+        let wait = || {
             let limit = limit.map(|limit| Timespec {
                 tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
                 tv_nsec: limit.subsec_nanos().into(),
@@ -201,8 +199,8 @@ impl ShmLane {
             let mut events = [MaybeUninit::uninit(); 16];
             // Whatever ends it, an interruption too, the caller polls again.
             let _ = epoll::wait(&self.shared.epoll, &mut events, limit.as_ref());
-        }
-        self.active_rings().for_each(WorkerRings::get_up);
+        };
+        handoff::sleep(self.active_rings(), || !self.has_message(), wait);
     }
 }
 

@@ -20,6 +20,7 @@
 //!   worker or the control thread, or show in another client's memory.
 
 mod answer;
+mod block;
 mod client;
 mod control;
 mod dispose;

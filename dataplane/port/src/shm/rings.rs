@@ -1,51 +1,13 @@
 //! One lane's rings in the control memory: the worker's half and the client's half.
 
-use std::sync::Arc;
-
-use rowmill_arena::{Region, Window};
 use rowmill_wire::completion::COMPLETION_BYTES;
 use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::{Completion, CompletionKind, Immediate};
 
-use super::handoff::{self, AtomicU32};
+use super::block::Block;
+use super::handoff::{self, Consumer};
 use super::layout::{CLIENT_SLEEPING, COMPLETION_TAIL, Layout, SUBMISSION_TAIL, WORKER_SLEEPING};
-
-/// A lane's block, kept mapped.
-struct Block {
-    // Found once, since the polling loop needs it many millions of times a second. The lifetime is not
-    // the true one: `window` gives it out with that of `self`.
-    window: Window<'static>,
-    _memory: Arc<Region>,
-}
-
-// SAFETY: a window is an address and a length; what it spans is kept mapped by `_memory`, which is Send
-// and Sync, and is accessed by atomics and by copies that tolerate concurrent writers only.
-unsafe impl Send for Block {}
-
-impl Block {
-    fn new(memory: Arc<Region>, layout: &Layout, lane: u16) -> Block {
-        let part = memory
-            .window()
-            .part(usize::from(lane) * layout.lane_bytes(), layout.lane_bytes())
-            .expect("the control memory has the layout's size");
-        let start = core::ptr::NonNull::new(part.as_ptr()).expect("a window's start is not null");
-        // SAFETY: the bytes are mapped readable and writable for as long as the region lives, which
-        // this value keeps alive, and regions are reached through windows only.
-        let window = unsafe { Window::from_raw(start, part.len()) };
-        Block {
-            window,
-            _memory: memory,
-        }
-    }
-
-    fn window(&self) -> Window<'_> {
-        self.window
-    }
-
-    fn word(&self, at: usize) -> &AtomicU32 {
-        self.window().atomic_u32(at)
-    }
-}
+use crate::sync::AtomicU32;
 
 /// What a client submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,18 +25,13 @@ pub(super) struct WorkerRings {
 }
 
 impl WorkerRings {
-    pub(super) fn new(memory: Arc<Region>, layout: Layout, lane: u16) -> WorkerRings {
+    pub(super) fn new(block: Block, layout: Layout) -> WorkerRings {
         WorkerRings {
-            block: Block::new(memory, &layout, lane),
+            block,
             layout,
             submissions_read: 0,
             completions_written: 0,
         }
-    }
-
-    /// Whether the client says that there is something to read: one load.
-    pub(super) fn has_submission(&self) -> bool {
-        handoff::tail(self.block.word(SUBMISSION_TAIL)) != self.submissions_read
     }
 
     /// The next submission; a request's frame is copied to `frame`.
@@ -93,8 +50,9 @@ impl WorkerRings {
         if waiting > self.layout.submissions() {
             return Err("it claims more submissions than its queue can hold");
         }
-        let window = self.block.window();
-        let bits = window.load_u32(self.layout.submission(self.submissions_read));
+        let bits = self
+            .block
+            .load_u32(self.layout.submission(self.submissions_read));
         self.submissions_read = self.submissions_read.wrapping_add(1);
         let granted = |slot: u16| slot < self.layout.credits();
         match Immediate::decode(bits) {
@@ -106,7 +64,7 @@ impl WorkerRings {
                 if len == 0 || len > SLOT_BYTES {
                     return Err("it sent a frame of an impossible length");
                 }
-                window.read(self.layout.slot(slot), &mut frame[..len]);
+                self.block.read(self.layout.slot(slot), &mut frame[..len]);
                 Ok(Some(Submission::Request { slot, len }))
             }
             Some(Immediate::Cancel { slot }) if granted(slot) => {
@@ -122,7 +80,7 @@ impl WorkerRings {
     /// Writes a record. True if the client may be asleep and has to be rung.
     pub(super) fn complete(&mut self, record: &Completion) -> bool {
         let at = self.layout.completion(self.completions_written);
-        self.block.window().write(at, &record.encode());
+        self.block.write(at, &record.encode());
         self.completions_written = self.completions_written.wrapping_add(1);
         handoff::publish(
             self.block.word(COMPLETION_TAIL),
@@ -130,13 +88,16 @@ impl WorkerRings {
             self.block.word(CLIENT_SLEEPING),
         )
     }
+}
 
-    pub(super) fn lie_down(&self) {
-        handoff::lie_down(self.block.word(WORKER_SLEEPING));
+impl Consumer for WorkerRings {
+    /// One load.
+    fn has_entry(&self) -> bool {
+        handoff::tail(self.block.word(SUBMISSION_TAIL)) != self.submissions_read
     }
 
-    pub(super) fn get_up(&self) {
-        handoff::get_up(self.block.word(WORKER_SLEEPING));
+    fn sleeping(&self) -> &AtomicU32 {
+        self.block.word(WORKER_SLEEPING)
     }
 }
 
@@ -157,9 +118,9 @@ pub(super) struct ClientRings {
 }
 
 impl ClientRings {
-    pub(super) fn new(memory: Arc<Region>, layout: Layout, lane: u16) -> ClientRings {
+    pub(super) fn new(block: Block, layout: Layout) -> ClientRings {
         ClientRings {
-            block: Block::new(memory, &layout, lane),
+            block,
             layout,
             slots: vec![Slot::Free; usize::from(layout.credits())],
             submissions_written: 0,
@@ -180,7 +141,7 @@ impl ClientRings {
             frame.len()
         );
         *state = Slot::Held;
-        self.block.window().write(self.layout.slot(slot), frame);
+        self.block.write(self.layout.slot(slot), frame);
         let len = frame.len() as u16;
         self.push(Immediate::Request { slot, len })
     }
@@ -201,17 +162,13 @@ impl ClientRings {
 
     fn push(&mut self, immediate: Immediate) -> bool {
         let at = self.layout.submission(self.submissions_written);
-        self.block.window().store_u32(at, immediate.encode());
+        self.block.store_u32(at, immediate.encode());
         self.submissions_written = self.submissions_written.wrapping_add(1);
         handoff::publish(
             self.block.word(SUBMISSION_TAIL),
             self.submissions_written,
             self.block.word(WORKER_SLEEPING),
         )
-    }
-
-    pub(super) fn has_completion(&self) -> bool {
-        handoff::tail(self.block.word(COMPLETION_TAIL)) != self.completions_read
     }
 
     /// The next record.
@@ -229,7 +186,7 @@ impl ClientRings {
         }
         let mut bytes = [0; COMPLETION_BYTES];
         let at = self.layout.completion(self.completions_read);
-        self.block.window().read(at, &mut bytes);
+        self.block.read(at, &mut bytes);
         self.completions_read = self.completions_read.wrapping_add(1);
         let record = Completion::parse(&bytes).map_err(|_| "a malformed status record")?;
         let slot = self.slots.get_mut(usize::from(record.slot));
@@ -240,16 +197,18 @@ impl ClientRings {
         Ok(Some(record))
     }
 
-    pub(super) fn lie_down(&self) {
-        handoff::lie_down(self.block.word(CLIENT_SLEEPING));
+    /// The memory that both halves share.
+    pub(super) fn block(&self) -> &Block {
+        &self.block
+    }
+}
+
+impl Consumer for ClientRings {
+    fn has_entry(&self) -> bool {
+        handoff::tail(self.block.word(COMPLETION_TAIL)) != self.completions_read
     }
 
-    pub(super) fn get_up(&self) {
-        handoff::get_up(self.block.word(CLIENT_SLEEPING));
-    }
-
-    /// The whole block.
-    pub(super) fn window(&self) -> Window<'_> {
-        self.block.window()
+    fn sleeping(&self) -> &AtomicU32 {
+        self.block.word(CLIENT_SLEEPING)
     }
 }
