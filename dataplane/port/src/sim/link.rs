@@ -54,6 +54,20 @@ pub(super) struct Write {
     inbox: Rc<RefCell<Inbox>>,
 }
 
+impl Write {
+    /// What becomes of it when its connection fails at a moment: it is lost, or placed later with what it carried.
+    fn lingers(self, moment: u64, dying_ns: u64, rng: &mut fastrand::Rng) -> Option<Write> {
+        let carried = self.block.clone_part(self.from, self.len);
+        let write = Write {
+            due: moment + rng.u64(0..=dying_ns),
+            block: Rc::new(carried),
+            from: 0,
+            ..self
+        };
+        rng.bool().then_some(write)
+    }
+}
+
 /// All WRITEs that are under way.
 #[derive(Default)]
 pub(super) struct Writes(Vec<Write>);
@@ -114,7 +128,7 @@ impl Net {
         let connection = self.connection_mut(conn).ok_or(RegionError::Unknown)?;
         let inbox = Rc::clone(&connection.inbox);
         let failed = inbox.borrow().cut_due.is_some();
-        self.writes.0.push(Write {
+        let write = Write {
             due,
             conn,
             lane,
@@ -125,10 +139,14 @@ impl Net {
             from,
             len,
             inbox,
-        });
-        if failed {
-            self.linger(conn, self.now_ns);
-        }
+        };
+        let dying_ns = self.dying_ns();
+        // What is posted to a connection that has failed lingers like what was posted before.
+        let write = match failed {
+            true => write.lingers(self.now_ns, dying_ns, &mut self.rng),
+            false => Some(write),
+        };
+        self.writes.0.extend(write);
         Ok(due)
     }
 
@@ -237,19 +255,21 @@ impl Net {
         self.tell_lanes_in(told, Event::Detached { conn });
     }
 
-    /// WRITEs to a connection that has failed: some are lost, and some are placed later with what they carried.
+    /// WRITEs to a connection that fails linger where they would be placed after this moment.
     fn linger(&mut self, conn: ConnId, moment: u64) {
-        let dying_ns = self.bounds.far.map_or(0, |far| far.link.dying_ns);
-        let (rng, writes) = (&mut self.rng, &mut self.writes.0);
-        writes.retain_mut(|write| {
-            if write.conn != conn || write.due <= moment {
-                return true;
-            }
-            write.due = moment + rng.u64(0..=dying_ns);
-            write.block = Rc::new(write.block.clone_part(write.from, write.len));
-            write.from = 0;
-            rng.bool()
-        });
+        let dying_ns = self.dying_ns();
+        for write in std::mem::take(&mut self.writes.0) {
+            let fails = write.conn == conn && write.due > moment;
+            let left = match fails {
+                true => write.lingers(moment, dying_ns, &mut self.rng),
+                false => Some(write),
+            };
+            self.writes.0.extend(left);
+        }
+    }
+
+    fn dying_ns(&self) -> u64 {
+        self.bounds.far.map_or(0, |far| far.link.dying_ns)
     }
 
     /// Nothing arrives over a connection's link for a while; if it is long, each side gives the other up.
