@@ -111,6 +111,8 @@ pub fn immediate(data: &[u8]) {
 
 /// Bytes that describe a fragment to [`control_stream`].
 const FRAGMENT_DRAFT_BYTES: usize = 10;
+/// Most such fragments: the longest message's twice over, and some.
+const FRAGMENT_DRAFTS: usize = 40;
 
 /// Fragments of the control stream over RDMA: these bytes as one, then those that they describe, each by its total and
 /// place (u32) and the length of its payload (u16); then a message of these bytes over and over, cut and put together.
@@ -119,8 +121,12 @@ pub fn control_stream(data: &[u8]) {
     let mut so_far = Vec::new();
     one_fragment(&mut assembler, &mut so_far, data);
     let mut payload = (0..=u8::MAX).cycle();
-    for draft in data.chunks_exact(FRAGMENT_DRAFT_BYTES) {
-        let len = usize::from(u16::from_le_bytes([draft[8], draft[9]]));
+    for draft in data
+        .chunks_exact(FRAGMENT_DRAFT_BYTES)
+        .take(FRAGMENT_DRAFTS)
+    {
+        // No receive takes more than a slot has.
+        let len = usize::from(u16::from_le_bytes([draft[8], draft[9]])).min(SLOT_BYTES);
         let head = draft[..8].iter().copied();
         let bytes: Vec<u8> = head.chain(payload.by_ref().take(len)).collect();
         one_fragment(&mut assembler, &mut so_far, &bytes);

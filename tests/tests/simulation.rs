@@ -13,6 +13,7 @@ fn all_rules_are_kept() {
         .unwrap_or(1);
     let (mut frames, mut answered, mut busy, mut expired, mut cancelled) = (0, 0, 0, 0, 0);
     let (mut unknown_ids, mut overflows) = (0, 0);
+    let (mut silences, mut placed, mut placed_late) = (0, 0, 0);
     for seed in first..first + SEEDS {
         println!("seed {seed}");
         let tally = run(seed, None, false)
@@ -25,6 +26,9 @@ fn all_rules_are_kept() {
         cancelled += tally.cancelled;
         unknown_ids += tally.unknown_ids;
         overflows += tally.overflows;
+        silences += tally.silences;
+        placed += tally.placed;
+        placed_late += tally.placed_late;
     }
     println!(
         "{frames} frames, {answered} answered, {busy} busy, {expired} expired, {cancelled} cancelled, {unknown_ids} unknown ids, {overflows} blocks overflowing"
@@ -32,6 +36,10 @@ fn all_rules_are_kept() {
     // The worlds are lively: everything that can become of a request happens often.
     assert!(answered > frames / 4 && busy > SEEDS && expired > SEEDS / 4 && cancelled > SEEDS / 4);
     assert!(unknown_ids > SEEDS / 10 && overflows > SEEDS / 10);
+    println!(
+        "{silences} silent links, {placed} pieces placed, {placed_late} of a failed connection"
+    );
+    assert!(silences > SEEDS / 20 && placed > 100 * SEEDS && placed_late > SEEDS / 10);
 }
 
 #[test]
@@ -43,10 +51,13 @@ fn a_seed_is_a_run() {
     }
 }
 
+/// Seeds within which each planted mistake shows.
+const SEEDS_TO_FIND: u64 = 50;
+
 #[test]
 fn planted_mistakes_are_found() {
-    for mistake in Mistake::ALL {
-        let found = (0..20).find_map(|seed| run(seed, Some(mistake), false).err());
+    for mistake in Mistake::all() {
+        let found = (0..SEEDS_TO_FIND).find_map(|seed| run(seed, Some(mistake), false).err());
         let found = found.unwrap_or_else(|| panic!("{mistake:?} was not found"));
         println!("{mistake:?}, seed {}: {}", found.seed, found.violation);
     }

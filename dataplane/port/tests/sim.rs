@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use rowmill_port::conformance::{Harness, Setup, Violation, Worker};
-use rowmill_port::sim::{Bounds, Far, Faults, Loss, SimClient, SimNet, SimServer};
+use rowmill_port::sim::{Bounds, Far, Faults, Link, Loss, SimClient, SimNet, SimServer};
 use rowmill_port::{PortError, RegionId};
 use rowmill_wire::Immediate;
 
@@ -39,6 +39,7 @@ impl<const DELAYED: bool, const FAR: bool> Harness for Sim<DELAYED, FAR> {
                 stage_bytes: 64 << 10,
                 blocks: 2,
                 fetches: 2,
+                link: Link::default(),
             }),
         };
         let faults = match DELAYED {
@@ -46,6 +47,7 @@ impl<const DELAYED: bool, const FAR: bool> Harness for Sim<DELAYED, FAR> {
                 delay_ns: 100..=5_000,
                 held_up_per_mille: 20,
                 held_up_ns: 50_000,
+                mistake: None,
             },
             false => Faults::NONE,
         };

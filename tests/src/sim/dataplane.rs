@@ -98,6 +98,11 @@ impl Dataplane {
         self.lanes.iter().enumerate().filter_map(at).min()
     }
 
+    /// How many workers there are.
+    pub fn lanes(&self) -> u16 {
+        self.lanes.len() as u16
+    }
+
     /// Requests in progress on all workers.
     pub fn in_progress(&self) -> usize {
         self.lanes
@@ -155,10 +160,15 @@ impl Dataplane {
 
     /// Before a client acts: what it holds is compared with what it has to be.
     pub fn before_client(&mut self, conn: Option<ConnId>) {
+        // What arrived meanwhile.
+        self.acting = None;
+        self.after_client();
         self.acting = conn;
         if let Some(conn) = conn {
-            let outcome = self.ledger.check_untouched(conn);
-            self.end_with(outcome);
+            let untouched = self.ledger.check_untouched(conn);
+            self.end_with(untouched);
+            let arrived = self.ledger.check_arrived(conn);
+            self.end_with(arrived);
         }
     }
 

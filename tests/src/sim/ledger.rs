@@ -1,14 +1,15 @@
 //! The ledger: who owns which bytes when, and what every record has to say. It reads the port's log
 //! after each step and knows nothing of the engine's insides.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-use rowmill_port::sim::{Entry, SimMemory, SimNet, What};
+use rowmill_port::sim::{Entry, SimNet, What};
 use rowmill_port::{ConnId, RegionId};
-use rowmill_wire::{Completion, CompletionKind, Immediate};
+use rowmill_wire::{Completion, CompletionKind};
 
+use super::books::{Announced, Guarded, Holder, LaneBook, landed, submitted};
 use super::flight::Flight;
 use super::records::{Circumstances, Tally, check_final, check_slice};
 use super::service::Schemas;
@@ -26,48 +27,6 @@ pub struct Pass {
     serial: u64,
 }
 
-/// A region's memory, and what it has to look like.
-struct Guarded {
-    memory: Rc<SimMemory>,
-    shadow: Vec<u8>,
-}
-
-impl Guarded {
-    fn check(&self, conn: ConnId, region: RegionId) -> Result<(), Violation> {
-        let now = self.memory.bytes(0, self.memory.len());
-        if now == self.shadow {
-            return Ok(());
-        }
-        let at = now
-            .iter()
-            .zip(&self.shadow)
-            .position(|(now, shadow)| now != shadow);
-        let at = at.expect("the bytes differ");
-        Err(Violation(format!(
-            "byte {at} of region {} of conn {} was written, though the dataplane does not own it",
-            region.0, conn.0
-        )))
-    }
-}
-
-/// One connection on one lane.
-#[derive(Default)]
-struct LaneBook {
-    flights: BTreeMap<u16, Flight>,
-    /// Slots from submission until the client has the final record.
-    in_use: BTreeSet<u16>,
-    announced: VecDeque<Completion>,
-    detached: bool,
-}
-
-struct Holder {
-    serial: u64,
-    honest: bool,
-    cut: bool,
-    regions: BTreeMap<RegionId, Guarded>,
-    lanes: Vec<LaneBook>,
-}
-
 /// The ledger of a run.
 pub struct Ledger {
     net: SimNet,
@@ -78,7 +37,7 @@ pub struct Ledger {
     /// Connections so far.
     serial: u64,
     /// Flights that ended in this step, whose target may have been written in it.
-    ended: Vec<(ConnId, Flight)>,
+    ended: Vec<(ConnId, Rc<Flight>)>,
     granted: Vec<(ConnId, RegionId)>,
     /// Bytes worked on, of each lane.
     lane_bytes: Vec<u64>,
@@ -249,6 +208,7 @@ impl Ledger {
                 serial: self.serial,
                 honest: false,
                 cut: false,
+                fenced: false,
                 regions: BTreeMap::new(),
                 lanes,
             };
@@ -267,7 +227,26 @@ impl Ledger {
             return Err(format!("{:?} of a connection that is gone", entry.what));
         };
         match &entry.what {
-            What::Cut => holder.cut = true,
+            What::Cut => {
+                holder.cut = true;
+                self.tally.ended += 1;
+            }
+            What::Silent { .. } => self.tally.silences += 1,
+            What::Fenced => holder.fenced = true,
+            What::Unregistered { region } => {
+                holder.regions.remove(region);
+            }
+            What::Landed {
+                lane,
+                region,
+                offset,
+                len,
+            } => {
+                self.tally.placed += 1;
+                self.tally.placed_late += u64::from(holder.cut);
+                return landed(holder, *lane, *region, *offset..offset + len);
+            }
+            What::Released { lane } => holder.lanes[usize::from(*lane)].released = true,
             What::Closed { why } => {
                 self.tally.closed += 1;
                 if holder.honest {
@@ -300,7 +279,9 @@ impl Ledger {
             }
             What::Detached { lane } => {
                 let book = &mut holder.lanes[usize::from(*lane)];
-                book.flights.clear();
+                let ended = std::mem::take(&mut book.flights).into_iter();
+                book.unread
+                    .extend(ended.map(|(slot, f)| (slot, Rc::new(f))));
                 book.detached = true;
             }
             What::Submitted { lane, bits } => submitted(holder, *lane, *bits)?,
@@ -334,11 +315,16 @@ impl Ledger {
             What::Announced { lane, record } => return self.announced(entry, *lane, record),
             What::Received { lane, record } => {
                 let book = &mut holder.lanes[usize::from(*lane)];
-                if book.announced.pop_front() != Some(*record) {
+                if book.announced.pop_front().map(|a| a.record) != Some(*record) {
                     return Err("the client received a record out of order".into());
                 }
                 if record.kind == CompletionKind::Final {
                     book.in_use.remove(&record.slot);
+                    let read = book
+                        .unread
+                        .iter()
+                        .position(|(slot, _)| *slot == record.slot);
+                    read.map(|at| book.unread.remove(at));
                 }
             }
             _ => {}
@@ -429,7 +415,6 @@ impl Ledger {
         let connections = self.holders.len() as u64;
         let holder = self.holders.get_mut(&entry.conn).expect("looked up before");
         let book = &mut holder.lanes[at];
-        book.announced.push_back(*record);
         let Some(flight) = book.flights.get_mut(&record.slot) else {
             return Err(format!(
                 "a record where no request is in progress: {record:?}"
@@ -438,14 +423,29 @@ impl Ledger {
         flight.addressed_by(record)?;
         let (regions, target, vectors) =
             (&holder.regions, flight.target(), &mut self.tally.vectors);
+        let (far, net, honest) = (self.far, &self.net, holder.honest);
+        let posted = target.and_then(|region| net.posted(entry.conn, region));
+        let mut places = Vec::new();
         let stored = |place: Range<u64>| {
             *vectors += 1;
-            let memory = &regions.get(&target?)?.memory;
-            let inside = place.end <= memory.len() as u64;
-            inside.then(|| memory.bytes(place.start as usize, (place.end - place.start) as usize))
+            let region = target?;
+            let memory = &regions.get(&region)?.memory;
+            if place.end > memory.len() as u64 {
+                return None;
+            }
+            let (start, end) = (place.start as usize, place.end as usize);
+            // Where workers are far, what is announced may be under way.
+            let bytes = posted.as_ref().unwrap_or(memory).bytes(start, end - start);
+            if far && honest {
+                places.push((region, place, bytes.clone()));
+            }
+            Some(bytes)
         };
         if record.kind == CompletionKind::Slice {
-            return check_slice(flight, record, stored);
+            check_slice(flight, record, stored)?;
+            let record = *record;
+            book.announced.push_back(Announced { record, places });
+            return Ok(());
         }
         let circumstances = Circumstances {
             at_ns: entry.at_ns,
@@ -464,8 +464,45 @@ impl Ledger {
         check_final(flight, record, circumstances, stored)?;
         self.tally.count(record.status);
         let flight = book.flights.remove(&record.slot).expect("found above");
+        let (flight, record) = (Rc::new(flight), *record);
+        if far {
+            book.unread.push((record.slot, Rc::clone(&flight)));
+        }
+        book.announced.push_back(Announced { record, places });
         self.ended.push((entry.conn, flight));
         Ok(())
+    }
+
+    /// A client that looks now finds what the records that it can take announce.
+    ///
+    /// # Errors
+    /// The first violation.
+    pub fn check_arrived(&self, conn: ConnId) -> Result<(), Violation> {
+        let Some(holder) = self.holders.get(&conn).filter(|h| !h.cut) else {
+            return Ok(());
+        };
+        for (lane, book) in (0..).zip(&holder.lanes) {
+            let ready = self.net.records_ready(conn, lane);
+            for (region, place, bytes) in book.announced.iter().take(ready).flat_map(|a| &a.places)
+            {
+                let memory = holder.regions.get(region).map(|guarded| &guarded.memory);
+                let found = memory.map(|m| m.bytes(place.start as usize, bytes.len()));
+                if found.is_some_and(|found| found != *bytes) {
+                    return Err(Violation(format!(
+                        "conn {} lane {lane}: a record has arrived before the bytes {place:?} of region {} that it announces",
+                        conn.0, region.0
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the client holds no slot any more.
+    pub fn has_all_credits(&self, pass: Pass) -> bool {
+        let holder = self.holders.get(&pass.conn);
+        let holder = holder.filter(|h| h.serial == pass.serial && !h.cut);
+        holder.is_none_or(|h| h.lanes.iter().all(|book| book.in_use.is_empty()))
     }
 
     /// In the regions that were granted in this step nothing has changed but the vectors of requests
@@ -484,7 +521,7 @@ impl Ledger {
                 .ended
                 .iter()
                 .filter(|(c, _)| c == conn)
-                .map(|(_, flight)| flight);
+                .map(|(_, flight)| &**flight);
             let flights = holder.lanes[usize::from(lane)]
                 .flights
                 .values()
@@ -521,19 +558,5 @@ impl Ledger {
             }
         }
         Ok(())
-    }
-}
-
-/// A client uses a slot: an honest one only while no request of its holds it.
-fn submitted(holder: &mut Holder, lane: u16, bits: u32) -> Result<(), String> {
-    let Some(Immediate::Request { slot, .. }) = Immediate::decode(bits) else {
-        return Ok(());
-    };
-    let free = holder.lanes[usize::from(lane)].in_use.insert(slot);
-    match free || !holder.honest {
-        true => Ok(()),
-        false => Err(format!(
-            "slot {slot} of lane {lane} was used again before its end"
-        )),
     }
 }

@@ -4,8 +4,12 @@
 //! speak the protocol by hand, and hostile ones) live on one fake clock over the port `sim`. A seed
 //! decides everything. The [`ledger`] follows the port's log and knows who owns which bytes; every
 //! answer is compared with the scalar reference, from what the worker has read and again from what the
-//! client has sent. [`planted`] mistakes show that the checks find what they are for.
+//! client has sent. Half of the worlds have workers that can't reach the memory of clients, over links that place late,
+//! fall silent and fail (`rowmill_port::sim::Link` says what is simulated of them and what is not): there every byte that
+//! reaches a client is checked when it does. At the end nothing may be left: no request, slot, block or fetched data.
+//! [`planted`] mistakes show that the checks find what they are for.
 
+mod books;
 pub mod dataplane;
 pub mod flight;
 pub mod frames;

@@ -75,6 +75,8 @@ impl Patron {
             Err(PortError::Refused { refusal, .. }) if refusal.status == Status::LimitReached => {
                 return Ok(None);
             }
+            // It tries again.
+            Err(PortError::Connect { .. } | PortError::Lost { .. }) => return Ok(None),
             Err(other) => return Err(Violation(format!("connecting: {other}"))),
         };
         let conn = port.conn();
@@ -303,7 +305,16 @@ impl Patron {
             }
             _ => {}
         }
-        Ok(self.left > 0 || !self.sent.is_empty())
+        if self.left > 0 || !self.sent.is_empty() {
+            return Ok(true);
+        }
+        match stage.has_all_credits(visit.pass) {
+            true => Ok(false),
+            false => Err(Violation(format!(
+                "conn {}: all requests have ended, and slots are held",
+                visit.pass.conn.0
+            ))),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rowmill_arena::{Layout, Staging, Strip, Window};
-use rowmill_port::sim::{SimMemory, SimNet, SimServer};
+use rowmill_port::sim::{self, SimMemory, SimNet, SimServer};
 use rowmill_port::{
     ConnId, Event, Extent, Fetch, Idle, RegionError, RegionId, RoomError, ServerPort, Waker,
 };
@@ -31,11 +31,17 @@ pub enum Mistake {
     FalseBusy,
     /// Reads request data a second time.
     ReadsTwice,
+    /// Gives two credits back for one request.
+    DoubleCredit,
+    /// Keeps the credit of a request.
+    KeepsCredit,
+    /// The port between the worker and memory that it can't reach makes it.
+    Port(sim::Mistake),
 }
 
 impl Mistake {
-    /// Each of them.
-    pub const ALL: [Mistake; 9] = [
+    /// What a worker, or the decorator around its port, does wrong.
+    const OF_WORKER: [Mistake; 11] = [
         Mistake::WritesAfterFinal,
         Mistake::GrantAfterFinal,
         Mistake::WritesBeyond,
@@ -45,7 +51,23 @@ impl Mistake {
         Mistake::SlicesOutOfOrder,
         Mistake::FalseBusy,
         Mistake::ReadsTwice,
+        Mistake::DoubleCredit,
+        Mistake::KeepsCredit,
     ];
+
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Mistake> {
+        let of_port = sim::Mistake::ALL.into_iter().map(Mistake::Port);
+        Mistake::OF_WORKER.into_iter().chain(of_port)
+    }
+
+    /// What the port itself does wrong.
+    pub fn of_port(self) -> Option<sim::Mistake> {
+        match self {
+            Mistake::Port(mistake) => Some(mistake),
+            _ => None,
+        }
+    }
 }
 
 /// The simulated port, with or without a mistake.
@@ -202,6 +224,24 @@ impl ServerPort for Planted {
                     conn,
                     &Completion {
                         slice: record.slice + 1,
+                        ..*record
+                    },
+                );
+            }
+            Some(Mistake::DoubleCredit) if last => {
+                return self.port.complete(
+                    conn,
+                    &Completion {
+                        credits: 2,
+                        ..*record
+                    },
+                );
+            }
+            Some(Mistake::KeepsCredit) if last => {
+                return self.port.complete(
+                    conn,
+                    &Completion {
+                        credits: 0,
                         ..*record
                     },
                 );

@@ -31,6 +31,14 @@ pub struct Tally {
     pub refused: u64,
     /// Connections cut off by the dataplane.
     pub closed: u64,
+    /// Connections that ended without the dataplane's wanting it, because a client left or the link failed.
+    pub ended: u64,
+    /// Links that were silent for a while.
+    pub silences: u64,
+    /// Pieces of results that were placed after they were posted.
+    pub placed: u64,
+    /// Of those, pieces that were placed after their connection had failed.
+    pub placed_late: u64,
 }
 
 impl Tally {

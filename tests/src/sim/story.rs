@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
 
+use rowmill_port::ConnId;
 use rowmill_port::sim::{Entry, What};
 
 /// Events kept for telling.
-const KEPT: usize = 120;
+const KEPT: usize = 400;
 
 /// A run's events.
 pub struct Story {
@@ -54,8 +55,34 @@ impl Story {
         self.hasher.finish()
     }
 
-    /// The last events, one a line.
+    /// The last events, one a line; of many pieces of results that follow one another the first.
     pub fn tell(&self) -> String {
-        self.last.iter().map(|entry| format!("{entry}\n")).collect()
+        let mut lines = Vec::new();
+        let (mut before, mut more) = (None, 0);
+        for entry in &self.last {
+            let pieces = pieces_of(entry);
+            if pieces.is_some() && pieces == before {
+                more += 1;
+                continue;
+            }
+            lines.extend((more > 0).then(|| and_more(more)));
+            lines.push(format!("{entry}\n"));
+            (before, more) = (pieces, 0);
+        }
+        lines.extend((more > 0).then(|| and_more(more)));
+        lines.concat()
     }
+}
+
+/// Whose pieces of results an entry tells of, and whether they are posted or placed.
+fn pieces_of(entry: &Entry) -> Option<(ConnId, u16, bool)> {
+    match entry.what {
+        What::Granted { lane, .. } => Some((entry.conn, lane, false)),
+        What::Landed { lane, .. } => Some((entry.conn, lane, true)),
+        _ => None,
+    }
+}
+
+fn and_more(pieces: usize) -> String {
+    format!("{:>17}and {pieces} more\n", "")
 }

@@ -92,6 +92,7 @@ impl Stranger {
             Err(PortError::Refused { refusal, .. }) if refusal.status == Status::LimitReached => {
                 return Ok(None);
             }
+            Err(PortError::Connect { .. } | PortError::Lost { .. }) => return Ok(None),
             Err(other) => return Err(Violation(format!("connecting: {other}"))),
         };
         let conn = port.conn();

@@ -9,7 +9,7 @@ use fastrand::Rng;
 use rowmill_arena::HugePages;
 use rowmill_engine::Engine;
 use rowmill_pooling::{Isa, Kernels};
-use rowmill_port::sim::{Bounds, Far, Faults, SimNet};
+use rowmill_port::sim::{Bounds, Far, Faults, Link, SimNet};
 use rowmill_port::{ConnId, RegionId};
 use rowmill_rowmilld::config::Limits;
 use rowmill_rowmilld::mailbox::Mailbox;
@@ -48,6 +48,13 @@ impl Stage {
         let mut dataplane = self.dataplane.borrow_mut();
         dataplane.after_client();
         dataplane.ledger.is_cut(pass)
+    }
+
+    /// Whether a client that still has its connection holds no slot.
+    pub fn has_all_credits(&self, pass: Pass) -> bool {
+        let mut dataplane = self.dataplane.borrow_mut();
+        dataplane.after_client();
+        dataplane.ledger.has_all_credits(pass)
     }
 
     /// The region that a connection registered last, while the connection stands.
@@ -182,12 +189,13 @@ impl World {
             connections: limits.connections.into(),
             credits: limits.credits,
             max_region: limits.max_region_bytes,
-            far: draw_far(&mut rng).filter(|_| mistake != Some(Mistake::ReadsTwice)),
+            far: draw_far(&mut rng, mistake),
         };
         let faults = Faults {
             delay_ns: 0..=rng.u64(0..=20_000),
             held_up_per_mille: rng.u32(0..=30),
             held_up_ns: rng.u64(0..=300_000),
+            mistake: mistake.and_then(Mistake::of_port),
         };
         let pace = Pace {
             bytes_per_us: 200 << rng.u32(0..=7),
@@ -309,7 +317,11 @@ impl World {
         if let Some(conn) = known(&**actor, &self.dataplane)
             && self.rng.u32(0..10_000) < self.cuts
         {
-            self.net.cut(conn);
+            // A break that is noticed, or one that is not.
+            match self.rng.bool() {
+                true => self.net.cut(conn),
+                false => self.net.silence(conn, self.rng.u64(0..=2 * SILENCE_NS)),
+            }
         }
         let mut dataplane = self.dataplane.borrow_mut();
         dataplane.after_client();
@@ -333,6 +345,14 @@ impl World {
                 open.join("\n")
             )));
         }
+        for lane in 0..dataplane.lanes() {
+            let held = self.net.held(lane);
+            if held != (0, 0) {
+                return Err(Violation(format!(
+                    "all clients have left, but lane {lane} holds {held:?} blocks and requests' data"
+                )));
+            }
+        }
         Ok(Outcome {
             hash: dataplane.story.hash(),
             events: dataplane.story.events,
@@ -343,14 +363,29 @@ impl World {
     }
 }
 
-/// Half of the worlds are of workers that can't reach the memory of clients, with little room between.
-fn draw_far(rng: &mut Rng) -> Option<Far> {
+/// Longest silence of a link that is borne; twice as long is drawn.
+const SILENCE_NS: u64 = 500_000;
+
+/// Half of the worlds are of workers that can't reach the memory of clients, with little room between and a link that fails.
+fn draw_far(rng: &mut Rng, mistake: Option<Mistake>) -> Option<Far> {
     let far = Far {
         stage_bytes: (64 << 10) << rng.u32(0..=2),
         blocks: rng.u32(1..=6),
         fetches: rng.u32(1..=6),
+        link: Link {
+            failures_per_100k: [0, 10, 100][rng.usize(0..3)],
+            lost_connects_per_mille: rng.u32(0..=200),
+            silence_ns: rng.u64(0..=SILENCE_NS),
+            dying_ns: rng.u64(0..=100_000),
+        },
     };
-    rng.bool().then_some(far)
+    let drawn = rng.bool();
+    match mistake {
+        // It shows nowhere else.
+        Some(Mistake::Port(_)) => Some(far),
+        Some(Mistake::ReadsTwice) => None,
+        _ => drawn.then_some(far),
+    }
 }
 
 fn draw_tables(rng: &mut Rng) -> Vec<TableSpec> {

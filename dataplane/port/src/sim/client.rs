@@ -12,9 +12,9 @@ use rowmill_wire::{Completion, CompletionKind, Immediate, Schema, Status};
 
 use super::log::What;
 use super::memory::SimMemory;
-use super::net::{Inbox, Net};
-use super::{SimNet, refused};
-use crate::{ClientPort, ConnId, Event, PortError, RegionId};
+use super::net::{Connection, Inbox, Net};
+use super::{Mistake, SimNet, refused};
+use crate::{ClientPort, ConnId, Event, Lost, PortError, RegionId};
 
 /// A client's connection. Dropping it is what the end of the client's process is.
 pub struct SimClient {
@@ -41,6 +41,13 @@ impl SimClient {
             Ok(welcome) => welcome,
             Err((refusal, detail)) => return Err(PortError::Refused { refusal, detail }),
         };
+        let lost = net.net.borrow_mut().loses_connect();
+        if lost == Some(false) {
+            return Err(PortError::Connect {
+                endpoint: "sim".to_owned(),
+                source: std::io::ErrorKind::ConnectionRefused.into(),
+            });
+        }
         let bounds = net.net.borrow().bounds;
         welcome.credits = welcome.credits.min(credits).min(bounds.credits).max(1);
         welcome.max_region = bounds.max_region;
@@ -65,6 +72,12 @@ impl SimClient {
             inbox,
             cancellable: BTreeSet::new(),
         };
+        if lost.is_some() {
+            // The dataplane has let it in, and it never hears of that. Dropping it is what its giving up is.
+            return Err(PortError::Lost {
+                what: Lost::Deadline,
+            });
+        }
         let index = conn.0 as usize;
         let known = |net: &Net| {
             net.connections[index]
@@ -87,10 +100,26 @@ impl SimClient {
 
     /// Whether the client has been told that the connection ended.
     fn is_closed(&self) -> bool {
-        self.inbox
-            .borrow()
-            .cut_due
-            .is_some_and(|due| due <= self.net.now_ns())
+        let due = self.inbox.borrow().cut_due;
+        let closed = due.is_some_and(|due| due <= self.net.now_ns());
+        if closed {
+            self.fence();
+        }
+        closed
+    }
+
+    /// Destroys its queue pairs: nothing is written to its memory any more.
+    fn fence(&self) {
+        let mut net = self.net.net.borrow_mut();
+        let forgotten = net.faults.mistake == Some(Mistake::FenceForgotten);
+        if std::mem::replace(&mut self.inbox.borrow_mut().fenced, !forgotten) {
+            return;
+        }
+        // Later the number may be another's.
+        let own = |c: &mut Connection| Rc::ptr_eq(&c.inbox, &self.inbox);
+        if net.bounds.far.is_some() && net.connection_mut(self.conn).is_some_and(own) {
+            net.note(self.conn, What::Fenced);
+        }
     }
 
     /// Lets the world go on until `done`, or the connection ends.
@@ -119,8 +148,8 @@ impl SimClient {
             return Ok(());
         }
         let mut net = self.net.net.borrow_mut();
-        let due = net.draw_due();
         let conn = self.conn;
+        let due = net.due_at(conn);
         net.note(conn, What::Submitted { lane, bits });
         let connection = net
             .connection_mut(conn)
@@ -214,6 +243,7 @@ impl Drop for SimClient {
         if !self.is_cut() {
             self.net.net.borrow_mut().cut(self.conn);
         }
+        self.fence();
     }
 }
 
@@ -314,6 +344,7 @@ impl ClientPort for SimClient {
     }
 
     fn poll(&mut self, lane: u16) -> Result<Option<Completion>, PortError> {
+        self.net.net.borrow_mut().land();
         let now_ns = self.net.now_ns();
         let mut inbox = self.inbox.borrow_mut();
         if let Some(record) = inbox.records[usize::from(lane)].pop(now_ns) {
@@ -328,7 +359,8 @@ impl ClientPort for SimClient {
             return Ok(Some(record));
         }
         let drained = inbox.records.iter().all(|r| r.len() == 0);
-        if drained && inbox.cut_due.is_some_and(|due| due <= now_ns) {
+        drop(inbox);
+        if drained && self.is_closed() {
             return Err(PortError::Closed);
         }
         Ok(None)

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use super::link::Link;
 use super::memory::SimMemory;
 use crate::{ConnId, Extent, RegionError};
 
@@ -16,6 +17,8 @@ pub struct Far {
     pub blocks: u32,
     /// Requests of a lane that can have data fetched.
     pub fetches: u32,
+    /// How connections fail.
+    pub link: Link,
 }
 
 /// One lane's staging and fetched data.
@@ -27,6 +30,8 @@ pub(super) struct Room {
     /// Blocks that are still being sent, and until when.
     sent: Vec<(u64, u32)>,
     pulls: BTreeMap<(ConnId, u16), Pull>,
+    /// When data of requests that gave them back will have come: they take room until then.
+    late: Vec<u64>,
 }
 
 /// Data of a request.
@@ -47,11 +52,19 @@ impl Room {
             free: (0..far.blocks).collect(),
             sent: Vec::new(),
             pulls: BTreeMap::new(),
+            late: Vec::new(),
         }
     }
 
-    /// Takes back the blocks that have been sent by now.
+    /// Blocks and requests' data that are there or under way.
+    pub(super) fn held(&self) -> (usize, usize) {
+        let blocks = self.blocks.len() - self.free.len();
+        (blocks, self.pulls.len() + self.late.len())
+    }
+
+    /// Takes back the blocks that have been sent by now, and the room of data that nobody wants any more.
     pub(super) fn settle(&mut self, now_ns: u64) {
+        self.late.retain(|&due| due > now_ns);
         let free = &mut self.free;
         self.sent.retain(|&(due, block)| {
             if due <= now_ns {
@@ -79,9 +92,18 @@ impl Room {
         self.sent.push((due, block));
     }
 
+    /// A block that is sent is in use until then at least.
+    pub(super) fn hold_up(&mut self, block: &Rc<SimMemory>, until: u64) {
+        let blocks = &self.blocks;
+        let of_block = |&&mut (_, at): &&mut (u64, u32)| Rc::ptr_eq(&blocks[at as usize], block);
+        if let Some((due, _)) = self.sent.iter_mut().find(of_block) {
+            *due = until.max(*due);
+        }
+    }
+
     /// Asks for data; false where too many requests have some.
     pub(super) fn ask(&mut self, conn: ConnId, slot: u16, extents: &[Extent], due: u64) -> bool {
-        if self.pulls.len() >= self.far.fetches as usize {
+        if self.held().1 >= self.far.fetches as usize {
             return false;
         }
         let pull = Pull {
@@ -136,13 +158,23 @@ impl Room {
     }
 
     pub(super) fn release(&mut self, conn: ConnId, slot: u16) {
-        self.pulls.remove(&(conn, slot));
+        let pull = self.pulls.remove(&(conn, slot));
+        self.late
+            .extend(pull.filter(|p| p.bytes.is_none()).map(|p| p.due));
+    }
+
+    /// Data that will not come, since their connection has failed.
+    pub(super) fn abandon(&mut self, conn: ConnId, slot: u16) {
+        if let Some(pull) = self.pulls.get_mut(&(conn, slot)) {
+            pull.bytes = Some(Vec::new());
+        }
     }
 
     /// When something of it becomes due for a worker that waits.
     pub(super) fn next_due(&self) -> Option<u64> {
         let pulls = self.pulls.values();
         let pulls = pulls.filter(|p| p.bytes.is_none()).map(|p| p.due);
-        pulls.chain(self.sent.iter().map(|&(due, _)| due)).min()
+        let sent = self.sent.iter().map(|&(due, _)| due);
+        pulls.chain(sent).chain(self.late.iter().copied()).min()
     }
 }

@@ -72,6 +72,17 @@ pub enum What {
         /// How many bytes.
         len: u64,
     },
+    /// Bytes that a worker had posted reached a region.
+    Landed {
+        /// Of which lane.
+        lane: u16,
+        /// Which region.
+        region: RegionId,
+        /// From where.
+        offset: u64,
+        /// How many bytes.
+        len: u64,
+    },
     /// Bytes of a region changed under a worker's hands.
     Scribbled {
         /// Which region.
@@ -101,6 +112,11 @@ pub enum What {
         /// Which region.
         region: RegionId,
     },
+    /// A region is given up: all lanes have acknowledged it, and nothing under way can reach it.
+    Unregistered {
+        /// Which.
+        region: RegionId,
+    },
     /// A worker announced a record.
     Announced {
         /// On which lane.
@@ -122,6 +138,13 @@ pub enum What {
     },
     /// The stream between client and dataplane broke or was closed.
     Cut,
+    /// Nothing arrives over the connection's link for so long.
+    Silent {
+        /// Nanoseconds.
+        for_ns: u64,
+    },
+    /// The client has destroyed its queue pairs: its memory is its own again.
+    Fenced,
     /// A worker learnt of the connection's end.
     Detached {
         /// Which lane's.
@@ -176,6 +199,21 @@ impl fmt::Display for Entry {
                     region.0
                 )
             }
+            What::Landed {
+                lane,
+                region,
+                offset,
+                len,
+            } => {
+                write!(
+                    f,
+                    "lane {lane}: {offset}..{} of region {} are placed",
+                    offset + len,
+                    region.0
+                )
+            }
+            What::Silent { for_ns } => write!(f, "the link is silent for {for_ns} ns"),
+            What::Fenced => write!(f, "the client has destroyed its queue pairs"),
             What::Announced { lane, record } => {
                 write!(f, "lane {lane}: announces {}", brief(record))
             }

@@ -42,6 +42,13 @@ impl SimMemory {
         unsafe { Window::from_raw(start, self.len) }
     }
 
+    /// Memory of its own with a copy of some bytes.
+    pub(super) fn clone_part(&self, offset: usize, len: usize) -> SimMemory {
+        let copy = SimMemory::new(len);
+        copy.window().write(0, &self.bytes(offset, len));
+        copy
+    }
+
     /// A copy of some bytes.
     ///
     /// # Panics

@@ -5,7 +5,7 @@
 //! Messages (frames, cancels, status records, control) take a drawn time to arrive. They keep their
 //! order where a real port keeps it, within one lane of one connection and one direction, and only
 //! there. Connections can be cut from outside, lanes and clients stop simply by not being called,
-//! regions can be lost, and bytes of a region or of a submitted frame can change at any moment, between
+//! connections between far halves fail and fall silent as links do ([`Link`]), regions can be lost, and bytes of a region or of a submitted frame can change at any moment, between
 //! two reads of one request too.
 //!
 //! Calls of the contract that wait ([`ClientPort::bind`](crate::ClientPort::bind) and its like) let
@@ -17,6 +17,7 @@
 
 mod client;
 mod far;
+mod link;
 mod log;
 mod memory;
 mod net;
@@ -33,6 +34,7 @@ use crate::{ConnId, PortError, RegionId, Service};
 
 pub use client::SimClient;
 pub use far::Far;
+pub use link::Link;
 pub use log::{Entry, What};
 pub use memory::SimMemory;
 pub use server::SimServer;
@@ -48,6 +50,43 @@ pub struct Faults {
     pub held_up_per_mille: u32,
     /// Nanoseconds that are added to those.
     pub held_up_ns: u64,
+    /// What the port itself does wrong.
+    pub mistake: Option<Mistake>,
+}
+
+/// A mistake of a port between workers and memory that they can't reach, planted to show that checkers find it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mistake {
+    /// A record arrives before what it announces.
+    RecordOvertakesData,
+    /// A block is given out again while it is sent.
+    BlockFreedAtPost,
+    /// A client says that the connection has ended, and destroys no queue pair.
+    FenceForgotten,
+    /// A region is given up while WRITEs to it are under way.
+    RegionLetGoEarly,
+    /// A worker lets go of a connection without destroying its queue pair.
+    QueuePairStays,
+    /// Data are said to be fetched before they have come.
+    FetchedTooEarly,
+    /// The room of fetched data is not given back.
+    FetchKept,
+    /// A block that nothing was placed from is not given back.
+    BlockKept,
+}
+
+impl Mistake {
+    /// Each of them.
+    pub const ALL: [Mistake; 8] = [
+        Mistake::RecordOvertakesData,
+        Mistake::BlockFreedAtPost,
+        Mistake::FenceForgotten,
+        Mistake::RegionLetGoEarly,
+        Mistake::QueuePairStays,
+        Mistake::FetchedTooEarly,
+        Mistake::FetchKept,
+        Mistake::BlockKept,
+    ];
 }
 
 impl Faults {
@@ -56,6 +95,7 @@ impl Faults {
         delay_ns: 0..=0,
         held_up_per_mille: 0,
         held_up_ns: 0,
+        mistake: None,
     };
 }
 
@@ -136,6 +176,7 @@ impl SimNet {
     pub fn advance_to(&self, now_ns: u64) {
         let mut net = self.net.borrow_mut();
         net.now_ns = net.now_ns.max(now_ns);
+        net.land();
     }
 
     /// When the next event arrives at a lane, which may be in the past.
@@ -146,6 +187,38 @@ impl SimNet {
     /// Ends a connection as a broken stream does: both sides learn of it, each at its time.
     pub fn cut(&self, conn: ConnId) {
         self.net.borrow_mut().cut(conn);
+    }
+
+    /// Nothing arrives over a connection's link for so long, and nobody is told; a link that is silent for too long fails.
+    /// Links are there only where workers are far from clients.
+    pub fn silence(&self, conn: ConnId, for_ns: u64) {
+        self.net.borrow_mut().silence(conn, for_ns);
+    }
+
+    /// Where workers are far from a region: what they have posted, at its place, whatever has become of it.
+    pub fn posted(&self, conn: ConnId, region: RegionId) -> Option<Rc<SimMemory>> {
+        let mut net = self.net.borrow_mut();
+        net.region_mut(conn, region)?.posted.clone()
+    }
+
+    /// Records of a lane that the client of a connection can take now.
+    pub fn records_ready(&self, conn: ConnId, lane: u16) -> usize {
+        let mut net = self.net.borrow_mut();
+        let now_ns = net.now_ns;
+        net.connection_mut(conn).map_or(0, |connection| {
+            connection.inbox.borrow().records[usize::from(lane)].ready(now_ns)
+        })
+    }
+
+    /// Blocks of staging and requests with fetched data that a lane holds now.
+    pub fn held(&self, lane: u16) -> (usize, usize) {
+        let mut net = self.net.borrow_mut();
+        let now_ns = net.now_ns;
+        let room = &mut net.lanes[usize::from(lane)].room;
+        room.as_mut().map_or((0, 0), |room| {
+            room.settle(now_ns);
+            room.held()
+        })
     }
 
     /// Ends the dataplane: every connection is cut, and nobody connects any more.
@@ -185,7 +258,9 @@ impl SimNet {
 
     /// Takes what happened since the last call.
     pub fn take_log(&self) -> Vec<Entry> {
-        std::mem::take(&mut self.net.borrow_mut().log)
+        let mut net = self.net.borrow_mut();
+        net.land();
+        std::mem::take(&mut net.log)
     }
 
     /// Gives everything else a chance, or only moves the clock on where nothing else is known.
@@ -199,6 +274,7 @@ impl SimNet {
             None => {
                 let mut net = self.net.borrow_mut();
                 net.now_ns += IDLE_STEP_NS;
+                net.land();
             }
         }
     }

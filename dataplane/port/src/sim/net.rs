@@ -11,9 +11,10 @@ use rowmill_wire::limits::{MAX_REGIONS, SLOT_BYTES};
 use rowmill_wire::{Completion, Status};
 
 use super::far::Room;
+use super::link::Writes;
 use super::log::{Entry, What};
 use super::memory::SimMemory;
-use super::{Bounds, Faults, Loss, Scribble};
+use super::{Bounds, Faults, Loss, Mistake, Scribble};
 use crate::{ConnId, Event, RegionError, RegionId};
 
 /// A queue that keeps its order, whatever the delays drawn for its messages.
@@ -42,6 +43,27 @@ impl<T> Fifo<T> {
 
     pub(super) fn next_due(&self) -> Option<u64> {
         self.queue.front().map(|&(due, _)| due)
+    }
+
+    /// Messages that are due after `moment` are lost.
+    pub(super) fn cut_off(&mut self, moment: u64) {
+        self.queue.retain(|&(due, _)| due <= moment);
+    }
+
+    /// No message arrives before `until`.
+    pub(super) fn hold_up(&mut self, until: u64) {
+        self.last_due = self.last_due.max(until);
+        for (due, _) in &mut self.queue {
+            *due = until.max(*due);
+        }
+    }
+
+    /// Messages that can be taken.
+    pub(super) fn ready(&self, now_ns: u64) -> usize {
+        self.queue
+            .iter()
+            .take_while(|&&(due, _)| due <= now_ns)
+            .count()
     }
 
     pub(super) fn pop(&mut self, now_ns: u64) -> Option<T> {
@@ -85,6 +107,8 @@ pub(super) struct Inbox {
     /// When the client learns of the connection's end. From its being set on, the connection's number
     /// is no longer the client's to use.
     pub(super) cut_due: Option<u64>,
+    /// The client has destroyed its queue pairs: nothing of this connection reaches its memory any more.
+    pub(super) fenced: bool,
 }
 
 impl Inbox {
@@ -104,6 +128,8 @@ pub(super) struct Region {
     /// What the dataplane has mapped: the client's memory, or what took its place when that was lost.
     pub(super) server: Rc<SimMemory>,
     rights: Rights,
+    /// Where workers are far: what was posted, wherever it is now, at its place in the region.
+    pub(super) posted: Option<Rc<SimMemory>>,
     pub(super) lost: bool,
     lose_at_grant: bool,
     pub(super) scribble: Option<Scribble>,
@@ -122,6 +148,8 @@ pub(super) struct Connection {
     pub(super) lanes: Vec<ConnLane>,
     pub(super) regions: Vec<Option<Region>>,
     pub(super) inbox: Rc<RefCell<Inbox>>,
+    /// Until when its link is silent.
+    pub(super) silent_until: u64,
     /// Lanes that have acknowledged the end.
     released: usize,
 }
@@ -129,13 +157,15 @@ pub(super) struct Connection {
 /// The net.
 pub(super) struct Net {
     pub(super) now_ns: u64,
-    rng: fastrand::Rng,
-    faults: Faults,
+    pub(super) rng: fastrand::Rng,
+    pub(super) faults: Faults,
     pub(super) bounds: Bounds,
     /// The dataplane's program has ended.
     pub(super) stopped: bool,
     pub(super) lanes: Vec<Lane>,
     pub(super) connections: Vec<Option<Connection>>,
+    /// What was placed and has not reached its client.
+    pub(super) writes: Writes,
     pub(super) log: Vec<Entry>,
 }
 
@@ -157,6 +187,7 @@ impl Net {
             stopped: false,
             lanes: (0..bounds.lanes).map(lane).collect(),
             connections: (0..bounds.connections).map(|_| None).collect(),
+            writes: Writes::default(),
             log: Vec::new(),
         }
     }
@@ -205,6 +236,7 @@ impl Net {
         let inbox = Rc::new(RefCell::new(Inbox {
             records,
             cut_due: None,
+            fenced: false,
         }));
         self.connections[free] = Some(Connection {
             credits,
@@ -212,6 +244,7 @@ impl Net {
             lanes: (0..self.lanes.len()).map(lane).collect(),
             regions: Vec::new(),
             inbox: Rc::clone(&inbox),
+            silent_until: 0,
             released: 0,
         });
         self.note(conn, What::Connected);
@@ -227,6 +260,7 @@ impl Net {
         rights: Rights,
     ) -> Option<RegionId> {
         let lanes = self.lanes.len();
+        let far = self.bounds.far.is_some();
         let regions = &mut self.connection_mut(conn)?.regions;
         let free = regions
             .iter()
@@ -240,6 +274,7 @@ impl Net {
             client: Rc::clone(&memory),
             server: memory,
             rights,
+            posted: far.then(|| Rc::new(SimMemory::new(bytes))),
             lost: false,
             lose_at_grant: false,
             scribble: None,
@@ -270,20 +305,29 @@ impl Net {
 
     /// Tells every lane, each at its time.
     pub(super) fn tell_lanes(&mut self, event: Event) {
+        self.tell_lanes_in(0, event);
+    }
+
+    /// The same, so much later.
+    pub(super) fn tell_lanes_in(&mut self, later_ns: u64, event: Event) {
         for lane in 0..self.lanes.len() {
-            let due = self.draw_due();
+            let due = self.draw_due() + later_ns;
             self.lanes[lane].control.push(due, event);
         }
     }
 
     pub(super) fn cut(&mut self, conn: ConnId) {
-        let due = self.draw_due();
+        let (due, far) = (self.draw_due(), self.bounds.far);
         let Some(connection) = self.connection_mut(conn) else {
             return;
         };
         let mut inbox = connection.inbox.borrow_mut();
         if inbox.cut_due.is_some() {
             return;
+        }
+        if let Some(far) = far {
+            drop(inbox);
+            return self.fail(conn, far.link);
         }
         // The client learns of the end after the records that were on their way.
         let last_record = inbox.records.iter().map(|r| r.last_due).max();
@@ -407,7 +451,7 @@ impl Net {
 
     /// Queues a record for the client; one that does not read cuts itself off when its queue is full.
     pub(super) fn announce(&mut self, lane: usize, conn: ConnId, record: &Completion) {
-        let due = self.draw_due();
+        let (due, far) = (self.record_due(conn, lane), self.bounds.far.is_some());
         let Some(connection) = self
             .connection_mut(conn)
             .filter(|c| !c.lanes[lane].detached)
@@ -419,8 +463,12 @@ impl Net {
             drop(inbox);
             return self.close(conn, Status::LimitReached);
         }
-        let due = inbox.cut_due.map_or(due, |cut| due.min(cut));
-        inbox.records[lane].push(due, *record);
+        match inbox.cut_due {
+            // What follows a failure is lost.
+            Some(_) if far => {}
+            Some(cut) => inbox.records[lane].push(due.min(cut), *record),
+            None => inbox.records[lane].push(due, *record),
+        }
         drop(inbox);
         self.note(
             conn,
@@ -429,6 +477,7 @@ impl Net {
                 record: *record,
             },
         );
+        self.may_fail(conn);
     }
 
     /// Books that a lane holds nothing of what the event before ended. Returns a connection that is
@@ -446,14 +495,15 @@ impl Net {
                 );
                 if let Some(region) = self.region_mut(conn, id) {
                     region.released += 1;
-                    if region.released == lanes {
-                        self.connection_mut(conn)?.regions[id.0 as usize] = None;
-                    }
+                    self.let_regions_go(conn);
                 }
                 None
             }
             Event::Detached { conn } => {
                 self.note(conn, What::Released { lane: lane as u16 });
+                if self.faults.mistake != Some(Mistake::QueuePairStays) {
+                    self.writes.forget(conn, lane);
+                }
                 let connection = self.connection_mut(conn)?;
                 connection.released += 1;
                 (connection.released == lanes).then_some(conn)

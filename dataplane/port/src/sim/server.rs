@@ -9,10 +9,10 @@ use rowmill_wire::control::Rights;
 use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::{Completion, Immediate, Status};
 
-use super::SimNet;
 use super::log::What;
 use super::memory::SimMemory;
-use super::net::Net;
+use super::net::{Connection, Net};
+use super::{Mistake, SimNet};
 use crate::{
     ConnId, Event, Extent, Fetch, Idle, RegionError, RegionId, RoomError, ServerPort, Waker,
 };
@@ -64,7 +64,7 @@ impl ServerPort for SimServer {
 
     fn fetch(&mut self, conn: ConnId, slot: u16, extents: &[Extent]) -> Result<Fetch, RoomError> {
         let mut net = self.net.net.borrow_mut();
-        let due = net.draw_due();
+        let due = net.due_at(conn);
         for e in extents {
             net.usable(self.lane, conn, e.region, e.offset, e.len, Rights::read)?;
         }
@@ -100,7 +100,11 @@ impl ServerPort for SimServer {
     }
 
     fn release(&mut self, conn: ConnId, slot: u16) {
-        if let Some(room) = &mut self.net.net.borrow_mut().lanes[self.lane].room {
+        let mut net = self.net.net.borrow_mut();
+        let kept = net.faults.mistake == Some(Mistake::FetchKept);
+        if let Some(room) = &mut net.lanes[self.lane].room
+            && !kept
+        {
             room.release(conn, slot);
         }
     }
@@ -188,21 +192,23 @@ impl ServerPort for SimServer {
             return if lost { Err(RegionError::Lost) } else { Ok(()) };
         };
         let block = room.block(staging.block);
-        let mut from = 0;
+        let (mut from, mut sent) = (0, net.draw_due());
         let mut outcome = Ok(());
         for (offset, len) in strips.iter().flat_map(|strip| strip.pieces()) {
-            match net.grant(self.lane, conn, region, offset, len) {
-                Ok(memory) => memory
-                    .window()
-                    .write(offset as usize, &block.bytes(from, len as usize)),
+            let piece = (&block, from, len as usize);
+            match net.post_write(self.lane, conn, region, offset, piece) {
+                Ok(due) => sent = sent.max(due),
                 Err(error) => outcome = Err(error),
             }
             from += len as usize;
         }
-        let due = net.draw_due();
-        if let Some(room) = &mut net.lanes[self.lane].room {
-            room.give_back(staging.block, due);
+        if net.faults.mistake == Some(Mistake::BlockFreedAtPost) {
+            sent = net.now_ns;
         }
+        if let Some(room) = &mut net.lanes[self.lane].room {
+            room.give_back(staging.block, sent);
+        }
+        net.may_fail(conn);
         let lost = net.region_mut(conn, region).is_some_and(|r| r.lost);
         outcome.and(if lost { Err(RegionError::Lost) } else { Ok(()) })
     }
@@ -210,7 +216,10 @@ impl ServerPort for SimServer {
     fn unstage(&mut self, _: ConnId, _: RegionId, staging: Staging) {
         let mut net = self.net.net.borrow_mut();
         let now_ns = net.now_ns;
-        if let Some(room) = &mut net.lanes[self.lane].room {
+        let kept = net.faults.mistake == Some(Mistake::BlockKept);
+        if let Some(room) = &mut net.lanes[self.lane].room
+            && !kept
+        {
             room.give_back(staging.block, now_ns);
         }
     }
@@ -271,9 +280,18 @@ fn control(net: &mut Net, lane: usize) -> Option<Event> {
 /// Data of a request that arrive now.
 fn arrival(net: &mut Net, lane: usize) -> Option<Event> {
     let (conn, slot, extents) = net.lanes[lane].room.as_ref()?.arriving(net.now_ns)?;
+    net.may_fail(conn);
+    let failed = |c: &mut Connection| c.inbox.borrow().cut_due.is_some();
+    if net.connection_mut(conn).is_none_or(failed) {
+        // Nothing is said of data that can't come any more: the end of the connection is.
+        net.lanes[lane].room.as_mut()?.abandon(conn, slot);
+        return None;
+    }
     let read = |e: &Extent| {
         let mut bytes = vec![0; e.len as usize];
-        net.read(lane, conn, e.region, e.offset, &mut bytes)?;
+        if net.faults.mistake != Some(Mistake::FetchedTooEarly) {
+            net.read(lane, conn, e.region, e.offset, &mut bytes)?;
+        }
         Ok(bytes)
     };
     let read: Result<Vec<_>, RegionError> = extents.iter().map(read).collect();

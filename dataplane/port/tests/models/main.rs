@@ -10,7 +10,7 @@
 //! (loom sees that all threads wait), and whatever the models assert. Each model is also run with planted mistakes that it
 //! has to find ([`plant`]).
 //!
-//! Most preemptions of a run are bounded, by 3 or by `ROWMILL_MODEL_PREEMPTIONS` (`all`: no bound), which
+//! Most preemptions of a run are bounded, by 2 or by `ROWMILL_MODEL_PREEMPTIONS` (`all`: no bound), which
 //! `make test-full` raises. That bounds how many runs there are and not how threads interact: nearly all mistakes need two.
 #![allow(
     dead_code,
@@ -27,7 +27,7 @@ mod slots;
 mod sync;
 
 /// Preemptions of a run where nothing else is said.
-const PREEMPTIONS: usize = 3;
+const PREEMPTIONS: usize = 2;
 
 /// Runs a model in all its orders.
 fn check(model: impl Fn() + Send + Sync + 'static) {
