@@ -155,6 +155,7 @@ class UserMode(Machine):
         (self.folder / "share").symlink_to(self.share)
         shutil.copy(cache.HERE / "uml-init", self.folder / "init")
         (self.folder / "cpuinfo").write_bytes(pathlib.Path("/proc/cpuinfo").read_bytes())
+        (self.folder / "seed").write_bytes(os.urandom(64))
         command = [
             str(cache.uml() / "linux"), "rootfstype=hostfs", "rootflags=/", "ro", f"init={self.folder}/init",
             f"mem={self.memory}", "con0=fd:0,fd:1", "con=null", "quiet",

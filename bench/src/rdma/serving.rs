@@ -13,17 +13,17 @@ use super::{MODEL_BYTES, endpoint, perftest, read_rows};
 use crate::model::Model;
 use crate::service::Service;
 
+/// A worker that spins between a client's requests, as one with a CPU of its own, and sleeps soon after the last: where the
+/// machine has one CPU, what is measured in turn with it finds that free.
+const WORKER: &str = "[workers]\ncpus = 1\n[idle]\nspin_us = 2000\nyield_us = 20000\n";
+
 /// Serves one half that asks, until it goes.
 ///
 /// # Errors
 /// Where the service or the device can't be had.
 pub(crate) fn run(address: IpAddr) -> Result<()> {
     let (model, _) = Model::dlrm_v2(MODEL_BYTES)?;
-    let service = Service::start_at(
-        &endpoint(address),
-        &model.directory,
-        "[workers]\ncpus = 1\n",
-    )?;
+    let service = Service::start_at(&endpoint(address), &model.directory, WORKER)?;
     let device = Device::open(address)?;
     let rows = read_rows::share(&device, &*model.load()?)?;
     let half = Half {
