@@ -128,7 +128,7 @@ pub(super) fn client_stopped(site: &Site) -> Result<Verdict> {
                 child.says().context("after SIGCONT")?;
             }
         }
-        Ok(format!("3 times for {}", ms(stopped())))
+        Ok(format!("twice for {}", ms(stopped())))
     })
 }
 
