@@ -65,6 +65,8 @@ pub struct Visitors {
     pub violations: u64,
     /// What the port holds, by name: what it has taken for clients is given back when they go.
     pub held: Vec<(&'static str, u64)>,
+    /// What of the port is broken for good.
+    pub failure: Option<String>,
 }
 
 /// Tells who has come.
@@ -200,10 +202,10 @@ impl Overview {
         }
         let now_ns = self.started.elapsed().as_nanos() as u64;
         let stuck = |seat: &Seat| now_ns.saturating_sub(seat.figures.stepped_ns()) > STUCK_NS;
-        match self.seats.iter().position(stuck) {
-            None => Ok(()),
-            Some(worker) => Err(format!("worker {worker} is stuck")),
+        if let Some(worker) = self.seats.iter().position(stuck) {
+            return Err(format!("worker {worker} is stuck"));
         }
+        self.visitors().failure.map_or(Ok(()), Err)
     }
 
     fn visitors(&self) -> Visitors {

@@ -130,6 +130,7 @@ impl Server {
                     refused: counters.refused,
                     violations: counters.violations,
                     held: Vec::new(),
+                    failure: None,
                 }
             }
             Server::Rdma(server) => {
@@ -160,6 +161,7 @@ impl Server {
                         ("protection_domains", live.domains),
                         ("completion_queues", live.completion_queues),
                     ],
+                    failure: server.failure(),
                 }
             }
         }

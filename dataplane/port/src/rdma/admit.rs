@@ -166,6 +166,10 @@ impl Control {
         if !matches!(end, LaneEnd::Missing) {
             return Err((request, refused("the lane is connected already")));
         }
+        if self.lanes[usize::from(lane)].life.has_failed() {
+            let text = "the worker's completion queue is lost; the service has to be restarted";
+            return Err((request, (Status::Unavailable, text.to_owned())));
+        }
         if request.offer().reads_answered == 0 {
             // A READ that may not even begin neither ends nor fails.
             let text = "a lane has to allow READs (responder resources of at least 1)";

@@ -280,8 +280,7 @@ impl RdmaLane {
             let polled = match self.completions.poll() {
                 Ok(polled) => polled,
                 Err(error) => {
-                    tracing::error!(lane = self.shared.lane, %error, "a worker's completion queue has failed");
-                    return self.cut_all();
+                    return self.break_down(&error.to_string());
                 }
             };
             let found = polled.len();
@@ -306,15 +305,20 @@ impl RdmaLane {
             }
         }
         if self.completions.handle().health().had(Trouble::Fatal) {
-            tracing::error!(
-                lane = self.shared.lane,
-                "a worker's completion queue ran over"
-            );
-            self.cut_all();
+            self.break_down("it ran over, or the device has failed");
         }
     }
 
-    fn cut_all(&mut self) {
+    /// The completion queue is lost, and so are all queue pairs: nobody new is let in either.
+    fn break_down(&mut self, why: &str) {
+        if !self.life.fail() {
+            return;
+        }
+        tracing::error!(
+            lane = self.shared.lane,
+            why,
+            "a worker's completion queue is lost, and nobody can be served over rdma by it; restart the service"
+        );
         for conn in self.seats.all() {
             self.cut(conn, Cut::Failed(rowmill_verbs::Status::Fatal));
         }

@@ -1,6 +1,6 @@
 //! Whether a worker lives: what it shows to the control thread, which shows it to the clients.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
@@ -14,19 +14,33 @@ const ASLEEP: u64 = 1;
 
 /// A worker's sign of life: its polls, and whether it sleeps. Only the worker writes it.
 #[derive(Debug, Default)]
-pub(super) struct Life(CachePadded<AtomicU64>);
+pub(super) struct Life {
+    polls: CachePadded<AtomicU64>,
+    /// Its completion queue can't be used any more.
+    failed: AtomicBool,
+}
 
 impl Life {
     /// Worker: it polls.
     pub(super) fn polled(&self) {
-        let polls = self.0.load(Ordering::Relaxed) & !ASLEEP;
-        self.0.store(polls.wrapping_add(2), Ordering::Relaxed);
+        let polls = self.polls.load(Ordering::Relaxed) & !ASLEEP;
+        self.polls.store(polls.wrapping_add(2), Ordering::Relaxed);
     }
 
     /// Worker: it is about to sleep until there is something to do.
     pub(super) fn sleeps(&self) {
-        let polls = self.0.load(Ordering::Relaxed);
-        self.0.store(polls | ASLEEP, Ordering::Relaxed);
+        let polls = self.polls.load(Ordering::Relaxed);
+        self.polls.store(polls | ASLEEP, Ordering::Relaxed);
+    }
+
+    /// Worker: its completion queue has failed, for good. True the first time.
+    pub(super) fn fail(&self) -> bool {
+        !self.failed.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether nobody can be served by it any more.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
     }
 }
 
@@ -49,7 +63,7 @@ impl Seen {
 
     /// Whether the worker lives.
     pub(super) fn lives(&mut self, life: &Life, now: Instant) -> bool {
-        let state = life.0.load(Ordering::Relaxed);
+        let state = life.polls.load(Ordering::Relaxed);
         self.ran = state != self.state || state & ASLEEP != 0;
         if self.ran {
             (self.state, self.since) = (state, now);
@@ -98,6 +112,7 @@ mod tests {
     #[test]
     fn workers_that_poll_or_sleep_live() {
         let (life, start) = (Life::default(), Instant::now());
+        assert!(!life.has_failed());
         let mut seen = Seen::new(start);
         life.polled();
         assert!(seen.lives(&life, start) && seen.ran());
@@ -109,6 +124,10 @@ mod tests {
         life.polled();
         assert!(seen.lives(&life, start + 60 * STUCK));
         assert!(!seen.lives(&life, start + 61 * STUCK));
+        assert!(
+            life.fail() && !life.fail() && life.has_failed(),
+            "said once"
+        );
     }
 
     #[test]

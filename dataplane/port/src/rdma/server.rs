@@ -96,8 +96,9 @@ pub struct RdmaServer {
     address: SocketAddr,
     slabs: Vec<rowmill_verbs::Slab>,
     thread: Option<JoinHandle<()>>,
+    lives: Vec<Arc<Life>>,
     // Last: until then somebody reads what the device says of the queues.
-    _watch: Watch,
+    watch: Watch,
 }
 
 impl RdmaServer {
@@ -152,6 +153,7 @@ impl RdmaServer {
         let address = listener.local_address().unwrap_or(address);
         let (parts, lanes) = make_parts(config, context, channel, listener)?;
         let (bell, slabs) = (parts.bell.clone(), parts.slabs());
+        let lives = parts.lanes.iter().map(|lane| lane.life.clone()).collect();
         let shown = Arc::new(Shown::default());
         let control = Control::new(parts, service, shown.clone())?;
         let thread = thread::Builder::new()
@@ -167,7 +169,8 @@ impl RdmaServer {
             address,
             slabs,
             thread: Some(thread),
-            _watch: watch,
+            lives,
+            watch,
         };
         Ok((server, lanes))
     }
@@ -175,6 +178,15 @@ impl RdmaServer {
     /// The endpoint that clients connect to, with the port that was taken.
     pub fn endpoint(&self) -> String {
         format!("rdma://{}", self.address)
+    }
+
+    /// What is broken for good, if anything is: only a restart helps.
+    pub fn failure(&self) -> Option<String> {
+        if self.watch.said.device_failed() {
+            return Some("the RDMA device has failed".to_owned());
+        }
+        let lane = self.lives.iter().position(|life| life.has_failed())?;
+        Some(format!("the completion queue of worker {lane} is lost"))
     }
 
     /// Lets no more clients in and gives the endpoint up; those connected stay.
@@ -203,7 +215,6 @@ impl RdmaServer {
             lost: now(&self.shown.lost),
             sessions: now(&self.shown.sessions),
             queue_pairs,
-            // Each queue pair is connected by an id of its own.
             regions: now(&self.shown.regions),
             blocks_free: self.slabs.iter().map(|slab| slab.free() as u64).sum(),
         }
