@@ -141,7 +141,7 @@ impl Seat {
 
     fn note_progress(&self) {
         let outstanding = self.qp.sends_outstanding();
-        self.progress.note(self.posted - outstanding, outstanding);
+        self.progress.note(self.posted, outstanding);
     }
 
     /// Where the client writes its requests.
