@@ -82,11 +82,6 @@ impl Writes {
     fn reach(&self, conn: ConnId, region: RegionId) -> bool {
         self.0.iter().any(|w| w.conn == conn && w.region == region)
     }
-
-    /// A queue pair is destroyed, or the connection of one that was is forgotten.
-    pub(super) fn forget(&mut self, conn: ConnId, lane: usize) {
-        self.0.retain(|w| w.conn != conn || w.lane != lane);
-    }
 }
 
 impl Net {
@@ -265,6 +260,19 @@ impl Net {
                 false => Some(write),
             };
             self.writes.0.extend(left);
+        }
+    }
+
+    /// A worker lets go of a connection: of what is under way nothing arrives any more.
+    pub(super) fn destroy_queue_pair(&mut self, conn: ConnId, lane: usize) {
+        let mistaken = self.faults.mistake == Some(Mistake::QueuePairStays);
+        if self.bounds.far.is_none() || mistaken {
+            return;
+        }
+        self.writes.0.retain(|w| w.conn != conn || w.lane != lane);
+        let now_ns = self.now_ns;
+        if let Some(connection) = self.connection_mut(conn) {
+            connection.inbox.borrow_mut().records[lane].cut_off(now_ns);
         }
     }
 

@@ -14,7 +14,7 @@ use super::far::Room;
 use super::link::Writes;
 use super::log::{Entry, What};
 use super::memory::SimMemory;
-use super::{Bounds, Faults, Loss, Mistake, Scribble};
+use super::{Bounds, Faults, Loss, Scribble};
 use crate::{ConnId, Event, RegionError, RegionId};
 
 /// A queue that keeps its order, whatever the delays drawn for its messages.
@@ -501,9 +501,7 @@ impl Net {
             }
             Event::Detached { conn } => {
                 self.note(conn, What::Released { lane: lane as u16 });
-                if self.faults.mistake != Some(Mistake::QueuePairStays) {
-                    self.writes.forget(conn, lane);
-                }
+                self.destroy_queue_pair(conn, lane);
                 let connection = self.connection_mut(conn)?;
                 connection.released += 1;
                 (connection.released == lanes).then_some(conn)
