@@ -89,8 +89,8 @@ fn idle_connections_cost_a_poll_nothing() {
     };
     let mut active = bench.client("active", 2);
     let region = active.register(LEN).expect("a region");
-    let start = counters(&bench);
     let alone = looks_for_requests(&mut bench, &mut active, region);
+    let start = counters(&bench);
     let since = Instant::now();
     let mut crowd: Vec<RdmaClient> = Vec::new();
     for _ in 0..IDLE {
