@@ -26,6 +26,10 @@ const POLL_BYTES: u64 = 128 << 10;
 /// frame, parsing it and answering it takes is the time of about 4 KiB. So a poll has at most 32 events.
 const EVENT_BYTES: u64 = 4 << 10;
 
+/// Of passes that spin and find nothing, one in so many reads the clock: nobody waits for the time then. A pass is some 50 ns,
+/// of which reading the clock would be a third, and where it is a system call nearly all.
+const CLOCK_EVERY: u32 = 16;
+
 /// Longest sleep, so that a worker that sleeps still shows that it is alive.
 pub const SLEEP_MAX: Duration = Duration::from_secs(1);
 
@@ -42,6 +46,9 @@ pub struct Worker<P> {
     waiting: Option<Arc<Binding>>,
     draining: bool,
     published: Counters,
+    /// When the clock was read last, and how many passes since then spun and found nothing.
+    now_ns: u64,
+    spins: u32,
 }
 
 /// What a step found to do.
@@ -79,6 +86,8 @@ impl<P: ServerPort> Worker<P> {
             waiting: None,
             draining: false,
             published: Counters::default(),
+            now_ns: 0,
+            spins: 0,
         }
     }
 
@@ -89,7 +98,12 @@ impl<P: ServerPort> Worker<P> {
         let clock = || started.elapsed().as_nanos() as u64;
         while self.mailbox.orders() != Orders::Stop {
             let stepped = self.pass(clock);
-            match backoff.after(stepped, self.figures.stepped_ns()) {
+            let how = backoff.after(stepped, self.now_ns);
+            self.spins = match how {
+                Some(Idle::Spin) => self.spins.wrapping_add(1),
+                _ => 0,
+            };
+            match how {
                 None => {}
                 Some(how @ Idle::Sleep(_)) => {
                     self.figures.sleep(true);
@@ -103,21 +117,27 @@ impl<P: ServerPort> Worker<P> {
 
     /// One pass at a time that is an argument, so that a simulation drives the very same code.
     pub fn step(&mut self, now_ns: u64) -> Stepped {
+        self.spins = 0;
         self.pass(|| now_ns)
     }
 
     /// One pass: what others sent, what the clients sent, one micro-batch, what came of it.
     fn pass(&mut self, clock: impl Fn() -> u64) -> Stepped {
-        let now_ns = clock();
+        let wanted = self.engine.in_progress() > 0 || self.spins.is_multiple_of(CLOCK_EVERY);
+        let mut read_ns = wanted.then(&clock);
         self.read_mailbox();
         let (mut events, mut bytes) = (0, 0);
         while bytes < POLL_BYTES
             && let Some(event) = self.port.poll(&mut self.frame)
         {
+            let now_ns = *read_ns.get_or_insert_with(&clock);
             bytes += EVENT_BYTES + self.handle(now_ns, event);
             self.announce(None);
             events += 1;
         }
+        // An idle engine asks nobody for the time.
+        let now_ns = read_ns.unwrap_or(self.now_ns);
+        self.now_ns = now_ns;
         let turn = self
             .engine
             .turn(now_ns, &mut PortMemory::new(&mut self.port));

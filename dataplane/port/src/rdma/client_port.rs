@@ -14,7 +14,7 @@ use crate::calls::{self, unexpected};
 use crate::{ClientPort, Lost, PortError, RegionId};
 
 /// Polls that find nothing between two looks at the clock.
-const POLLS_PER_GLANCE: u32 = 64;
+const POLLS_PER_GLANCE: u32 = 512;
 
 /// Time between two looks at the control stream and the connection manager, which cost a system call: less than a
 /// hundredth of the time.
