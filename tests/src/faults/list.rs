@@ -454,7 +454,7 @@ pub const ALL: &[Fault] = &[
     .over(Over::Rdma),
     Fault::new(
         "rdma-credits-exhausted",
-        "CutOff (Malformed), NotReady",
+        "CutOff (Malformed)",
         TOLD,
         rdma::credits_exhausted,
     )
