@@ -28,7 +28,7 @@ const LARGE: u32 = 64;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The worker spins: to yield and to sleep are calls too, of a worker that has nothing to do.
 const SPINNING: &str =
-    "[workers]\ncpus = 1\npin = false\n[idle]\nspin_us = 4294967295\nsleep = false\n";
+    "[workers]\ncpus = 1\npin = false\n[idle]\nspin_us = 1000000000\nsleep = false\n";
 
 /// Counts, reports, and compares with the doorbells that the port has counted.
 ///
