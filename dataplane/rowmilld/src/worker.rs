@@ -46,7 +46,8 @@ pub struct Worker<P> {
     waiting: Option<Arc<Binding>>,
     draining: bool,
     published: Counters,
-    /// When the clock was read last, and how many passes since then spun and found nothing.
+    /// When the clock was read last, and how many passes have spun since there was work; the last of [`CLOCK_EVERY`]
+    /// reads the clock.
     now_ns: u64,
     spins: u32,
 }
@@ -87,7 +88,7 @@ impl<P: ServerPort> Worker<P> {
             draining: false,
             published: Counters::default(),
             now_ns: 0,
-            spins: 0,
+            spins: CLOCK_EVERY - 1,
         }
     }
 
@@ -100,8 +101,9 @@ impl<P: ServerPort> Worker<P> {
             let stepped = self.pass(clock);
             let how = backoff.after(stepped, self.now_ns);
             self.spins = match how {
+                None => 0,
                 Some(Idle::Spin) => self.spins.wrapping_add(1),
-                _ => 0,
+                Some(Idle::Yield | Idle::Sleep(_)) => CLOCK_EVERY - 1,
             };
             match how {
                 None => {}
@@ -117,14 +119,14 @@ impl<P: ServerPort> Worker<P> {
 
     /// One pass at a time that is an argument, so that a simulation drives the very same code.
     pub fn step(&mut self, now_ns: u64) -> Stepped {
-        self.spins = 0;
+        self.spins = CLOCK_EVERY - 1;
         self.pass(|| now_ns)
     }
 
     /// One pass: what others sent, what the clients sent, one micro-batch, what came of it.
     fn pass(&mut self, clock: impl Fn() -> u64) -> Stepped {
-        let wanted = self.engine.in_progress() > 0 || self.spins.is_multiple_of(CLOCK_EVERY);
-        let mut read_ns = wanted.then(&clock);
+        // What was announced in the last pass leaves with the first poll, so nothing is asked for before.
+        let mut read_ns = None;
         self.read_mailbox();
         let (mut events, mut bytes) = (0, 0);
         while bytes < POLL_BYTES
@@ -135,8 +137,13 @@ impl<P: ServerPort> Worker<P> {
             self.announce(None);
             events += 1;
         }
-        // An idle engine asks nobody for the time.
-        let now_ns = read_ns.unwrap_or(self.now_ns);
+        let wanted = self.engine.in_progress() > 0 || self.spins % CLOCK_EVERY == CLOCK_EVERY - 1;
+        let now_ns = match read_ns {
+            Some(now_ns) => now_ns,
+            None if wanted => clock(),
+            // An idle engine asks nobody for the time.
+            None => self.now_ns,
+        };
         self.now_ns = now_ns;
         let turn = self
             .engine

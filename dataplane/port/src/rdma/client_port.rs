@@ -18,7 +18,7 @@ const POLLS_PER_GLANCE: u32 = 512;
 
 /// Time between two looks at the control stream and the connection manager, which cost a system call: less than a
 /// hundredth of the time.
-const LOOK: Duration = Duration::from_micros(500);
+const LOOK: Duration = Duration::from_millis(2);
 
 impl RdmaClient {
     /// Something of a lane has failed: finds out what has become of the connection, which takes half a second at most.
