@@ -2,11 +2,11 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rowmill_arena::Window;
-use rowmill_client::{Client, Options, Pooling, Schema};
+use rowmill_client::{Client, Options, Pooling, Schema, Wait};
 use rowmill_pooling::{Isa, Kernels};
 use rowmill_table::Resident;
 use rowmill_wire::request::inline_offset;
@@ -19,6 +19,7 @@ use super::talk::{Ask, Say, Talk};
 use super::wire::Wire;
 use crate::driver::{Driver, histogram, median, quantile_us, record};
 use crate::model::{self, Model};
+use crate::null;
 use crate::report::{Measurement, Reporter};
 use crate::workload::{Query, Workload};
 
@@ -194,6 +195,27 @@ impl Bench {
         self.kernels.pool(&batch, &Window::over(out));
     }
 
+    fn ping_pong(&mut self, sizes: Sizes) -> Result<PingPong> {
+        let at = self.talk.ask_where(&Ask::PingPong {
+            request: sizes.request,
+            result: sizes.result,
+            record: sizes.record,
+        })?;
+        PingPong::connect(&self.device, at, sizes)
+    }
+
+    /// The median of some bare ping-pongs, in microseconds.
+    fn ping_pong_p50(&mut self, sizes: Sizes, count: usize) -> Result<f64> {
+        let (mut ping_pong, mut times) = (self.ping_pong(sizes)?, histogram());
+        for at in 0..count {
+            let time = ping_pong.round_trip()?;
+            if at >= count / 10 {
+                record(&mut times, time);
+            }
+        }
+        Ok(quantile_us(&times, 0.5))
+    }
+
     /// The latency of one sample at a time, beside a bare ping-pong and the pooling.
     fn latency(&mut self, reporter: &mut Reporter) -> Result<()> {
         let case = "port=rdma/shape=dlrm-v2/samples=1/load=closed";
@@ -208,14 +230,19 @@ impl Bench {
             // The frame: header and spans, a length a feature, the ids.
             request: inline_offset(features) + 4 * features + 4 * ids,
             result: row_bytes as usize,
+            record: false,
         };
+        let with_record = self.ping_pong_p50(
+            Sizes {
+                record: true,
+                ..sizes
+            },
+            count,
+        )?;
         let mut driver = self.driver("bench latency", &schema, 1, 1)?;
         self.is_right(&mut driver, &schema, &queries[0])?;
-        let at = self.talk.ask_where(&Ask::PingPong {
-            request: sizes.request,
-            result: sizes.result,
-        })?;
-        let mut ping_pong = PingPong::connect(&self.device, at, sizes)?;
+        let nothing = null::round_trips(&mut driver.session, count, Wait::Poll, Duration::ZERO)?;
+        let mut ping_pong = self.ping_pong(sizes)?;
         let mut out = vec![0; row_bytes as usize];
         let (mut all, mut pings_p50, mut kernels_p50, mut bounds, mut ratios) =
             (histogram(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -252,6 +279,8 @@ impl Bench {
         drop(ping_pong);
         let plain = |metric, value| Measurement::plain("rdma", case, metric, value, "us");
         reporter.add(plain("ping_pong_p50", median(pings_p50)));
+        reporter.add(plain("ping_pong_with_record_p50", with_record));
+        reporter.add(plain("null_p50", quantile_us(&nothing, 0.5)));
         reporter.add(plain("kernel_p50", median(kernels_p50)));
         reporter.add(plain("latency_p50", quantile_us(&all, 0.5)).beside(
             "1.3 ping-pongs + kernel",

@@ -37,12 +37,19 @@ fn shape(bytes: usize) -> Shape {
 pub(super) struct Sizes {
     pub(super) request: usize,
     pub(super) result: usize,
+    /// Whether the answer is a WRITE of the result and then a WRITE_WITH_IMM of a record, as the service's is, instead of
+    /// one WRITE_WITH_IMM.
+    pub(super) record: bool,
 }
+
+/// Bytes of a record.
+const RECORD: usize = 64;
 
 /// One side: it sends messages of `bytes`.
 struct Side {
     link: Link,
     bytes: usize,
+    record: bool,
     // After the queue pair by which the peer writes to it.
     _inbox: Registered<HostMemory>,
 }
@@ -51,7 +58,11 @@ impl Side {
     fn send(&mut self) -> Result<()> {
         let block = self.link.slab.take();
         let block = block.ok_or_else(|| anyhow!("more messages than blocks"))?;
-        let to = Operation::WriteImmediate(self.link.peer, 1);
+        let announced = Operation::WriteImmediate(self.link.peer, 1);
+        let to = match self.record {
+            true => Operation::Write(self.link.peer),
+            false => announced,
+        };
         let mut batch = self.link.qp.batch();
         let local = Local {
             block,
@@ -61,7 +72,12 @@ impl Side {
         };
         let posted = batch.post(to, local, Signal::Yes);
         posted.map_err(|_| anyhow!("the send queue is full"))?;
-        ensure!(batch.ring()? == 1, "one message");
+        if self.record {
+            let posted = batch.post_inline(announced, &[0; RECORD], Signal::Yes);
+            posted.map_err(|_| anyhow!("the send queue is full"))?;
+        }
+        let messages = 1 + usize::from(self.record);
+        ensure!(batch.ring()? == messages, "{messages} messages");
         Ok(())
     }
 
@@ -90,6 +106,7 @@ pub(super) fn answer(device: &Device, offer: Offer, sizes: Sizes) -> Result<()> 
     let mut side = Side {
         link,
         bytes: sizes.result,
+        record: sizes.record,
         _inbox: inbox,
     };
     let mut polls = 0;
@@ -124,6 +141,7 @@ impl PingPong {
         Ok(PingPong(Side {
             link,
             bytes: sizes.request,
+            record: false,
             _inbox: inbox,
         }))
     }

@@ -56,12 +56,21 @@ impl Half {
                 endpoint: self.service.endpoint().into(),
                 model_bytes: MODEL_BYTES,
             }),
-            Ask::PingPong { request, result } => {
+            Ask::PingPong {
+                request,
+                result,
+                record,
+            } => {
                 let offer = Offer::new(device)?;
                 talk.say(&Say::Listening {
                     port: offer.port()?,
                 })?;
-                ping_pong::answer(device, offer, Sizes { request, result })
+                let sizes = Sizes {
+                    request,
+                    result,
+                    record,
+                };
+                ping_pong::answer(device, offer, sizes)
             }
             Ask::Rows => {
                 let offer = Offer::new(device)?;

@@ -24,6 +24,8 @@ pub(super) enum Ask {
         request: usize,
         /// Bytes of its answer.
         result: usize,
+        /// Whether a record follows the answer, as the service's does.
+        record: bool,
     },
     /// Let one peer READ rows until it goes.
     Rows,
