@@ -134,9 +134,14 @@ impl RdmaClient {
         self.looked = now;
         self.hear(now);
         while let Ok(Some(event)) = self.channel.take_event() {
+            // A peer that dies before its host has heard that this side is ready is told of by a rejection.
             let gone = matches!(
                 event.kind,
-                CmEventKind::Disconnected | CmEventKind::DeviceRemoval
+                CmEventKind::Disconnected
+                    | CmEventKind::Rejected
+                    | CmEventKind::Unreachable
+                    | CmEventKind::ConnectError
+                    | CmEventKind::DeviceRemoval
             );
             if gone {
                 // What was said before it ended has come before, so that it is heard first.

@@ -63,6 +63,11 @@ fn dies_silently(task: impl Fn(&mut RdmaClient) -> Task) {
         seed: 1,
         slices: 1,
     };
+    let since = Instant::now();
+    while counters(&bench).regions != 1 {
+        assert!(since.elapsed() < bound(), "the region is counted");
+        thread::sleep(Duration::from_millis(1));
+    }
     let start = counters(&bench);
     let mut client = bench.client("dies", 4);
     let task = task(&mut client);
