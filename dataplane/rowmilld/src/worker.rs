@@ -28,7 +28,7 @@ const EVENT_BYTES: u64 = 4 << 10;
 
 /// Of passes that spin and find nothing, one in so many reads the clock: nobody waits for the time then. A pass is some 50 ns,
 /// of which reading the clock would be a third, and where it is a system call nearly all.
-const CLOCK_EVERY: u32 = 16;
+const CLOCK_EVERY: u32 = 64;
 
 /// Longest sleep, so that a worker that sleeps still shows that it is alive.
 pub const SLEEP_MAX: Duration = Duration::from_secs(1);
@@ -50,6 +50,8 @@ pub struct Worker<P> {
     /// reads the clock.
     now_ns: u64,
     spins: u32,
+    /// When the last pass ended, if it did something.
+    ended_ns: Option<u64>,
 }
 
 /// What a step found to do.
@@ -88,6 +90,7 @@ impl<P: ServerPort> Worker<P> {
             draining: false,
             published: Counters::default(),
             now_ns: 0,
+            ended_ns: None,
             spins: CLOCK_EVERY - 1,
         }
     }
@@ -119,14 +122,14 @@ impl<P: ServerPort> Worker<P> {
 
     /// One pass at a time that is an argument, so that a simulation drives the very same code.
     pub fn step(&mut self, now_ns: u64) -> Stepped {
-        self.spins = CLOCK_EVERY - 1;
+        (self.ended_ns, self.spins) = (None, CLOCK_EVERY - 1);
         self.pass(|| now_ns)
     }
 
     /// One pass: what others sent, what the clients sent, one micro-batch, what came of it.
     fn pass(&mut self, clock: impl Fn() -> u64) -> Stepped {
         // What was announced in the last pass leaves with the first poll, so nothing is asked for before.
-        let mut read_ns = None;
+        let mut read_ns = self.ended_ns.take();
         self.read_mailbox();
         let (mut events, mut bytes) = (0, 0);
         while bytes < POLL_BYTES
@@ -149,7 +152,10 @@ impl<P: ServerPort> Worker<P> {
             .engine
             .turn(now_ns, &mut PortMemory::new(&mut self.port));
         if turn != Turn::Idle {
-            self.announce(Some(clock() - now_ns));
+            let ended_ns = clock();
+            self.announce(Some(ended_ns - now_ns));
+            // The next pass begins now.
+            self.ended_ns = Some(ended_ns);
         }
         self.figures
             .publish(now_ns, &self.engine, &mut self.published);
