@@ -26,8 +26,8 @@ const POLL_BYTES: u64 = 128 << 10;
 /// frame, parsing it and answering it takes is the time of about 4 KiB. So a poll has at most 32 events.
 const EVENT_BYTES: u64 = 4 << 10;
 
-/// Of passes that spin and find nothing, one in so many reads the clock: nobody waits for the time then. A pass is some 50 ns,
-/// of which reading the clock would be a third, and where it is a system call nearly all.
+/// Of passes that spin and find nothing, one in so many reads the clock: nobody waits for the time then, and
+/// where reading it is a system call (user-mode Linux, some virtual machines) that would take most of a pass.
 const CLOCK_EVERY: u32 = 64;
 
 /// Longest sleep, so that a worker that sleeps still shows that it is alive.
