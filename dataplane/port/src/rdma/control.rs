@@ -1,6 +1,7 @@
 //! The control thread: connects clients, answers their messages, beats, and sees that nothing of a client is freed before
-//! every worker has let go of it. All ids of the connection manager are its alone. It waits for no client: what takes
-//! several steps is kept as a state of the session, and goes on when an event, a message or a notice comes.
+//! every worker has let go of it. All ids of the connection manager are its alone. It waits for no client and for no worker:
+//! what takes several steps is kept as a state of the session, and goes on when an event, a message or a notice comes, or
+//! when the thread looks again (schemas that workers have to take in).
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -26,7 +27,7 @@ use super::progress::beats_of;
 use super::server::Shown;
 use super::session::{LaneEnd, Phase, Session};
 use super::session_lane::LaneParts;
-use crate::control::{Bell, LogLimit};
+use crate::control::{BIND_LOOK, Bell, LogLimit};
 use crate::{ConnId, PortError, Service};
 
 /// How often a client is shown a sign of life.
@@ -146,6 +147,7 @@ impl Control {
             self.take_events();
             self.take_completions();
             self.take_notices();
+            self.finish_binds();
             self.look_at_clocks();
             if self.shown.stop_accepting.load(Ordering::SeqCst) {
                 self.listener = None;
@@ -192,7 +194,10 @@ impl Control {
             return;
         }
         // A millisecond more, so that it is past and not just about to be.
-        let wait = next.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+        let mut wait = next.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+        if self.sessions.iter().flatten().any(Session::binds) {
+            wait = wait.min(BIND_LOOK);
+        }
         let limit = Timespec {
             tv_sec: wait.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: wait.subsec_nanos().into(),
