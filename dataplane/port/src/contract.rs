@@ -272,14 +272,40 @@ pub trait Service: Send + Sync {
     /// The model's tables.
     fn tables(&self) -> Vec<TableEntry>;
 
-    /// Binds a schema for a connection. Returns once every worker knows it.
+    /// Begins to bind a schema for a connection, which has no other one under way. Waits for no worker: the port asks
+    /// what this returns.
     ///
     /// # Errors
     /// A refusal and its details.
-    fn bind(&self, conn: ConnId, schema: Schema) -> Result<u32, (Refusal, String)>;
+    fn bind(&self, conn: ConnId, schema: Schema)
+    -> Result<Box<dyn PendingBind>, (Refusal, String)>;
 
     /// The connection is gone and every worker has acknowledged that: its schemas can be forgotten.
     fn gone(&self, conn: ConnId);
+}
+
+/// A schema on its way to the workers. Dropped before every worker knows it, it is abandoned: workers that have not taken
+/// it in leave it.
+pub trait PendingBind: Send {
+    /// The number that requests name the schema by.
+    fn number(&self) -> u32;
+
+    /// Whether every worker knows it. Never waits.
+    fn is_known(&mut self) -> bool;
+}
+
+/// A schema that every worker knows at once, by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bound(pub u32);
+
+impl PendingBind for Bound {
+    fn number(&self) -> u32 {
+        self.0
+    }
+
+    fn is_known(&mut self) -> bool {
+        true
+    }
 }
 
 /// Why a client's call failed.

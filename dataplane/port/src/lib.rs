@@ -23,7 +23,7 @@ mod slots;
 mod sync;
 
 pub use contract::{
-    ClientPort, ConnId, Event, Extent, Fetch, Idle, Lost, MAX_EXTENTS, PortError, RegionError,
-    RegionId, RoomError, ServerPort, Service, Waker,
+    Bound, ClientPort, ConnId, Event, Extent, Fetch, Idle, Lost, MAX_EXTENTS, PendingBind,
+    PortError, RegionError, RegionId, RoomError, ServerPort, Service, Waker,
 };
 pub use reconnect::Backoff;

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use rowmill_arena::{HugePages, sealed_memfd};
 use rowmill_port::conformance::{Answers, Journal, Task, Worker};
 use rowmill_port::shm::{ShmClient, ShmConfig, ShmLane, ShmServer, socket_path};
-use rowmill_port::{ClientPort, ConnId, Idle, PortError, ServerPort, Service};
+use rowmill_port::{ClientPort, ConnId, Idle, PendingBind, PortError, ServerPort, Service};
 use rowmill_wire::control::{Control, Rights, TableEntry, Welcome};
 use rowmill_wire::limits::MAX_CONTROL_BYTES;
-use rowmill_wire::{Refusal, Schema, Status};
+use rowmill_wire::{Pooling, Refusal, Schema, Status};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::net::{
@@ -391,6 +391,39 @@ fn control_memory_is_freed_though_it_is_kept() {
     server.check_others();
 }
 
+/// A schema that no worker takes in.
+fn bind_held() -> Control {
+    let feature = ("f", Answers::HELD, Pooling::Sum, 4);
+    Control::Bind(Schema::side_by_side(8, [feature]).0)
+}
+
+#[test]
+fn who_asks_again_before_its_schema_is_bound_is_cut_off() {
+    let answers = Arc::new(Answers::new(1));
+    let server = Server::start_with(ShmConfig::default(), answers.clone());
+    let stream = server.member();
+    stream.tell(&bind_held(), &[]);
+    until("a bind", || answers.held() == 1);
+    stream.tell(&Control::ListTables { first: 0 }, &[]);
+    assert_eq!(stream.answer(), None, "neither is answered");
+    assert_eq!(answers.held(), 0, "the schema is abandoned");
+    assert_eq!(server.server.counters().violations, 1);
+    server.check_others();
+}
+
+#[test]
+fn who_hangs_up_while_it_binds_is_forgotten() {
+    let answers = Arc::new(Answers::new(1));
+    let server = Server::start_with(ShmConfig::default(), answers.clone());
+    let stream = server.member();
+    stream.tell(&bind_held(), &[]);
+    until("a bind", || answers.held() == 1);
+    drop(stream);
+    until("its end", || answers.gone().len() == 1);
+    assert_eq!(answers.held(), 0, "the schema is abandoned");
+    server.check_others();
+}
+
 #[test]
 fn hello_is_said_once() {
     let server = Server::start(ShmConfig::default());
@@ -444,7 +477,11 @@ impl Service for Gate {
         self.answers.tables()
     }
 
-    fn bind(&self, conn: ConnId, schema: Schema) -> Result<u32, (Refusal, String)> {
+    fn bind(
+        &self,
+        conn: ConnId,
+        schema: Schema,
+    ) -> Result<Box<dyn PendingBind>, (Refusal, String)> {
         self.answers.bind(conn, schema)
     }
 

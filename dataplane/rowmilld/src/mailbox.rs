@@ -11,8 +11,9 @@ use crossbeam_queue::ArrayQueue;
 use rowmill_engine::BoundSchema;
 use rowmill_port::{ConnId, Waker};
 
-/// Schemas on their way to one worker. The control thread sends one at a time and waits for it;
-/// others are there only when it gave up waiting, so more than a few mean that the worker is stuck.
+/// Schemas on their way to one worker. Each client can have one, and those that were given up besides. The worker takes all
+/// of them in each pass, and the control thread sends what found no room when it looks again; so this bounds no client,
+/// but how many a pass takes in.
 const BINDINGS: usize = 16;
 
 /// A schema that every worker is to know under a number of a connection.
@@ -20,7 +21,7 @@ const BINDINGS: usize = 16;
 /// Whoever made it keeps an `Arc` until it holds the only one, so that a worker that drops its own
 /// never frees memory.
 #[derive(Debug)]
-pub struct Binding {
+pub(crate) struct Binding {
     conn: ConnId,
     number: u32,
     schema: Arc<BoundSchema>,
@@ -40,17 +41,17 @@ impl Binding {
     }
 
     /// The number that requests name the schema by.
-    pub fn number(&self) -> u32 {
+    pub(crate) fn number(&self) -> u32 {
         self.number
     }
 
     /// Whether every worker knows the schema.
-    pub fn is_known(&self) -> bool {
+    pub(crate) fn is_known(&self) -> bool {
         self.missing.load(Acquire) == 0
     }
 
     /// Nobody waits for it any more: workers that have not yet taken it in leave it.
-    pub fn abandon(&self) {
+    pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Release);
     }
 
@@ -112,7 +113,7 @@ impl Mailbox {
     ///
     /// # Errors
     /// The schema, when the mailbox is full.
-    pub fn send(&self, binding: Arc<Binding>) -> Result<(), Arc<Binding>> {
+    pub(crate) fn send(&self, binding: Arc<Binding>) -> Result<(), Arc<Binding>> {
         self.bindings.push(binding)?;
         self.wake();
         Ok(())

@@ -1,15 +1,13 @@
 //! The answers to control messages: what clients are granted, the tables, and schemas.
 //!
-//! Called by the port's control thread. A schema is bound here, sent to each worker, and answered
+//! Called by the port's control thread. A schema is bound here and sent to each worker; the port answers
 //! once every worker knows it, so that a client can send requests that name it at once.
 
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use core::time::Duration;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
-use rowmill_port::{ConnId, Service};
+use rowmill_port::{ConnId, PendingBind, Service};
 use rowmill_table::{Resident, RowFormat, TableKind};
 use rowmill_wire::control::{TableEntry, Welcome};
 use rowmill_wire::limits::MAX_SCHEMAS;
@@ -18,15 +16,11 @@ use rowmill_wire::{Refusal, Schema, SplitRule, Status};
 use crate::config::Limits;
 use crate::mailbox::{Binding, Mailbox};
 
-/// How long workers get to take a schema in. A step takes some hundred microseconds; this is for
-/// workers whose core is taken away. While it lasts other clients' control messages wait.
-const BIND_WAIT: Duration = Duration::from_secs(2);
-
 /// What all sessions with clients share, and each one's schemas.
 pub struct Sessions {
     tables: Arc<Resident>,
     welcome: Welcome,
-    mailboxes: Vec<Arc<Mailbox>>,
+    mailboxes: Arc<[Arc<Mailbox>]>,
     bound: Mutex<Bound>,
     draining: AtomicBool,
 }
@@ -37,6 +31,43 @@ struct Bound {
     of: HashMap<ConnId, Vec<Arc<Binding>>>,
     /// Those of connections that are gone, kept while a worker may still hold one (see [`Binding`]).
     gone: Vec<Arc<Binding>>,
+}
+
+/// A schema on its way to the workers.
+struct Sending {
+    binding: Arc<Binding>,
+    mailboxes: Arc<[Arc<Mailbox>]>,
+    /// Workers that it was sent to.
+    sent: usize,
+}
+
+impl Sending {
+    /// Sends it to the workers whose mailboxes had no room before.
+    fn send(&mut self) {
+        while let Some(mailbox) = self.mailboxes.get(self.sent)
+            && mailbox.send(Arc::clone(&self.binding)).is_ok()
+        {
+            self.sent += 1;
+        }
+    }
+}
+
+impl PendingBind for Sending {
+    fn number(&self) -> u32 {
+        self.binding.number()
+    }
+
+    fn is_known(&mut self) -> bool {
+        self.send();
+        self.binding.is_known()
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        // Means nothing to workers that know it.
+        self.binding.abandon();
+    }
 }
 
 impl Sessions {
@@ -63,7 +94,7 @@ impl Sessions {
         Sessions {
             tables,
             welcome,
-            mailboxes,
+            mailboxes: mailboxes.into(),
             bound: Mutex::default(),
             draining: AtomicBool::new(false),
         }
@@ -72,47 +103,6 @@ impl Sessions {
     /// From now on new clients and schemas are refused.
     pub fn drain(&self) {
         self.draining.store(true, Relaxed);
-    }
-
-    /// Binds a schema and sends it to the workers, without waiting for them: see
-    /// [`Binding::is_known`].
-    ///
-    /// # Errors
-    /// As `rowmill_engine::bind`; `LimitReached` past [`MAX_SCHEMAS`]; `Draining`; `Internal` where a
-    /// worker's mailbox is full.
-    pub fn send_schema(
-        &self,
-        conn: ConnId,
-        schema: &Schema,
-    ) -> Result<Arc<Binding>, (Refusal, String)> {
-        if self.draining.load(Relaxed) {
-            return Err(refused(Status::Draining));
-        }
-        let schema = rowmill_engine::bind(schema, &self.tables)?;
-        let mut bound = self.bound.lock().expect("a panic ends the process");
-        let schemas = bound.of.entry(conn).or_default();
-        let number = schemas.len() as u32;
-        if number >= MAX_SCHEMAS {
-            let detail = format!(
-                "{MAX_SCHEMAS} schemas are bound on this connection; bind them once and use them again"
-            );
-            return Err((Refusal::whole(Status::LimitReached), detail));
-        }
-        let binding = Arc::new(Binding::new(
-            conn,
-            number,
-            schema,
-            self.mailboxes.len() as u32,
-        ));
-        schemas.push(Arc::clone(&binding));
-        for (worker, mailbox) in self.mailboxes.iter().enumerate() {
-            if mailbox.send(Arc::clone(&binding)).is_err() {
-                binding.abandon();
-                let detail = format!("worker {worker} does not read its mailbox");
-                return Err((Refusal::whole(Status::Internal), detail));
-            }
-        }
-        Ok(binding)
     }
 }
 
@@ -150,20 +140,35 @@ impl Service for Sessions {
         self.tables.tables().iter().map(entry).collect()
     }
 
-    fn bind(&self, conn: ConnId, schema: Schema) -> Result<u32, (Refusal, String)> {
-        let binding = self.send_schema(conn, &schema)?;
-        let began = Instant::now();
-        while !binding.is_known() {
-            if began.elapsed() > BIND_WAIT {
-                binding.abandon();
-                let detail = format!("a worker did not take the schema in within {BIND_WAIT:?}");
-                tracing::error!(conn = conn.0, "{detail}");
-                return Err((Refusal::whole(Status::Internal), detail));
-            }
-            // Workers answer within a step; a thread of its own can afford to look every 20 us.
-            std::thread::sleep(Duration::from_micros(20));
+    /// Refuses as `rowmill_engine::bind`; with `LimitReached` past [`MAX_SCHEMAS`]; with `Draining`.
+    fn bind(
+        &self,
+        conn: ConnId,
+        schema: Schema,
+    ) -> Result<Box<dyn PendingBind>, (Refusal, String)> {
+        if self.draining.load(Relaxed) {
+            return Err(refused(Status::Draining));
         }
-        Ok(binding.number())
+        let schema = rowmill_engine::bind(&schema, &self.tables)?;
+        let mut bound = self.bound.lock().expect("a panic ends the process");
+        let schemas = bound.of.entry(conn).or_default();
+        let number = schemas.len() as u32;
+        if number >= MAX_SCHEMAS {
+            let detail = format!(
+                "{MAX_SCHEMAS} schemas are bound on this connection; bind them once and use them again"
+            );
+            return Err((Refusal::whole(Status::LimitReached), detail));
+        }
+        let workers = self.mailboxes.len() as u32;
+        let binding = Arc::new(Binding::new(conn, number, schema, workers));
+        schemas.push(Arc::clone(&binding));
+        let mut sending = Sending {
+            binding,
+            mailboxes: Arc::clone(&self.mailboxes),
+            sent: 0,
+        };
+        sending.send();
+        Ok(Box::new(sending))
     }
 
     fn gone(&self, conn: ConnId) {

@@ -42,8 +42,9 @@ pub struct Worker<P> {
     frame: Box<[u8; SLOT_BYTES]>,
     /// By connection: whether the port has announced it.
     attached: Box<[bool]>,
-    /// A schema that came before its connection.
-    waiting: Option<Arc<Binding>>,
+    /// Schemas that came before their connections, at most one a connection: each binds one at a time, and what was sent
+    /// before was abandoned. Nobody else's wait behind them.
+    waiting: Vec<Arc<Binding>>,
     draining: bool,
     published: Counters,
     /// When the clock was read last, and how many passes have spun since there was work; the last of [`CLOCK_EVERY`]
@@ -86,7 +87,7 @@ impl<P: ServerPort> Worker<P> {
             figures,
             frame: Box::new([0; SLOT_BYTES]),
             attached: vec![false; connections as usize].into_boxed_slice(),
-            waiting: None,
+            waiting: Vec::with_capacity(connections as usize),
             draining: false,
             published: Counters::default(),
             now_ns: 0,
@@ -171,21 +172,29 @@ impl<P: ServerPort> Worker<P> {
             self.draining = true;
             self.engine.drain();
         }
-        while let Some(binding) = self.waiting.take().or_else(|| self.mailbox.receive()) {
-            if binding.is_abandoned() {
+        // Where the connection ended before it came, nobody asks for it any more.
+        self.waiting.retain(|binding| !binding.is_abandoned());
+        while let Some(binding) = self.mailbox.receive() {
+            if self.attached[binding.conn().0 as usize] {
+                self.bind(&binding);
                 continue;
             }
-            if !self.attached[binding.conn().0 as usize] {
-                self.waiting = Some(binding);
-                break;
+            let mut waiting = self.waiting.iter_mut();
+            match waiting.find(|waiting| waiting.conn() == binding.conn()) {
+                Some(abandoned) => *abandoned = binding,
+                None => self.waiting.push(binding),
             }
-            self.engine.bind(
-                Conn(binding.conn().0),
-                binding.number(),
-                Arc::clone(binding.schema()),
-            );
-            binding.taken();
         }
+    }
+
+    /// Takes a schema of an attached connection in.
+    fn bind(&mut self, binding: &Binding) {
+        if binding.is_abandoned() {
+            return;
+        }
+        let (conn, schema) = (Conn(binding.conn().0), Arc::clone(binding.schema()));
+        self.engine.bind(conn, binding.number(), schema);
+        binding.taken();
     }
 
     /// Tells the engine. Returns the bytes that were moved.
@@ -194,6 +203,11 @@ impl<P: ServerPort> Worker<P> {
             Event::Attached { conn, .. } => {
                 self.attached[conn.0 as usize] = true;
                 self.engine.attach(Conn(conn.0));
+                let at = self.waiting.iter().position(|b| b.conn() == conn);
+                if let Some(at) = at {
+                    let binding = self.waiting.swap_remove(at);
+                    self.bind(&binding);
+                }
             }
             Event::Detached { conn } => {
                 self.attached[conn.0 as usize] = false;

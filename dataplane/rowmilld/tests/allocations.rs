@@ -9,14 +9,9 @@ use support::*;
 #[test]
 fn steps_take_no_memory() {
     let mut bench = Bench::new();
-    bench.worker.port().attach();
+    bench.worker.port().attach(CONN);
     bench.settle();
-    let number = bench
-        .sessions
-        .send_schema(CONN, &schema())
-        .unwrap()
-        .number();
-    bench.settle();
+    let number = bench.bind(CONN);
     for round in 0..3 {
         let port = bench.worker.port();
         port.request(0, lookup(0, number, REGION, &[1, 2, 3]));

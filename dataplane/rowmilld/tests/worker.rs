@@ -13,9 +13,16 @@ use support::*;
 
 fn attached() -> Bench {
     let mut bench = Bench::new();
-    bench.worker.port().attach();
+    bench.worker.port().attach(CONN);
     bench.settle();
     bench
+}
+
+/// Why a schema is not bound.
+fn refusal(bench: &Bench, schema: Schema) -> (Status, String) {
+    let outcome = bench.sessions.bind(CONN, schema);
+    let (refusal, detail) = outcome.err().expect("a refusal");
+    (refusal.status, detail)
 }
 
 fn statuses(records: &[Completion]) -> Vec<(u64, Status)> {
@@ -28,14 +35,12 @@ fn statuses(records: &[Completion]) -> Vec<(u64, Status)> {
 #[test]
 fn a_lookup_is_answered_with_the_sum_of_its_rows() {
     let mut bench = attached();
-    let binding = bench.sessions.send_schema(CONN, &schema()).unwrap();
-    bench.settle();
-    assert!(binding.is_known());
+    let schema = bench.bind(CONN);
     let ids = [3, 99, 3, 0];
     bench
         .worker
         .port()
-        .request(0, lookup(41, binding.number(), REGION, &ids));
+        .request(0, lookup(41, schema, REGION, &ids));
     bench.settle();
     assert_eq!(statuses(&bench.records()), [(41, Status::Ok)]);
     let expected = expected(&bench.tables, &ids);
@@ -51,106 +56,117 @@ fn a_lookup_is_answered_with_the_sum_of_its_rows() {
 #[test]
 fn a_schema_that_comes_before_its_connection_waits_for_it() {
     let mut bench = Bench::new();
-    let binding = bench.sessions.send_schema(CONN, &schema()).unwrap();
+    let mut pending = bench.sessions.bind(CONN, schema()).unwrap();
     bench.settle();
-    assert!(!binding.is_known());
-    bench.worker.port().attach();
+    assert!(!pending.is_known());
+    bench.worker.port().attach(CONN);
     bench.worker.port().request(0, null(1));
     bench.settle();
-    assert!(binding.is_known());
+    assert!(pending.is_known());
+}
+
+#[test]
+fn a_schema_that_waits_for_its_connection_holds_up_no_others() {
+    let mut bench = Bench::new();
+    bench.worker.port().attach(OTHER);
+    let waiting = bench.sessions.bind(CONN, schema()).unwrap();
+    bench.settle();
+    assert_eq!(bench.bind(OTHER), 0);
+    // It is given up, and another one sent.
+    drop(waiting);
+    let mut again = bench.sessions.bind(CONN, schema()).unwrap();
+    bench.settle();
+    assert_eq!(bench.bind(OTHER), 1);
+    assert!(!again.is_known());
+    bench.worker.port().attach(CONN);
+    bench.settle();
+    assert!(again.is_known());
+    let port = bench.worker.port();
+    port.request(0, lookup(1, 0, REGION, &[1]));
+    port.request(1, lookup(2, again.number(), REGION, &[1]));
+    bench.settle();
+    assert_eq!(
+        statuses(&bench.records()),
+        [(1, Status::UnknownSchema), (2, Status::Ok)]
+    );
+}
+
+#[test]
+fn a_schema_that_comes_after_its_connection_is_not_the_next_ones() {
+    let mut bench = attached();
+    bench.worker.port().event(Event::Detached { conn: CONN });
+    bench.settle();
+    let late = bench.sessions.bind(CONN, schema()).unwrap();
+    bench.settle();
+    drop(late);
+    bench.sessions.gone(CONN);
+    bench.worker.port().attach(CONN);
+    bench.worker.port().request(0, lookup(1, 0, REGION, &[1]));
+    bench.settle();
+    assert_eq!(statuses(&bench.records()), [(1, Status::UnknownSchema)]);
+    assert_eq!(bench.bind(CONN), 0);
+}
+
+#[test]
+fn a_schema_that_finds_no_room_is_sent_later() {
+    let mut bench = attached();
+    bench.worker.port().attach(OTHER);
+    bench.settle();
+    let mut first: Vec<_> = (0..MAX_SCHEMAS)
+        .map(|_| bench.sessions.bind(CONN, schema()).unwrap())
+        .collect();
+    let mut late = bench.sessions.bind(OTHER, schema()).unwrap();
+    bench.settle();
+    assert!(first.iter_mut().all(|pending| pending.is_known()));
+    assert!(!late.is_known(), "the worker's mailbox was full");
+    bench.settle();
+    assert!(late.is_known());
 }
 
 #[test]
 fn an_abandoned_schema_is_left() {
     let mut bench = attached();
-    let binding = bench.sessions.send_schema(CONN, &schema()).unwrap();
-    binding.abandon();
+    let pending = bench.sessions.bind(CONN, schema()).unwrap();
+    let number = pending.number();
+    drop(pending);
     bench.settle();
     bench
         .worker
         .port()
-        .request(0, lookup(1, binding.number(), REGION, &[1]));
+        .request(0, lookup(1, number, REGION, &[1]));
     bench.settle();
-    assert!(!binding.is_known());
     assert_eq!(statuses(&bench.records()), [(1, Status::UnknownSchema)]);
-    let next = bench.sessions.send_schema(CONN, &schema()).unwrap();
-    assert_eq!(
-        next.number(),
-        binding.number() + 1,
-        "its number is not used again"
-    );
+    assert_eq!(bench.bind(CONN), number + 1, "its number is not used again");
 }
 
 #[test]
 fn schemas_are_bounded_and_end_with_their_connection() {
     let mut bench = attached();
     for number in 0..MAX_SCHEMAS {
-        assert_eq!(
-            bench
-                .sessions
-                .send_schema(CONN, &schema())
-                .unwrap()
-                .number(),
-            number
-        );
-        bench.settle();
+        assert_eq!(bench.bind(CONN), number);
     }
-    let (refusal, detail) = bench.sessions.send_schema(CONN, &schema()).unwrap_err();
-    assert_eq!(refusal.status, Status::LimitReached, "{detail}");
+    assert_eq!(refusal(&bench, schema()).0, Status::LimitReached);
     bench.worker.port().event(Event::Detached { conn: CONN });
     bench.settle();
     bench.sessions.gone(CONN);
-    bench.worker.port().attach();
+    bench.worker.port().attach(CONN);
     bench.settle();
-    assert_eq!(
-        bench
-            .sessions
-            .send_schema(CONN, &schema())
-            .unwrap()
-            .number(),
-        0
-    );
+    assert_eq!(bench.bind(CONN), 0);
 }
 
 #[test]
 fn schemas_are_refused_with_what_is_wrong() {
     let bench = attached();
     let (missing, _) = Schema::side_by_side(8, [("f", "none", Pooling::Sum, 16)]);
-    let (refusal, detail) = bench.sessions.send_schema(CONN, &missing).unwrap_err();
-    assert_eq!(refusal.status, Status::UnknownTable);
+    let (status, detail) = refusal(&bench, missing);
+    assert_eq!(status, Status::UnknownTable);
     assert!(detail.contains("`none`"), "{detail}");
     bench.sessions.drain();
-    assert_eq!(
-        bench
-            .sessions
-            .send_schema(CONN, &schema())
-            .unwrap_err()
-            .0
-            .status,
-        Status::Draining
-    );
+    assert_eq!(refusal(&bench, schema()).0, Status::Draining);
     assert_eq!(
         bench.sessions.welcome("late").unwrap_err().0.status,
         Status::Draining
     );
-}
-
-#[test]
-fn bind_waits_for_the_worker_and_no_longer_than_it_should() {
-    let mut bench = attached();
-    let sessions = bench.sessions;
-    std::thread::scope(|scope| {
-        let bound = scope.spawn(|| sessions.bind(CONN, schema()));
-        while !bound.is_finished() {
-            bench.now_ns += 1000;
-            bench.worker.step(bench.now_ns);
-            std::thread::yield_now();
-        }
-        assert_eq!(bound.join().unwrap(), Ok(0));
-    });
-    let (refusal, detail) = sessions.bind(CONN, schema()).unwrap_err();
-    assert_eq!(refusal.status, Status::Internal);
-    assert!(detail.contains("did not take the schema in"), "{detail}");
 }
 
 #[test]
@@ -176,13 +192,12 @@ fn what_clients_are_told() {
 #[test]
 fn a_slot_used_twice_cuts_the_connection_off() {
     let mut bench = attached();
-    let binding = bench.sessions.send_schema(CONN, &schema()).unwrap();
-    bench.settle();
+    let schema = bench.bind(CONN);
     for number in 0..2 {
         bench
             .worker
             .port()
-            .request(5, lookup(number, binding.number(), REGION, &[1]));
+            .request(5, lookup(number, schema, REGION, &[1]));
     }
     bench.settle();
     assert_eq!(bench.worker.port().closed, [(CONN, Status::Malformed)]);
@@ -204,12 +219,7 @@ fn a_poll_is_bounded_whatever_waits() {
 #[test]
 fn regions_given_up_and_cancels_end_requests() {
     let mut bench = attached();
-    let number = bench
-        .sessions
-        .send_schema(CONN, &schema())
-        .unwrap()
-        .number();
-    bench.settle();
+    let number = bench.bind(CONN);
     let port = bench.worker.port();
     port.request(0, lookup(1, number, REGION, &[1]));
     port.event(Event::Cancel {
@@ -235,12 +245,7 @@ fn regions_given_up_and_cancels_end_requests() {
 #[test]
 fn draining_finishes_what_is_in_progress_and_refuses_the_rest() {
     let mut bench = attached();
-    let number = bench
-        .sessions
-        .send_schema(CONN, &schema())
-        .unwrap()
-        .number();
-    bench.settle();
+    let number = bench.bind(CONN);
     let frame = lookup(1, number, REGION, &[1; 900]);
     bench.worker.port().request(0, frame.clone());
     bench.worker.step(1);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use rowmill_port::{ConnId, Service};
+use rowmill_port::{ConnId, PendingBind, Service};
 use rowmill_rowmilld::service::Sessions;
 use rowmill_table::Resident;
 use rowmill_wire::control::{TableEntry, Welcome};
@@ -39,7 +39,7 @@ impl Schemas {
     }
 }
 
-/// `rowmilld`'s sessions, bound without waiting: the simulated port waits for the workers.
+/// `rowmilld`'s sessions, and what is bound there.
 pub struct Noted {
     sessions: Sessions,
     schemas: Schemas,
@@ -61,15 +61,19 @@ impl Service for Noted {
         self.sessions.tables()
     }
 
-    fn bind(&self, conn: ConnId, schema: Schema) -> Result<u32, (Refusal, String)> {
-        let number = self.sessions.send_schema(conn, &schema)?.number();
+    fn bind(
+        &self,
+        conn: ConnId,
+        schema: Schema,
+    ) -> Result<Box<dyn PendingBind>, (Refusal, String)> {
+        let pending = self.sessions.bind(conn, schema.clone())?;
         let model = Arc::new(SchemaModel::new(&schema, &self.schemas.tables));
         self.schemas
             .bound
             .lock()
             .expect("one thread")
-            .insert((conn, number), model);
-        Ok(number)
+            .insert((conn, pending.number()), model);
+        Ok(pending)
     }
 
     fn gone(&self, conn: ConnId) {

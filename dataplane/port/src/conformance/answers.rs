@@ -1,30 +1,80 @@
 //! A service for the suite.
 
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use rowmill_wire::control::{TableEntry, Welcome};
 use rowmill_wire::{Refusal, Schema, SplitRule, Status};
 
-use crate::{ConnId, Service};
+use crate::{Bound, ConnId, PendingBind, Service};
 
 /// Tables that [`Answers`] lists: more than one page, and the last page not full.
 pub const TABLES: usize = 300;
 
-/// Welcomes everybody but a client named `nobody`, binds schemas but of a table named `missing`, and
-/// remembers which connections ended.
+/// Welcomes everybody but a client named `nobody`, binds schemas but of a table named `missing`, keeps those of a table
+/// named [`Answers::HELD`] waiting, and remembers which connections ended.
 #[derive(Debug)]
 pub struct Answers {
     lanes: u16,
     gone: Mutex<Vec<ConnId>>,
+    held: Arc<Held>,
+}
+
+/// Schemas that no worker seems to take in.
+#[derive(Debug, Default)]
+struct Held {
+    now: AtomicUsize,
+    ever: AtomicUsize,
+    known: AtomicBool,
+}
+
+struct HeldBind {
+    number: u32,
+    held: Arc<Held>,
+}
+
+impl PendingBind for HeldBind {
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn is_known(&mut self) -> bool {
+        self.held.known.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for HeldBind {
+    fn drop(&mut self) {
+        self.held.now.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Answers {
+    /// The table that is not bound before [`Answers::let_held_go`].
+    pub const HELD: &str = "held";
+
     /// For a port with `lanes` lanes.
     pub fn new(lanes: u16) -> Answers {
         Answers {
             lanes,
             gone: Mutex::new(Vec::new()),
+            held: Arc::default(),
         }
+    }
+
+    /// Schemas of the table [`Answers::HELD`] that are neither answered nor abandoned.
+    pub fn held(&self) -> usize {
+        self.held.now.load(Ordering::SeqCst)
+    }
+
+    /// How many there have been.
+    pub fn held_ever(&self) -> usize {
+        self.held.ever.load(Ordering::SeqCst)
+    }
+
+    /// From now on those are known like any other.
+    pub fn let_held_go(&self) {
+        self.held.known.store(true, Ordering::SeqCst);
     }
 
     /// The connections that ended, in order.
@@ -65,14 +115,26 @@ impl Service for Answers {
             .collect()
     }
 
-    fn bind(&self, _conn: ConnId, schema: Schema) -> Result<u32, (Refusal, String)> {
-        match schema.features.iter().position(|f| f.table == "missing") {
-            None => Ok(schema.features.len() as u32),
-            Some(i) => Err((
+    fn bind(
+        &self,
+        _conn: ConnId,
+        schema: Schema,
+    ) -> Result<Box<dyn PendingBind>, (Refusal, String)> {
+        let number = schema.features.len() as u32;
+        let find = |table: &str| schema.features.iter().position(|f| f.table == table);
+        if let Some(i) = find("missing") {
+            return Err((
                 Refusal::feature(Status::UnknownTable, i as u32),
                 "no such table".to_owned(),
-            )),
+            ));
         }
+        if find(Answers::HELD).is_none() {
+            return Ok(Box::new(Bound(number)));
+        }
+        let held = self.held.clone();
+        held.now.fetch_add(1, Ordering::SeqCst);
+        held.ever.fetch_add(1, Ordering::SeqCst);
+        Ok(Box::new(HeldBind { number, held }))
     }
 
     fn gone(&self, conn: ConnId) {

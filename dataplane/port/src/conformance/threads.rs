@@ -3,9 +3,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rowmill_wire::{CompletionKind, Status};
+use rowmill_wire::{CompletionKind, Pooling, Schema, Status};
 
-use super::{Bench, Harness, Task, pattern};
+use super::{Answers, Bench, Harness, Task, pattern};
 use crate::{ClientPort, PortError};
 
 /// Several clients on several lanes, each checking that all bytes of a slice are there when its record is.
@@ -170,4 +170,80 @@ where
         let error = waiting.join().expect("no panic");
         assert!(matches!(error, PortError::Closed), "{error}");
     });
+}
+
+/// A schema that no worker takes in before the service says so.
+fn held_schema() -> Schema {
+    Schema::side_by_side(8, [("f", Answers::HELD, Pooling::Sum, 4)]).0
+}
+
+/// While workers have still to take one client's schema in, the others are answered.
+pub fn a_bind_holds_up_nobody<H: Harness>()
+where
+    H::Client: Send,
+{
+    let mut bench = Bench::<H>::start(2);
+    let (mut binding, mut other) = (bench.client("binding", 1), bench.client("other", 1));
+    let answers = bench.answers.clone();
+    thread::scope(|scope| {
+        // It is refused after a while, and on a slow machine the other one may not have come that far.
+        let bound = scope.spawn(move || {
+            loop {
+                match binding.bind(&held_schema()) {
+                    Ok(number) => return number,
+                    Err(PortError::Refused { .. }) => (),
+                    Err(other) => panic!("{other}"),
+                }
+            }
+        });
+        let mut was_answered = || {
+            let ever = answers.held_ever();
+            if answers.held() == 0 {
+                return false;
+            }
+            let region = other.register(4096).expect("a region");
+            other.tables().expect("tables");
+            other.unregister(region).expect("unregistered");
+            // Else the bind may have ended before.
+            answers.held() == 1 && answers.held_ever() == ever
+        };
+        bench.until("answers while another client binds", &mut was_answered);
+        answers.let_held_go();
+        assert_eq!(bound.join().expect("no panic"), 1);
+    });
+    assert_eq!(answers.held(), 0);
+}
+
+/// A schema that workers don't take in is refused after a while, and the connection goes on.
+pub fn a_bind_that_takes_too_long_is_refused<H: Harness>() {
+    let mut bench = Bench::<H>::start(1);
+    let mut client = bench.client("bind", 1);
+    match client.bind(&held_schema()) {
+        Err(PortError::Refused { refusal, detail }) => {
+            assert_eq!(refusal.status, Status::Internal);
+            assert_eq!(detail, "a worker did not take the schema in within 2s");
+        }
+        other => panic!("refused, not {other:?}"),
+    }
+    assert_eq!(bench.answers.held(), 0, "it is abandoned");
+    bench.answers.let_held_go();
+    assert_eq!(client.bind(&held_schema()).expect("bound"), 1);
+}
+
+/// A connection that ends while it binds gets no schema.
+pub fn an_end_abandons_a_bind<H: Harness>()
+where
+    H::Client: Send,
+{
+    let mut bench = Bench::<H>::start(1);
+    let mut client = bench.client("ends", 1);
+    let answers = bench.answers.clone();
+    thread::scope(|scope| {
+        let bound = scope.spawn(move || client.bind(&held_schema()));
+        bench.until("a bind", || answers.held_ever() == 1);
+        bench.harness.stop_server();
+        let outcome = bound.join().expect("no panic");
+        assert!(outcome.is_err(), "{outcome:?}");
+    });
+    assert_eq!(bench.answers.held(), 0);
 }

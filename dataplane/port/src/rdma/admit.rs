@@ -4,6 +4,8 @@ use std::sync::atomic::Ordering;
 
 use rowmill_verbs::{Error, ProtectionDomain, RejectData, ReplyData, Request};
 use rowmill_wire::Status;
+use rustix::io::{Errno, retry_on_intr};
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::bounds::GREETING_MAX;
 use super::config::Role;
@@ -126,11 +128,11 @@ impl Control {
         })
     }
 
-    /// A number that nobody has and nobody guesses.
+    /// A number that nobody has and nobody guesses. It waits for nothing, after [`wait_for_random`].
     fn session_id(&self) -> SessionId {
         loop {
             let mut id = SessionId::default();
-            let filled = rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty());
+            let filled = getrandom(&mut id, GetRandomFlags::empty());
             let known = |id| self.sessions.iter().flatten().any(|s| s.id == id);
             if filled == Ok(id.len()) && id != SessionId::default() && !known(id) {
                 return id;
@@ -201,4 +203,10 @@ impl Control {
         }
         Ok(())
     }
+}
+
+/// Waits until the kernel has random bytes to give, which may take a while after a machine has started. From then on
+/// `getrandom` never blocks (getrandom(2)), so the control thread does not either.
+pub(super) fn wait_for_random() -> Result<(), Errno> {
+    retry_on_intr(|| getrandom(&mut SessionId::default(), GetRandomFlags::empty())).map(|_| ())
 }

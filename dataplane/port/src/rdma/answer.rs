@@ -14,7 +14,7 @@ use super::inbox::{Cut, Message, RemoteRegion};
 use super::pool::Base;
 use super::progress::Age;
 use super::session::{LaneEnd, Member, Phase, Session};
-use crate::control::LaneSet;
+use crate::control::{BindCall, LaneSet};
 use crate::{ConnId, RegionId};
 
 /// Why a question gets no answer but a refusal.
@@ -40,15 +40,15 @@ impl Control {
         let Some(session) = &mut self.sessions[place] else {
             return;
         };
-        let unanswered = session.link.backlog() > 0;
+        let unsent = session.link.backlog() > 0;
         let (greeting, live) = match &session.phase {
             Phase::Parting { .. } => return, // What it still says does not count.
             Phase::Greeting { .. } => (true, false),
             Phase::Member(member) if member.ending.is_some() => return,
             Phase::Member(member) => (false, member.is_live()),
         };
-        let leaving = session.member().is_some_and(|m| m.leaving.is_some());
-        if leaving || unanswered {
+        let awaits = session.member().is_some_and(|m| m.awaits_answer());
+        if awaits || unsent {
             let breach = "it sent a control message before the last one was answered";
             return self.cut(place, Cut::Breach(breach));
         }
@@ -76,7 +76,10 @@ impl Control {
                 },
             )) => self.open(place, lane, receives, Base { address, key }),
             Ok((_, Question::ListTables { first })) if live => Ok(self.tables(first)),
-            Ok((_, Question::Bind(schema))) if live => self.bind(place, schema),
+            Ok((_, Question::Bind(schema))) if live => match self.bind(place, sequence, schema) {
+                Ok(()) => return,
+                Err(refused) => Err(refused),
+            },
             Ok((
                 _,
                 Question::RegisterRemote {
@@ -169,6 +172,7 @@ impl Control {
                     regions: Default::default(),
                     beat: None,
                     leaving: None,
+                    binding: None,
                     ending: None,
                 }));
                 self.shown.accepted.fetch_add(1, Ordering::Relaxed);
@@ -277,10 +281,28 @@ impl Control {
         }
     }
 
-    fn bind(&mut self, place: usize, schema: Schema) -> Result<Question, Refused> {
-        let conn = self.member(place).expect("a member asked").conn;
-        let schema = self.service.bind(conn, schema)?;
-        Ok(Question::Bound { schema })
+    /// Sends a schema to every lane's worker; the answer follows when they know it.
+    fn bind(&mut self, place: usize, sequence: u32, schema: Schema) -> Result<(), Refused> {
+        let (service, now) = (self.service.clone(), self.now);
+        let member = self.member(place).expect("a member asked");
+        let call = BindCall::begin(&*service, member.conn, sequence, schema, now)?;
+        member.binding = Some(call);
+        Ok(())
+    }
+
+    /// Answers those whose schemas all workers know, or did not take in in time.
+    pub(super) fn finish_binds(&mut self) {
+        let now = self.now;
+        for place in 0..self.sessions.len() {
+            let Some(member) = self.member(place) else {
+                continue;
+            };
+            match BindCall::finish(&mut member.binding, now) {
+                Some((sequence, Ok(answer))) => self.reply(place, sequence, &answer),
+                Some((sequence, Err(reason))) => self.refuse(place, sequence, reason),
+                None => (),
+            }
+        }
     }
 
     fn register(&mut self, place: usize, memory: RemoteRegion) -> Result<Question, Refused> {

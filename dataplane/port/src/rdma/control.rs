@@ -1,6 +1,8 @@
 //! The control thread: connects clients, answers their messages, beats, and sees that nothing of a client is freed before
-//! every worker has let go of it. All ids of the connection manager are its alone. It waits for no client: what takes
-//! several steps is kept as a state of the session, and goes on when an event, a message or a notice comes.
+//! every worker has let go of it. All ids of the connection manager are its alone. It waits for no client and for no worker:
+//! what takes several steps is kept as a state of the session, and goes on when an event, a message or a notice comes, or
+//! when the thread looks again (schemas that workers have to take in). Steps that the kernel or the device takes long for,
+//! registering memory and destroying queue pairs, go on only until the next beat is due.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -16,6 +18,7 @@ use rowmill_verbs::{
 use rowmill_wire::Status;
 use rustix::event::{Timespec, epoll};
 
+use super::admit::wait_for_random;
 use super::bounds::GREETING_MAX;
 use super::config::RdmaConfig;
 use super::failure::in_full;
@@ -26,7 +29,7 @@ use super::progress::beats_of;
 use super::server::Shown;
 use super::session::{LaneEnd, Phase, Session};
 use super::session_lane::LaneParts;
-use crate::control::{Bell, LogLimit};
+use crate::control::{BIND_LOOK, Bell, LogLimit};
 use crate::{ConnId, PortError, Service};
 
 /// How often a client is shown a sign of life.
@@ -37,6 +40,10 @@ const FAREWELL: Duration = Duration::from_secs(3);
 
 /// Events, and looks at the completion queue, of one turn: after that many the clocks and the lanes are looked at.
 const EVENTS_PER_TURN: usize = 16;
+
+/// How long each of what a turn has to do may take where its steps are long (a lane that is let in has a worker's whole slab
+/// registered for it): a tenth of [`BEAT`], so that none of it keeps the others waiting from beat to beat.
+const SHARE: Duration = Duration::from_millis(25);
 
 /// While somebody parts, how often that is looked at.
 const TICK: Duration = Duration::from_millis(10);
@@ -78,7 +85,7 @@ pub(super) struct Control {
     channel: EventChannel,
     completion_channel: CompletionChannel,
     armed: bool,
-    /// There may be completions that were not taken.
+    /// There may be completions or notices that were not taken, or sessions that have to end: the next turn comes at once.
     busy: bool,
     beats: u64,
     next_beat: Instant,
@@ -98,6 +105,10 @@ impl Control {
             call: "epoll",
             source: errno.into(),
         };
+        wait_for_random().map_err(|errno| PortError::System {
+            call: "getrandom",
+            source: errno.into(),
+        })?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         let (level, edge) = (
             epoll::EventFlags::IN,
@@ -145,8 +156,11 @@ impl Control {
             self.now = Instant::now();
             self.take_events();
             self.take_completions();
+            // Here, since a beat follows only where the one before is known to have arrived.
+            self.beat();
             self.take_notices();
-            self.look_at_clocks();
+            self.finish_binds();
+            self.expire();
             if self.shown.stop_accepting.load(Ordering::SeqCst) {
                 self.listener = None;
             }
@@ -192,7 +206,10 @@ impl Control {
             return;
         }
         // A millisecond more, so that it is past and not just about to be.
-        let wait = next.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+        let mut wait = next.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+        if self.sessions.iter().flatten().any(Session::binds) {
+            wait = wait.min(BIND_LOOK);
+        }
         let limit = Timespec {
             tv_sec: wait.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: wait.subsec_nanos().into(),
@@ -202,7 +219,13 @@ impl Control {
         let _ = epoll::wait(&self.epoll, &mut events, Some(&limit));
     }
 
+    /// Until when something with long steps may go on in this turn. One step of it is done however late it is.
+    fn share(&self) -> Instant {
+        (Instant::now() + SHARE).min(self.next_beat)
+    }
+
     fn take_events(&mut self) {
+        let until = self.share();
         for _ in 0..EVENTS_PER_TURN {
             match self.channel.take_event() {
                 Ok(None) => return,
@@ -225,6 +248,9 @@ impl Control {
                     );
                     return;
                 }
+            }
+            if Instant::now() >= until {
+                return; // The channel stays readable while it has more.
             }
         }
     }
@@ -284,10 +310,16 @@ impl Control {
     }
 
     fn take_notices(&mut self) {
+        let until = self.share();
         for lane in 0..self.lanes.len() {
             let shared = self.lanes[lane].shared.clone();
             while let Some(notice) = shared.notice() {
                 self.notice(shared.lane, notice);
+                if Instant::now() >= until {
+                    // The bell does not ring again for those that are left.
+                    self.busy = true;
+                    return;
+                }
             }
             if shared.is_gone() {
                 for place in 0..self.sessions.len() {
@@ -326,37 +358,60 @@ impl Control {
         })
     }
 
-    /// Beats, and what takes too long.
-    fn look_at_clocks(&mut self) {
-        let beat = self.now >= self.next_beat;
-        let mut bytes = Beat::new(self.beats + 1);
-        if beat {
-            self.next_beat = self.now + BEAT;
-            self.beats += 1;
-            for (lane, seen) in self.lanes.iter().zip(&mut self.seen) {
-                if seen.lives(&lane.life, self.now) && !lane.shared.is_gone() {
-                    bytes.set(lane.shared.lane);
-                }
+    /// Beats when it is time, and cuts off whose work does not get done.
+    fn beat(&mut self) {
+        self.now = Instant::now();
+        if self.now < self.next_beat {
+            return;
+        }
+        let now = self.now;
+        self.next_beat = now + BEAT;
+        self.beats += 1;
+        let mut bytes = Beat::new(self.beats);
+        for (lane, seen) in self.lanes.iter().zip(&mut self.seen) {
+            if seen.lives(&lane.life, now) && !lane.shared.is_gone() {
+                bytes.set(lane.shared.lane);
             }
         }
-        let (now, overdue) = (self.now, self.config.overdue());
-        let overdue_beats = beats_of(overdue, BEAT);
+        let overdue_beats = beats_of(self.config.overdue(), BEAT);
         for place in 0..self.sessions.len() {
-            let limit = self.config.handshake_limit;
             let Some(session) = &mut self.sessions[place] else {
                 continue;
             };
-            let mut late = session.link.is_overdue(now, overdue);
-            if let Some(member) = session.member().filter(|_| beat) {
-                for (lane, seen) in member.lanes.iter_mut().zip(&self.seen) {
-                    if let LaneEnd::Attached { progress, age, .. } = lane {
-                        late |= age.is_overdue(progress, seen.ran(), overdue_beats);
-                    }
+            let Phase::Member(member) = &mut session.phase else {
+                continue;
+            };
+            if member.ending.is_some() {
+                continue;
+            }
+            let mut late = false;
+            for (lane, seen) in member.lanes.iter_mut().zip(&self.seen) {
+                if let LaneEnd::Attached { progress, age, .. } = lane {
+                    late |= age.is_overdue(progress, seen.ran(), overdue_beats);
                 }
             }
+            if late {
+                self.cut(place, Cut::Failed(WorkStatus::RetriesExceeded));
+            } else if let Some(to) = member.beat
+                && let Err(error) = session.link.beat(&bytes.0, to, now)
+            {
+                tracing::debug!(error = in_full(&error), "a beat can't be sent");
+                self.end(place, None);
+            }
+        }
+    }
+
+    /// Ends what takes too long, and removes those that have parted.
+    fn expire(&mut self) {
+        let (now, until) = (self.now, self.share());
+        let (limit, overdue) = (self.config.handshake_limit, self.config.overdue());
+        for place in 0..self.sessions.len() {
+            let Some(session) = &self.sessions[place] else {
+                continue;
+            };
+            let peer = session.peer;
             match &session.phase {
                 Phase::Greeting { since } if now.duration_since(*since) >= limit => {
-                    let peer = session.peer;
                     self.log(|| {
                         tracing::warn!(?peer, "a client connected over rdma and said nothing")
                     });
@@ -365,28 +420,23 @@ impl Control {
                 Phase::Parting { until, .. } if now >= *until || session.link.is_idle() => {
                     self.remove(place);
                 }
+                Phase::Member(member) if member.ending.is_some() => continue,
                 Phase::Member(member)
-                    if member.ending.is_none()
-                        && !member.is_live()
-                        && now.duration_since(member.since) >= limit =>
+                    if !member.is_live() && now.duration_since(member.since) >= limit =>
                 {
-                    let peer = session.peer;
                     self.log(|| {
                         tracing::warn!(?peer, "an rdma client did not open its lanes in time")
                     });
                     self.end(place, None);
                 }
-                Phase::Member(member) if member.ending.is_none() => {
-                    if late {
-                        self.cut(place, Cut::Failed(WorkStatus::RetriesExceeded));
-                    } else if let Some(to) = member.beat.filter(|_| beat)
-                        && let Err(error) = session.link.beat(&bytes.0, to, now)
-                    {
-                        tracing::debug!(error = in_full(&error), "a beat can't be sent");
-                        self.end(place, None);
-                    }
+                Phase::Member(_) if session.link.is_overdue(now, overdue) => {
+                    self.cut(place, Cut::Failed(WorkStatus::RetriesExceeded));
                 }
-                _ => (),
+                _ => continue,
+            }
+            if Instant::now() >= until {
+                self.busy = true;
+                return;
             }
         }
     }

@@ -45,7 +45,7 @@ impl Control {
                     return;
                 }
                 let conn = member.conn;
-                member.leaving = None;
+                (member.leaving, member.binding) = (None, None);
                 let shared: Vec<_> = self.lanes.iter().map(|lane| lane.shared.clone()).collect();
                 let mut waiting = LaneSet::living(&shared);
                 for (lane, end) in shared.iter().zip(&mut member.lanes) {

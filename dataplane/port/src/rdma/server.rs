@@ -207,14 +207,13 @@ impl RdmaServer {
     /// What happened since the start, and what there is now.
     pub fn counters(&self) -> RdmaCounters {
         let now = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let queue_pairs = now(&self.shown.queue_pairs);
         RdmaCounters {
             accepted: now(&self.shown.accepted),
             refused: now(&self.shown.refused),
             violations: now(&self.shown.violations),
             lost: now(&self.shown.lost),
             sessions: now(&self.shown.sessions),
-            queue_pairs,
+            queue_pairs: now(&self.shown.queue_pairs),
             regions: now(&self.shown.regions),
             blocks_free: self.slabs.iter().map(|slab| slab.free() as u64).sum(),
         }

@@ -14,7 +14,7 @@ use super::private_data::SessionId;
 use super::progress::{Age, Progress};
 use super::seat::Seat;
 use super::server::ConnectionInfo;
-use crate::control::LaneSet;
+use crate::control::{BindCall, LaneSet};
 use crate::{ConnId, RegionId};
 
 /// A client's session: its control stream, and what it has besides.
@@ -83,6 +83,8 @@ pub(super) struct Member {
     pub(super) beat: Option<Remote>,
     /// A region that is being given up: its number, the question's sequence number, and the lanes that have not let go.
     pub(super) leaving: Option<(RegionId, u32, LaneSet)>,
+    /// A schema that the workers are to know.
+    pub(super) binding: Option<BindCall>,
     pub(super) ending: Option<Ending>,
 }
 
@@ -91,6 +93,11 @@ impl Member {
     pub(super) fn is_live(&self) -> bool {
         let open = |lane: &LaneEnd| matches!(lane, LaneEnd::Attached { .. });
         self.lanes.iter().all(open)
+    }
+
+    /// Whether its last control message is not answered.
+    pub(super) fn awaits_answer(&self) -> bool {
+        self.leaving.is_some() || self.binding.is_some()
     }
 
     pub(super) fn region_bytes(&self) -> u64 {
@@ -116,6 +123,11 @@ impl Session {
             _ => 0,
         };
         1 + lanes as u64
+    }
+
+    /// Whether a schema of its is on its way to the workers.
+    pub(super) fn binds(&self) -> bool {
+        matches!(&self.phase, Phase::Member(member) if member.binding.is_some())
     }
 
     /// What status pages show; nothing of those that have not said hello.

@@ -18,7 +18,7 @@ use super::layout::Layout;
 use super::session::{Member, Phase, Session};
 use super::stream;
 use super::wake::WakeSocket;
-use crate::control::{Bell, LaneSet};
+use crate::control::{Bell, BindCall, LaneSet};
 use crate::{ConnId, RegionId};
 
 /// Why a question gets no answer but a refusal.
@@ -48,7 +48,7 @@ impl Control {
     ) {
         let sequence = Question::sequence(bytes);
         let greeting = self.member(place).is_none();
-        if self.member(place).is_some_and(|m| m.leaving.is_some()) {
+        if self.member(place).is_some_and(|m| m.awaits_answer()) {
             let breach = "it sent a control message before the last one was answered";
             return self.cut(place, Status::Malformed, Some(breach));
         }
@@ -81,7 +81,10 @@ impl Control {
                 return self.end(place);
             }
             Ok(Question::ListTables { first }) => Ok(self.tables(first)),
-            Ok(Question::Bind(schema)) => self.bind(place, schema),
+            Ok(Question::Bind(schema)) => match self.bind(place, sequence, schema) {
+                Ok(()) => return,
+                Err(refused) => Err(refused),
+            },
             Ok(Question::Register { bytes, rights }) => {
                 self.register(place, bytes, rights, &fds[0])
             }
@@ -251,6 +254,7 @@ impl Control {
                 regions: Default::default(),
                 doorbells,
                 leaving: None,
+                binding: None,
                 ending: None,
                 left: false,
                 link: link.clone(),
@@ -272,10 +276,28 @@ impl Control {
         }
     }
 
-    fn bind(&mut self, place: usize, schema: Schema) -> Result<Question, Refused> {
-        let conn = self.member(place).expect("a member asked").conn;
-        let schema = self.service.bind(conn, schema)?;
-        Ok(Question::Bound { schema })
+    /// Sends a schema to every lane's worker; the answer follows when they know it.
+    fn bind(&mut self, place: usize, sequence: u32, schema: Schema) -> Result<(), Refused> {
+        let (service, now) = (self.service.clone(), self.now);
+        let member = self.member(place).expect("a member asked");
+        let call = BindCall::begin(&*service, member.conn, sequence, schema, now)?;
+        member.binding = Some(call);
+        Ok(())
+    }
+
+    /// Answers those whose schemas all workers know, or did not take in in time.
+    pub(super) fn finish_binds(&mut self) {
+        let now = self.now;
+        for place in 0..self.sessions.len() {
+            let Some(member) = self.member(place) else {
+                continue;
+            };
+            match BindCall::finish(&mut member.binding, now) {
+                Some((sequence, Ok(answer))) => self.reply(place, sequence, &answer, &[]),
+                Some((sequence, Err(reason))) => self.refuse(place, sequence, reason),
+                None => (),
+            }
+        }
     }
 
     fn register(

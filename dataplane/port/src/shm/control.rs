@@ -1,8 +1,7 @@
 //! The control thread: accepts clients, answers their messages, and sees that nothing of a client is
 //! freed before every worker has let go of it. It waits for no client: what takes several steps is kept
-//! as a state of the connection, and goes on when a message or notice comes. Mapping a region and
-//! binding a schema are done in place; the latter waits for the workers, which take schemas between
-//! micro-batches.
+//! as a state of the connection, and goes on when a message or notice comes, or when the thread looks again
+//! (schemas that workers have to take in). Mapping a region is done in place.
 
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -22,7 +21,7 @@ use super::inbox::{LaneShared, Message, Notice};
 use super::server::{ShmConfig, Shown, watch};
 use super::session::{Phase, Session};
 use super::stream;
-use crate::control::{Bell, LaneSet, LogLimit};
+use crate::control::{BIND_LOOK, Bell, LaneSet, LogLimit};
 use crate::{ConnId, Service};
 
 /// Connections beyond `max_connections` that may be open: those that have not said hello, or are about
@@ -118,6 +117,7 @@ impl Control {
                 }
             }
             self.take_notices();
+            self.finish_binds();
             self.expire_greetings();
             if self.shown.stop_accepting.load(Ordering::SeqCst) {
                 self.give_up_endpoint();
@@ -146,19 +146,22 @@ impl Control {
         }
     }
 
-    /// How long to sleep: until a greeting is overdue, accepting is tried again, or the farewell ends.
+    /// How long to sleep: until a greeting is overdue, accepting is tried again, or the farewell ends; shortly while
+    /// somebody binds.
     fn timeout(&self, farewell: Option<Instant>) -> Option<Timespec> {
-        let greeting = self
-            .sessions
-            .iter()
-            .flatten()
-            .filter_map(|s| match s.phase {
+        let mut sessions = self.sessions.iter().flatten();
+        let wait = if sessions.any(Session::binds) {
+            BIND_LOOK
+        } else {
+            let sessions = self.sessions.iter().flatten();
+            let greeting = sessions.filter_map(|s| match s.phase {
                 Phase::Greeting { since } => Some(since + self.config.handshake_limit),
                 Phase::Member(_) => None,
             });
-        let next = greeting.chain(self.accept_again).chain(farewell).min()?;
-        // A millisecond more, so that it is past and not just about to be.
-        let wait = next.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+            let next = greeting.chain(self.accept_again).chain(farewell).min()?;
+            // A millisecond more, so that it is past and not just about to be.
+            next.saturating_duration_since(Instant::now()) + Duration::from_millis(1)
+        };
         Some(Timespec {
             tv_sec: wait.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: wait.subsec_nanos().into(),
@@ -330,7 +333,7 @@ impl Control {
         // that its memory is its own again.
         let _ = epoll::delete(&self.epoll, &*session.stream);
         let conn = member.conn;
-        member.leaving = None;
+        (member.leaving, member.binding) = (None, None);
         for lane in &self.lanes {
             lane.post(Message::Detach { conn });
         }

@@ -9,7 +9,7 @@ use rowmill_wire::limits::MAX_REGIONS;
 use super::dispose::ClientStream;
 use super::inbox::Link;
 use super::server::ConnectionInfo;
-use crate::control::{Bell, LaneSet};
+use crate::control::{Bell, BindCall, LaneSet};
 use crate::{ConnId, RegionId};
 
 /// A client's connection. Fields are dropped in this order: regions go before the stream is closed.
@@ -39,6 +39,8 @@ pub(super) struct Member {
     /// A region that is being given up: its number, the question's sequence number, and the lanes that
     /// have not let go of it.
     pub(super) leaving: Option<(RegionId, u32, LaneSet)>,
+    /// A schema that the workers are to know.
+    pub(super) binding: Option<BindCall>,
     /// Once the connection has ended: the lanes that have not let go.
     pub(super) ending: Option<LaneSet>,
     /// Whether the client hung up or broke the protocol, so that nobody reads its records any more.
@@ -47,12 +49,24 @@ pub(super) struct Member {
     pub(super) link: Arc<Link>,
 }
 
+impl Member {
+    /// Whether its last control message is not answered.
+    pub(super) fn awaits_answer(&self) -> bool {
+        self.leaving.is_some() || self.binding.is_some()
+    }
+}
+
 impl Session {
     pub(super) fn member(&mut self) -> Option<&mut Member> {
         match &mut self.phase {
             Phase::Member(member) => Some(member),
             Phase::Greeting { .. } => None,
         }
+    }
+
+    /// Whether a schema of its is on its way to the workers.
+    pub(super) fn binds(&self) -> bool {
+        matches!(&self.phase, Phase::Member(member) if member.binding.is_some())
     }
 
     /// What status pages show; nothing of those that have not said hello.

@@ -261,6 +261,10 @@ impl ClientPort for SimClient {
     fn bind(&mut self, schema: &Schema) -> Result<u32, PortError> {
         self.open()?;
         self.net.travel("a schema")?;
+        if self.is_cut() {
+            // It goes to where nobody listens any more.
+            return Err(PortError::Closed);
+        }
         // As a real stream carries it, so that what cannot be parsed is refused here too.
         let schema = match Control::parse(&Control::Bind(schema.clone()).encode(0)) {
             Ok((_, Control::Bind(schema))) => schema,
@@ -272,24 +276,12 @@ impl ClientPort for SimClient {
                 });
             }
         };
-        let bound = self.net.service.bind(self.conn, schema);
-        // The answer leaves once every worker has been round twice: it has then taken the schema.
-        let polls: Vec<u64> = self
-            .net
-            .net
-            .borrow()
-            .lanes
-            .iter()
-            .map(|lane| lane.polls)
-            .collect();
-        self.wait_for("a schema", |net| {
-            net.lanes
-                .iter()
-                .zip(&polls)
-                .all(|(lane, before)| lane.polls >= before + 2)
-        })?;
+        let begun = self.net.service.bind(self.conn, schema);
+        let mut pending =
+            begun.map_err(|(refusal, detail)| PortError::Refused { refusal, detail })?;
+        self.wait_for("a schema", |_| pending.is_known())?;
         self.open()?;
-        bound.map_err(|(refusal, detail)| PortError::Refused { refusal, detail })
+        Ok(pending.number())
     }
 
     fn register(&mut self, bytes: usize) -> Result<RegionId, PortError> {

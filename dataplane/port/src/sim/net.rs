@@ -80,8 +80,6 @@ pub(super) struct Lane {
     pub(super) given: Option<Event>,
     /// The connection that is asked first by the next poll.
     pub(super) turn: usize,
-    /// How often it was polled: a client's binding waits for lanes to come round.
-    pub(super) polls: u64,
     pub(super) woken: Arc<AtomicBool>,
     /// Where its worker can't reach the memory of clients.
     pub(super) room: Option<Room>,
@@ -175,7 +173,6 @@ impl Net {
             control: Fifo::new(),
             given: None,
             turn: 0,
-            polls: 0,
             woken: Arc::default(),
             room: bounds.far.map(Room::new),
         };

@@ -38,7 +38,6 @@ impl SimServer {
 impl ServerPort for SimServer {
     fn poll(&mut self, frame: &mut [u8; SLOT_BYTES]) -> Option<Event> {
         let mut net = self.net.net.borrow_mut();
-        net.lanes[self.lane].polls += 1;
         if let Some(conn) = net.acknowledge(self.lane) {
             // The number may be given again only after the service has forgotten its last holder.
             drop(net);

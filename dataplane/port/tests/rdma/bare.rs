@@ -198,13 +198,18 @@ impl Bare {
         batch.ring().expect("posted");
     }
 
-    fn call(&mut self, question: &Control) -> Control {
+    /// Asks something, and waits for no answer.
+    pub(crate) fn tell(&mut self, question: &Control) {
         self.sequence += 1;
         let message = question.encode(self.sequence);
         let mut bytes = vec![0; 8192];
         let (len, next) = fragment(&message, 0, &mut bytes);
         assert_eq!(next, message.len(), "one fragment");
         self.say(&bytes[..len]);
+    }
+
+    fn call(&mut self, question: &Control) -> Control {
+        self.tell(question);
         let since = Instant::now();
         loop {
             assert!(since.elapsed() < patience(), "an answer to {question:?}");

@@ -9,9 +9,10 @@ use rowmill_port::conformance::{Answers, patience};
 use rowmill_port::rdma::{RdmaConfig, RdmaLane, RdmaServer};
 use rowmill_port::{ConnId, Event, Extent, Fetch, PortError, RegionId, ServerPort};
 use rowmill_verbs::{Context, Selector};
+use rowmill_wire::control::Control;
 use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::status::NOWHERE;
-use rowmill_wire::{Completion, CompletionKind, Immediate, Status};
+use rowmill_wire::{Completion, CompletionKind, Immediate, Pooling, Schema, Status};
 
 use super::bare::Bare;
 use super::harness::{address, has_device, server_config};
@@ -20,8 +21,15 @@ const ONE: ConnId = ConnId(0);
 const TWO: ConnId = ConnId(1);
 
 fn listen(config: RdmaConfig) -> Result<(RdmaServer, RdmaLane), PortError> {
+    listen_with(config, Arc::new(Answers::new(1)))
+}
+
+fn listen_with(
+    config: RdmaConfig,
+    answers: Arc<Answers>,
+) -> Result<(RdmaServer, RdmaLane), PortError> {
     let asked = format!("rdma://{}:0", address().expect("a device"));
-    let (server, mut lanes) = RdmaServer::listen(&asked, config, Arc::new(Answers::new(1)))?;
+    let (server, mut lanes) = RdmaServer::listen(&asked, config, answers)?;
     Ok((server, lanes.remove(0)))
 }
 
@@ -134,6 +142,25 @@ fn a_request_cancelled_twice_ends_the_connection() {
     assert!(bare.announce(cancel) && bare.announce(cancel));
     until(&mut lane, detached(ONE));
     assert_eq!(server.counters().violations, 1);
+}
+
+#[test]
+fn asking_again_before_a_schema_is_bound_ends_the_connection() {
+    if !has_device() {
+        return;
+    }
+    let answers = Arc::new(Answers::new(1));
+    let (server, mut lane) = listen_with(server_config(), answers.clone()).expect("a server");
+    let blocks = server.counters().blocks_free;
+    let mut bare = Bare::connect(&server.endpoint(), 1, 16).expect("a lane");
+    until(&mut lane, |e| matches!(e, Event::Attached { .. }));
+    let feature = ("f", Answers::HELD, Pooling::Sum, 4);
+    bare.tell(&Control::Bind(Schema::side_by_side(8, [feature]).0));
+    bare.tell(&Control::ListTables { first: 0 });
+    until(&mut lane, detached(ONE));
+    assert_eq!((answers.held_ever(), answers.held()), (1, 0));
+    assert_eq!(server.counters().violations, 1);
+    all_is_back(&server, &mut lane, blocks);
 }
 
 /// A READ that may not begin would hold its blocks for ever.

@@ -8,7 +8,8 @@ use rowmill_arena::{HugePages, Layout, Staging, Strip, Window};
 use rowmill_engine::Engine;
 use rowmill_pooling::{Isa, Kernels};
 use rowmill_port::{
-    ConnId, Event, Extent, Fetch, Idle, RegionError, RegionId, RoomError, ServerPort, Waker,
+    ConnId, Event, Extent, Fetch, Idle, RegionError, RegionId, RoomError, ServerPort, Service,
+    Waker,
 };
 use rowmill_rowmilld::config::Limits;
 use rowmill_rowmilld::figures::Figures;
@@ -20,9 +21,11 @@ use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::request::{self, Element, FeatureSpan, Header, Op, Place, Segment};
 use rowmill_wire::{Completion, Pooling, Schema, Status};
 
-/// The one connection that tests have.
+/// The connection that most tests have.
 pub const CONN: ConnId = ConnId(0);
-/// Its one region.
+/// Another one.
+pub const OTHER: ConnId = ConnId(1);
+/// The first one's region.
 pub const REGION: RegionId = RegionId(3);
 /// A region whose memory is gone.
 pub const LOST: RegionId = RegionId(4);
@@ -58,11 +61,8 @@ impl ScriptedPort {
         self.events.push_back((event, Vec::new()));
     }
 
-    pub fn attach(&mut self) {
-        self.event(Event::Attached {
-            conn: CONN,
-            credits: 8,
-        });
+    pub fn attach(&mut self, conn: ConnId) {
+        self.event(Event::Attached { conn, credits: 8 });
     }
 
     pub fn request(&mut self, slot: u16, frame: Vec<u8>) {
@@ -275,6 +275,14 @@ impl Bench {
             }
         }
         panic!("the worker does not come to rest");
+    }
+
+    /// Binds the test's schema for a connection that is attached; its number.
+    pub fn bind(&mut self, conn: ConnId) -> u32 {
+        let mut pending = self.sessions.bind(conn, schema()).unwrap();
+        self.settle();
+        assert!(pending.is_known());
+        pending.number()
     }
 
     /// The status records since the last call.
