@@ -28,7 +28,7 @@ const POLL_BYTES: u64 = 128 << 10;
 const EVENT_BYTES: u64 = 4 << 10;
 
 /// Of passes that spin and find nothing, one in so many reads the clock: nobody waits for the time then, and
-/// where reading it is a system call (user-mode Linux, some virtual machines) that would take most of a pass.
+/// where reading it is a system call (some virtual machines) that would take most of a pass.
 const CLOCK_EVERY: u32 = 64;
 
 /// Longest sleep, so that a worker that sleeps still shows that it is alive.
