@@ -56,7 +56,7 @@ struct Cli {
     /// rdma: count the system calls of a worker that serves at this address of this host
     #[arg(long, value_name = "ADDRESS")]
     syscalls: Option<IpAddr>,
-    /// rdma: rounds of each case; 5, with --full 15
+    /// rdma: rounds of each case; 9, with --full 15
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
     /// rdma: send only one in N of a round's requests
@@ -131,7 +131,7 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<ExitCode> {
     let mut reporter = Reporter::new(cli.json, cli.case);
-    let default_rounds = if cli.full { 15 } else { 5 };
+    let default_rounds = if cli.full { 15 } else { 9 };
     let extent = rdma::Extent {
         rounds: cli.rounds.map_or(default_rounds, usize::from),
         share: cli.share.into(),

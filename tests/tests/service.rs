@@ -17,6 +17,7 @@ use rowmill_engine::Engine;
 use rowmill_pooling::{Isa, Kernels, Mode, scalar};
 use rowmill_port::ServerPort;
 use rowmill_port::shm::{ShmConfig, ShmServer};
+use rowmill_rowmilld::clock::Clock;
 use rowmill_rowmilld::config::{Idle, Limits};
 use rowmill_rowmilld::figures::Figures;
 use rowmill_rowmilld::mailbox::{Mailbox, Orders};
@@ -97,10 +98,10 @@ impl InProcess {
         };
         let (server, lanes) =
             ShmServer::listen(&endpoint, config, Arc::new(sessions)).expect("a free endpoint");
-        let started = Instant::now();
+        let clock = Clock::system();
         let threads = lanes.into_iter().zip(&mailboxes).map(|(lane, mailbox)| {
             mailbox.set_waker(lane.waker());
-            let mailbox = Arc::clone(mailbox);
+            let (mailbox, clock) = (Arc::clone(mailbox), clock.clone());
             thread::spawn(move || {
                 let engine = Engine::new(limits.engine(), Kernels::new(Isa::detect().isa));
                 let figures = Arc::new(Figures::default());
@@ -111,7 +112,7 @@ impl InProcess {
                     sleep: true,
                 };
                 Worker::new(engine, limits.engine().connections, lane, mailbox, figures)
-                    .run(idle, started);
+                    .run(idle, &clock);
             })
         });
         let threads = threads.collect();

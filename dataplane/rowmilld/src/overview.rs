@@ -3,11 +3,11 @@
 use core::fmt::Write as _;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Instant;
 
 use rowmill_table::{Resident, TableInfo};
 use serde_json::{Value, json};
 
+use crate::clock::Clock;
 use crate::figures::{BUCKETS, COUNTERS, Figures};
 use crate::plan::{Choice, Plan};
 use crate::worker::SLEEP_MAX;
@@ -83,7 +83,7 @@ pub struct Seat {
 
 /// What the service knows about itself. No worker touches it.
 pub struct Overview {
-    started: Instant,
+    clock: Clock,
     endpoint: String,
     model: String,
     generation: u64,
@@ -108,13 +108,13 @@ pub struct Page {
 
 impl Overview {
     /// The overview of a service that is starting.
-    pub fn new(model: String, plan: &Plan, started: Instant) -> Overview {
+    pub fn new(model: String, plan: &Plan, clock: Clock) -> Overview {
         let seat = |&cpu| Seat {
             cpu,
             figures: Arc::default(),
         };
         Overview {
-            started,
+            clock,
             endpoint: plan.endpoint.clone(),
             model,
             generation: plan.generation.number(),
@@ -127,9 +127,9 @@ impl Overview {
         }
     }
 
-    /// When the service started: the zero of the workers' clock.
-    pub fn started(&self) -> Instant {
-        self.started
+    /// The workers' clock, whose zero is the service's start.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
     }
 
     /// The workers.
@@ -200,12 +200,16 @@ impl Overview {
         if self.state() != State::Serving {
             return Err(self.state().name().into());
         }
-        let now_ns = self.started.elapsed().as_nanos() as u64;
+        let now_ns = self.clock.now_ns();
         let stuck = |seat: &Seat| now_ns.saturating_sub(seat.figures.stepped_ns()) > STUCK_NS;
         if let Some(worker) = self.seats.iter().position(stuck) {
             return Err(format!("worker {worker} is stuck"));
         }
         self.visitors().failure.map_or(Ok(()), Err)
+    }
+
+    fn uptime_s(&self) -> u64 {
+        self.clock.now_ns() / 1_000_000_000
     }
 
     fn visitors(&self) -> Visitors {
@@ -257,7 +261,7 @@ impl Overview {
             "program": "rowmilld",
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
-            "uptime_s": self.started.elapsed().as_secs(),
+            "uptime_s": self.uptime_s(),
             "model": self.model,
             "generation": self.generation,
             "state": self.state().name(),
@@ -297,11 +301,7 @@ impl Overview {
             "gauge",
             "Seconds since the start.",
         );
-        out.sample(
-            "rowmill_uptime_seconds",
-            "",
-            self.started.elapsed().as_secs(),
-        );
+        out.sample("rowmill_uptime_seconds", "", self.uptime_s());
         out.family("rowmill_rows_bytes", "gauge", "Bytes of the rows served.");
         out.sample("rowmill_rows_bytes", "", self.rows_bytes());
         let visitors = self.visitors();

@@ -1,13 +1,13 @@
 //! The ports of this build: which one an endpoint names, its server half, and its lanes.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use rowmill_engine::Engine;
 use rowmill_port::rdma::{self, Live, RdmaConfig, RdmaLane, RdmaServer};
 use rowmill_port::shm::{self, ShmConfig, ShmLane, ShmServer};
 use rowmill_port::{PortError, ServerPort, Service, Waker};
 
+use crate::clock::Clock;
 use crate::config::{self, Config};
 use crate::figures::Figures;
 use crate::mailbox::Mailbox;
@@ -185,14 +185,14 @@ impl Lane {
         mailbox: Arc<Mailbox>,
         figures: Arc<Figures>,
         idle: config::Idle,
-        started: Instant,
+        clock: &Clock,
     ) {
         match self {
             Lane::Shm(port) => {
-                Worker::new(engine, connections, port, mailbox, figures).run(idle, started);
+                Worker::new(engine, connections, port, mailbox, figures).run(idle, clock);
             }
             Lane::Rdma(port) => {
-                Worker::new(engine, connections, port, mailbox, figures).run(idle, started);
+                Worker::new(engine, connections, port, mailbox, figures).run(idle, clock);
             }
         }
     }

@@ -19,6 +19,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::admin;
+use crate::clock::Clock;
 use crate::config::{AdminAddress, Config};
 use crate::log;
 use crate::mailbox::{Mailbox, Orders};
@@ -56,11 +57,13 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     let started = Instant::now();
     abort_on_panic();
     let plan = Plan::make(config)?;
-    let overview = Arc::new(Overview::new(config.model.name(), &plan, started));
+    let (clock, chosen_clock) = Clock::choose();
+    let overview = Arc::new(Overview::new(config.model.name(), &plan, clock));
     let signals = watch_signals(Arc::clone(&overview))?;
     for choice in &plan.choices {
         choice.log();
     }
+    overview.choose(chosen_clock);
     refuse_taken(&plan)?;
     if let AdminAddress::At(address) = config.admin.address {
         let address = admin::serve(address, Arc::clone(&overview))?;
@@ -271,12 +274,7 @@ fn start_workers(
     overview: &Arc<Overview>,
     mailboxes: &[Arc<Mailbox>],
 ) -> anyhow::Result<Workers> {
-    let (limits, idle, isa, started) = (
-        config.limits.engine(),
-        config.idle,
-        plan.isa,
-        overview.started(),
-    );
+    let (limits, idle, isa) = (config.limits.engine(), config.idle, plan.isa);
     let (prepared, all_prepared) = channel();
     let mut workers = Workers {
         threads: Vec::new(),
@@ -289,10 +287,11 @@ fn start_workers(
             seat.clone(),
             Arc::clone(&mailboxes[index]),
         );
+        let clock = overview.clock().clone();
         let work = move || {
             let pinned = seat.cpu.map_or(Ok(()), pin);
             let engine = Engine::new(limits, Kernels::new(isa));
-            seat.figures.begin(started.elapsed().as_nanos() as u64);
+            seat.figures.begin(clock.now_ns());
             if prepared.send((index, seat.cpu, pinned)).is_err() {
                 return;
             }
@@ -304,7 +303,7 @@ fn start_workers(
                     mailbox,
                     seat.figures,
                     idle,
-                    started,
+                    &clock,
                 );
             }
         };

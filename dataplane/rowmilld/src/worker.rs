@@ -1,8 +1,8 @@
 //! A worker: one engine and its half of a port, and the loop between them.
 
+use core::cell::Cell;
 use core::time::Duration;
 use std::sync::Arc;
-use std::time::Instant;
 
 use arrayvec::ArrayVec;
 use rowmill_arena::{Staging, Strip, Window};
@@ -13,6 +13,7 @@ use rowmill_port::{
 use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::{CompletionKind, Status};
 
+use crate::clock::Clock;
 use crate::config;
 use crate::figures::Figures;
 use crate::mailbox::{Binding, Mailbox, Orders};
@@ -27,7 +28,7 @@ const POLL_BYTES: u64 = 128 << 10;
 const EVENT_BYTES: u64 = 4 << 10;
 
 /// Of passes that spin and find nothing, one in so many reads the clock: nobody waits for the time then, and
-/// where reading it is a system call (user-mode Linux, some virtual machines) that would take most of a pass.
+/// where reading it is a system call (some virtual machines) that would take most of a pass.
 const CLOCK_EVERY: u32 = 64;
 
 /// Longest sleep, so that a worker that sleeps still shows that it is alive.
@@ -98,9 +99,14 @@ impl<P: ServerPort> Worker<P> {
 
     /// The loop: steps until the orders are to stop, and waits as `idle` says when there is nothing
     /// to do. Nothing here allocates, locks, logs, or, while there is work, makes a system call.
-    pub fn run(mut self, idle: config::Idle, started: Instant) {
+    pub fn run(mut self, idle: config::Idle, clock: &Clock) {
         let mut backoff = Backoff::new(idle);
-        let clock = || started.elapsed().as_nanos() as u64;
+        let last_ns = Cell::new(0);
+        let clock = || {
+            // It may go back where this thread moves between CPUs; here it never does.
+            last_ns.set(clock.now_ns().max(last_ns.get()));
+            last_ns.get()
+        };
         while self.mailbox.orders() != Orders::Stop {
             let stepped = self.pass(clock);
             let how = backoff.after(stepped, self.now_ns);
