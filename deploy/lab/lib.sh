@@ -59,7 +59,8 @@ netem() {
     fi
 }
 
-# vm_reset NODE: the driver pulls that machine's reset line; it boots and runs the scenario with BOOT=2.
+# vm_reset NODE: the driver pulls that machine's reset line, or kills the kernel that it is; it boots and runs the scenario
+# with BOOT=2.
 vm_reset() {
     local request="$ROWMILL_LAB_SHARE/request.reset.$1"
     touch "$request"
