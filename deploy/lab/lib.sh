@@ -33,6 +33,11 @@ barrier() {
     done
 }
 
+# say_faults: passes on what the program `faults` prints, and says what became of each fault.
+say_faults() {
+    sed -uE 's/^(PASS|FAIL|SKIPPED) /== &/'
+}
+
 # figure CASE METRIC VALUE UNIT: a line of figures.json, in the format of rowmill-bench --json.
 figure() {
     [[ $3 =~ ^[0-9]+(\.[0-9]+)?$ ]] || fail "$1 $2 is no number: $3"
