@@ -33,6 +33,11 @@ barrier() {
     done
 }
 
+# say_faults: passes on what the program `faults` prints, and says what became of each fault.
+say_faults() {
+    sed -uE 's/^(PASS|FAIL|SKIPPED) /== &/'
+}
+
 # figure CASE METRIC VALUE UNIT: a line of figures.json, in the format of rowmill-bench --json.
 figure() {
     [[ $3 =~ ^[0-9]+(\.[0-9]+)?$ ]] || fail "$1 $2 is no number: $3"
@@ -59,7 +64,8 @@ netem() {
     fi
 }
 
-# vm_reset NODE: the driver pulls that machine's reset line; it boots and runs the scenario with BOOT=2.
+# vm_reset NODE: the driver pulls that machine's reset line, or kills the kernel that it is; it boots and runs the scenario
+# with BOOT=2.
 vm_reset() {
     local request="$ROWMILL_LAB_SHARE/request.reset.$1"
     touch "$request"

@@ -47,7 +47,7 @@ class Machine:
 
     def begin(self, command, limit_s, environment=None, **options):
         marked = dict(os.environ, **(environment or {}), **{proc.MARK: self.mark})
-        with open(self.log, "wb") as log:
+        with open(self.log, "ab") as log:
             self.process = proc.start(command, limit_s, stdout=log, stderr=log, env=marked, **options)
 
     def ended(self):
@@ -80,7 +80,7 @@ class Machine:
         return "no result" + (f" (kernel panic: {panic[1]})" if panic else "")
 
     def reset(self):
-        raise RuntimeError("only a virtual machine can be reset")
+        raise RuntimeError("only a machine with a kernel of its own can be reset")
 
 
 class Virtual(Machine):
@@ -144,15 +144,16 @@ class Virtual(Machine):
 
 
 class UserMode(Machine):
-    """A user-mode Linux. It keeps its files in a folder of its own, which goes with it."""
+    """A user-mode Linux. It keeps its files in a folder of its own, which goes with it, and `link`, its end of the wire,
+    for when it is reset."""
 
     def __init__(self, node, share, memory, link, limit_s):
         super().__init__(node, share)
-        self.memory, self.link, self.limit_s = memory, link, limit_s
+        self.memory, self.link, self.limit_s = memory, link.dup(), limit_s
         self.folder = temporary()
+        (self.folder / "share").symlink_to(self.share)
 
     def boot(self):
-        (self.folder / "share").symlink_to(self.share)
         shutil.copy(cache.HERE / "uml-init", self.folder / "init")
         (self.folder / "cpuinfo").write_bytes(pathlib.Path("/proc/cpuinfo").read_bytes())
         (self.folder / "seed").write_bytes(os.urandom(64))
@@ -168,8 +169,16 @@ class UserMode(Machine):
         self.begin(command, self.limit_s, pass_fds=[self.link.fileno()],
                    environment={"TMPDIR": memory_at, "HOME": str(self.folder)})
 
+    def reset(self):
+        """Kills its kernel, which sends nothing more and is asked nothing, and boots it anew."""
+        super().end()
+        # It would take its name to be in use.
+        shutil.rmtree(self.folder / f"node{self.node}", ignore_errors=True)
+        self.boot()
+
     def end(self):
         super().end()
+        self.link.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -7,6 +7,6 @@
 
 # Files, starts and admin pages are the same over any port: they are tried over shared memory.
 ROWMILL_FAULTS_RDMA=$ROWMILL_RDMA_ADDRESS "$ROWMILL_PROGRAMS/bins/faults" |
-    tee "$ROWMILL_LAB_SHARE/faults.log" || fail "faults over RDMA"
+    tee "$ROWMILL_LAB_SHARE/faults.log" | say_faults || fail "faults over RDMA"
 grep -q '^[1-9][0-9]* passed, 0 failed' "$ROWMILL_LAB_SHARE/faults.log" || fail "no fault was tried"
 say "$(tail -1 "$ROWMILL_LAB_SHARE/faults.log")"

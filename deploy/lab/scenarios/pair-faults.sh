@@ -11,13 +11,12 @@ mkdir -p "$ROWMILL_FAULTS_FAR"
 if [ "$NODE" = 1 ]; then
     {
         wait_until $((6 * ROWMILL_TEST_PATIENCE)) test -e "$ROWMILL_FAULTS_FAR/reset.ready" || exit 1
+        touch "$ROWMILL_FAULTS_FAR/reset.asked"
         vm_reset 2
-        touch "$ROWMILL_FAULTS_FAR/reset.done"
     } &
-    ROWMILL_FAULTS_RDMA=$ROWMILL_RDMA_ADDRESS "$faults" --filter '^far-' | tee "$ROWMILL_LAB_SHARE/faults.log" ||
-        fail "faults between two machines"
-    grep -q '^2 passed, 0 failed' "$ROWMILL_LAB_SHARE/faults.log" || fail "not both faults were tried"
-    grep '^PASS' "$ROWMILL_LAB_SHARE/faults.log" | while read -r line; do say "$line"; done
+    ROWMILL_FAULTS_RDMA=$ROWMILL_RDMA_ADDRESS "$faults" --filter '^far-' |
+        tee "$ROWMILL_LAB_SHARE/pair-faults.log" | say_faults || fail "faults between two machines"
+    grep -q '^2 passed, 0 failed' "$ROWMILL_LAB_SHARE/pair-faults.log" || fail "not both faults were tried"
     barrier end
 elif [ "$BOOT" = 1 ]; then
     ROWMILL_FAULTS_RDMA=$ROWMILL_RDMA_PEER "$faults" --far link || fail "the client whose link fails"

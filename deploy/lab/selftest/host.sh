@@ -22,6 +22,7 @@ seen() {
 inner works || { cat "$log"; fail "on a device that is there"; }
 seen 'on nic: the host has the software device rxe0 on dummy0'
 inner two --ground nic || { cat "$log"; fail "two on one device"; }
+seen "machine 2 can't be reset"
 
 rdma link delete rxe0
 inner works || { cat "$log"; fail "on a device that the lab makes"; }

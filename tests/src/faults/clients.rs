@@ -133,8 +133,9 @@ pub(super) fn vanishes(site: &Site) -> Result<Verdict> {
                 .context("its output")?;
             ensure!(said == "in flight\n", "the client said `{said}`");
             std::thread::sleep(Duration::from_millis(u64::from(number)));
-            let there =
-                |service: &site::Service| Ok::<_, anyhow::Error>(service.holdings()?.connections);
+            let there = |service: &site::Service| {
+                Ok::<_, anyhow::Error>(service.holdings()?.clients.connections)
+            };
             ensure!(
                 there(scene.service)? == 2,
                 "the innocent and the one that will vanish"

@@ -14,7 +14,7 @@ use rowmill_wire::Status;
 
 use super::Verdict;
 use super::hostile::Hostile;
-use super::rdma::{begin_long, end_of};
+use super::rdma::{begin_long, end_of, ms};
 use super::site::{Site, patience, told_within, until};
 use super::watch::beside_an_innocent;
 
@@ -59,26 +59,15 @@ impl Marks {
     }
 }
 
-/// Waits until the service shows the innocent client only; after how long it does.
-fn is_gone(scene: &super::watch::Scene<'_>) -> Result<Duration> {
-    let began = Instant::now();
-    let alone = || {
-        let held = scene.service.holdings();
-        held.is_ok_and(|held| held.connections == 1)
-    };
-    until(told_within(), alone).context("the client on the other machine is still shown")?;
-    Ok(began.elapsed())
-}
-
 /// All that the other machine sends is lost, with results on their way to it, and later not any more.
 pub(super) fn link_lost(site: &Site) -> Result<Verdict> {
     let marks = Marks::here()?;
     beside_an_innocent(site, &site.settings()?, |scene| {
         marks.set("link.endpoint", &scene.service.endpoint)?;
         marks.wait("link.lost", 3 * patience())?;
-        let gone = is_gone(scene)?;
+        let free = scene.until_alone()?;
         let note = marks.verdict("link.verdict")?;
-        Ok(format!("gone after {:.1} s; {note}", gone.as_secs_f64()))
+        Ok(format!("nothing held after {}; {note}", ms(free)))
     })
 }
 
@@ -87,11 +76,11 @@ pub(super) fn machine_reset(site: &Site) -> Result<Verdict> {
     let marks = Marks::here()?;
     beside_an_innocent(site, &site.settings()?, |scene| {
         marks.set("reset.endpoint", &scene.service.endpoint)?;
-        // Set by the scenario when the other machine's reset line has been pulled.
-        marks.wait("reset.done", 3 * patience())?;
-        let gone = is_gone(scene)?;
+        // Set by the scenario just before it has the other machine reset.
+        marks.wait("reset.asked", 3 * patience())?;
+        let free = scene.until_alone()?;
         let note = marks.verdict("reset.verdict")?;
-        Ok(format!("gone after {:.1} s; {note}", gone.as_secs_f64()))
+        Ok(format!("nothing held after {}; {note}", ms(free)))
     })
 }
 
@@ -147,7 +136,7 @@ fn lose(all: bool) -> Result<()> {
 fn link(site: &Site, marks: &Marks) -> Result<String> {
     let endpoint = marks.wait("link.endpoint", 3 * patience())?;
     let tables = site.tables()?;
-    let mut hostile = Hostile::connect(&endpoint, &tables)?;
+    let (mut hostile, first) = connect(&endpoint, &tables)?;
     hostile.is_served()?;
     begin_long(&mut hostile)?;
     lose(true)?;
@@ -165,16 +154,17 @@ fn link(site: &Site, marks: &Marks) -> Result<String> {
         "a target that is in use again was written to"
     );
     Ok(format!(
-        "{what:?} told after {:.1} s, connected again after {:.1} s",
-        took.as_secs_f64(),
-        back.as_secs_f64()
+        "connected after {}; {what:?}, told after {}, connected again after {}",
+        ms(first),
+        ms(took),
+        ms(back)
     ))
 }
 
 /// With results on their way until somebody resets this machine.
 fn reset(site: &Site, marks: &Marks) -> Result<()> {
     let endpoint = marks.wait("reset.endpoint", 3 * patience())?;
-    let mut hostile = Hostile::connect(&endpoint, &site.tables()?)?;
+    let (mut hostile, _) = connect(&endpoint, &site.tables()?)?;
     hostile.is_served()?;
     begin_long(&mut hostile)?;
     marks.set("reset.ready", "")?;
@@ -194,10 +184,11 @@ fn again(site: &Site, marks: &Marks) -> Result<String> {
     let tables = site.tables()?;
     let (mut hostile, took) = connect(&endpoint, &tables)?;
     hostile.is_served()?;
-    Ok(format!("connected again after {:.1} s", took.as_secs_f64()))
+    Ok(format!("connected again after {}", ms(took)))
 }
 
-/// Connects as often as it takes.
+/// Connects as often as it takes: what a wire loses of connecting is sent again after 4.3 s (`CMA_CM_RESPONSE_TIMEOUT` of
+/// Linux), nearly as long as a client tries. How long it took.
 fn connect(
     endpoint: &str,
     tables: &std::sync::Arc<rowmill_table::Resident>,

@@ -9,8 +9,8 @@ use super::{
 const UNHARMED: &str =
     "answered within 1 s; the innocent's answers bit-equal, each within 1 s; nothing leaked";
 /// What all faults over RDMA are bound by that cost a client its connection.
-const TOLD: &str = "told within 2 s (emulated: 10 s); the innocent's answers bit-equal, each within 1 s (6 s); \
-                    nothing held";
+const TOLD: &str = "told within 2 s (emulated: 10 s), nothing held within as long after that; the innocent's answers \
+                    bit-equal, each within 1 s (6 s)";
 /// What all programs that refuse to start are bound by.
 const AT_START: &str = "exit code 1 within 1 s";
 /// What all imports that are refused are bound by.
@@ -420,7 +420,7 @@ pub const ALL: &[Fault] = &[
     Fault::new(
         "rdma-client-killed",
         "gone from /status",
-        "gone within 2 s (emulated: 10 s); the innocent's answers bit-equal; nothing held",
+        "nothing held within 2 s (emulated: 10 s); the innocent's answers bit-equal, each within 1 s (6 s)",
         rdma::client_killed,
     )
     .over(Over::Rdma),
@@ -441,7 +441,8 @@ pub const ALL: &[Fault] = &[
     Fault::new(
         "rdma-server-stopped",
         "Lost (PeerSilent)",
-        "told within 2 s (emulated: 10 s); nothing written to targets in use again; nothing held",
+        "told within 2 s (emulated: 10 s), nothing held within as long after SIGCONT; nothing written to targets in use \
+         again",
         rdma::server_stopped,
     )
     .over(Over::Rdma),
@@ -484,7 +485,7 @@ pub const ALL: &[Fault] = &[
     Fault::new(
         "far-machine-reset",
         "gone from /status, then connected again",
-        "gone within 2 s (emulated: 10 s); the innocent's answers bit-equal; nothing held",
+        "nothing held within 2 s (emulated: 10 s); the innocent's answers bit-equal, each within 1 s (6 s)",
         far::machine_reset,
     )
     .over(Over::Pair),

@@ -1,6 +1,7 @@
 //! Faults of the port over RDMA, on one machine: processes that die or stop, clients that take nothing or too much, memory
 //! that is not what it was said to be.
 
+use std::fmt;
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{ChildStdout, Stdio};
 use std::time::{Duration, Instant};
@@ -16,8 +17,8 @@ use super::Verdict;
 use super::clients::{Manner, VANISH};
 use super::hostile::Hostile;
 use super::patron::bound;
-use super::site::{Running, Service, Site, patience, told_within, until};
-use super::watch::{after, beside_an_innocent, holds_as};
+use super::site::{Running, Service, Site, patience, told_within};
+use super::watch::{Scene, after, beside_an_innocent, holds_as, until_left};
 
 /// How long a process is stopped: longer than the time without a sign of life after which the other side is given up.
 fn stopped() -> Duration {
@@ -42,14 +43,47 @@ pub(super) fn end_of(port: &mut AnyPort) -> Result<(Lost, Duration)> {
     bail!("still connected after {:?}", told_within())
 }
 
-/// That the dataplane cuts a client off and says why.
-fn is_cut_off(port: &mut AnyPort, why: Status) -> Result<Duration> {
-    let (what, took) = end_of(port)?;
+/// How long it took, at most, from the cause of a client's end until it was told, and until nothing of it was held.
+#[derive(Clone, Copy, Default)]
+struct Took {
+    told: Duration,
+    free: Duration,
+}
+
+impl Took {
+    fn max(self, other: Took) -> Took {
+        Took {
+            told: self.told.max(other.told),
+            free: self.free.max(other.free),
+        }
+    }
+}
+
+impl fmt::Display for Took {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (told, free) = (ms(self.told), ms(self.free));
+        write!(
+            f,
+            "told after at most {told}, nothing held after at most {free}"
+        )
+    }
+}
+
+/// That the dataplane cuts a client off, says why, and then holds nothing of it, though the client lets go of nothing;
+/// how long that took from the cause.
+///
+/// # Errors
+/// If it takes longer than [`told_within`], or another end comes.
+fn is_cut_off(scene: &Scene<'_>, port: &mut AnyPort, why: Status, cause: Instant) -> Result<Took> {
+    let (what, _) = end_of(port)?;
+    let told = cause.elapsed();
+    ensure!(told < told_within(), "told after {}", ms(told));
     ensure!(
         what == Lost::CutOff(why),
         "{what:?} instead of being cut off for {why:?}"
     );
-    Ok(took)
+    let free = told + scene.until_alone()?;
+    Ok(Took { told, free })
 }
 
 fn raw(hostile: &mut Hostile) -> Result<&mut RdmaClient> {
@@ -59,7 +93,7 @@ fn raw(hostile: &mut Hostile) -> Result<&mut RdmaClient> {
     }
 }
 
-fn ms(time: Duration) -> String {
+pub(super) fn ms(time: Duration) -> String {
     format!("{:.0} ms", time.as_secs_f64() * 1e3)
 }
 
@@ -99,17 +133,13 @@ pub(super) fn client_killed(site: &Site) -> Result<Verdict> {
         let mut longest = Duration::ZERO;
         for manner in [Manner::Idle, Manner::Floods, Manner::Idle, Manner::Asks] {
             let child = Child::start(site, scene.service, manner)?;
-            let there = |service: &Service| Ok::<_, anyhow::Error>(service.holdings()?.connections);
-            ensure!(there(scene.service)? == 2, "the innocent and this one");
-            let began = Instant::now();
+            let there = scene.service.holdings()?.clients.connections;
+            ensure!(there == 2, "{there} clients, the innocent and this one");
             child.process.signal(Signal::KILL)?;
-            until(told_within(), || {
-                there(scene.service).is_ok_and(|count| count == 1)
-            })
-            .context("it is still shown")?;
-            longest = longest.max(began.elapsed());
+            longest = longest.max(scene.until_alone()?);
         }
-        Ok(format!("4 killed, gone after at most {}", ms(longest)))
+        let longest = ms(longest);
+        Ok(format!("4 killed, nothing held after at most {longest}"))
     })
 }
 
@@ -120,7 +150,7 @@ pub(super) fn client_stopped(site: &Site) -> Result<Verdict> {
         for _ in 0..2 {
             child.process.signal(Signal::STOP)?;
             std::thread::sleep(stopped());
-            let there = scene.service.holdings()?.connections;
+            let there = scene.service.holdings()?.clients.connections;
             ensure!(there == 2, "{there} clients while one is stopped");
             child.process.signal(Signal::CONT)?;
             // What it had said before it was stopped counts for nothing.
@@ -148,7 +178,7 @@ pub(super) fn server_killed(site: &Site) -> Result<Verdict> {
     ended.context("it is still there")?;
     let mut service = site.start(&site.settings()?)?;
     after(&mut service, &tables)?;
-    Ok(Verdict::Pass(format!("{what:?} after {}", ms(took))))
+    Ok(Verdict::Pass(format!("{what:?}, told after {}", ms(took))))
 }
 
 /// The service is stopped in the middle of results, and goes on when the client has long used its targets again.
@@ -156,7 +186,7 @@ pub(super) fn server_stopped(site: &Site) -> Result<Verdict> {
     let tables = site.tables()?;
     let mut service = site.start(&site.settings()?)?;
     let before = service.holdings()?;
-    let mut longest = Duration::ZERO;
+    let (mut longest, mut kept) = (Duration::ZERO, Duration::ZERO);
     for in_flight in [false, true] {
         let mut hostile = Hostile::connect(&service.endpoint, &tables)?;
         hostile.is_served()?;
@@ -173,8 +203,7 @@ pub(super) fn server_stopped(site: &Site) -> Result<Verdict> {
         // The targets are the client's own again, and hold something else.
         hostile.poison();
         service.process().signal(Signal::CONT)?;
-        let goes_on = || service.is_healthy().is_ok();
-        until(patience(), goes_on).context("it does not go on")?;
+        kept = kept.max(until_left(&service, &before.clients)?);
         std::thread::sleep(stopped());
         ensure!(
             hostile.is_unwritten(),
@@ -184,7 +213,10 @@ pub(super) fn server_stopped(site: &Site) -> Result<Verdict> {
         after(&mut service, &tables)?;
     }
     holds_as(&service, &before)?;
-    Ok(Verdict::Pass(format!("PeerSilent after {}", ms(longest))))
+    let (longest, kept) = (ms(longest), ms(kept));
+    Ok(Verdict::Pass(format!(
+        "PeerSilent, told after at most {longest}, nothing held {kept} after SIGCONT at most"
+    )))
 }
 
 /// Fills lane 0 with long requests, and waits for the first slice of their results.
@@ -219,23 +251,24 @@ pub(super) fn never_reads(site: &Site) -> Result<Verdict> {
         raw(&mut hostile)?.raw_withhold_receives(0);
         let receives = hostile.raw().welcome().completions;
         let good = hostile.good().frame();
-        let mut sent = 0;
+        let (mut sent, mut cause) = (0, Instant::now());
         while sent <= receives {
+            cause = Instant::now();
             if hostile.submit(0, 0, &good).is_err() || hostile.record(0, bound()).is_err() {
                 break;
             }
             sent += 1;
         }
         ensure!(sent <= receives, "{sent} records for {receives} receives");
-        let took = is_cut_off(hostile.raw(), Status::Malformed)?;
-        Ok(format!("cut off {} after record {sent}", ms(took)))
+        let took = is_cut_off(scene, hostile.raw(), Status::Malformed, cause)?;
+        Ok(format!("cut off after record {sent}, {took}"))
     })
 }
 
 /// Clients submit more than their credits allow.
 pub(super) fn credits_exhausted(site: &Site) -> Result<Verdict> {
     beside_an_innocent(site, &site.settings()?, |scene| {
-        let mut longest = Duration::ZERO;
+        let mut longest = Took::default();
         // All slots are taken, and one of them is used again.
         for _ in 0..3 {
             let mut hostile = Hostile::connect(&scene.service.endpoint, scene.tables)?;
@@ -245,20 +278,22 @@ pub(super) fn credits_exhausted(site: &Site) -> Result<Verdict> {
                 slot: 0,
                 len: good.len() as u16,
             };
+            let cause = Instant::now();
             raw(&mut hostile)?.raw_write(0, again.encode(), &good)?;
-            longest = longest.max(is_cut_off(hostile.raw(), Status::Malformed)?);
+            let took = is_cut_off(scene, hostile.raw(), Status::Malformed, cause)?;
+            longest = longest.max(took);
         }
         // Cancels of what is not there, which would take receives and give no credit back.
         let mut hostile = Hostile::connect(&scene.service.endpoint, scene.tables)?;
         let cancel = Immediate::Cancel { slot: 1 }.encode();
-        let began = Instant::now();
+        let cause = Instant::now();
         let refused = loop {
             if let Err(error) = raw(&mut hostile)?.raw_write(0, cancel, &[]) {
                 break error;
             }
-            ensure!(began.elapsed() < told_within(), "cancels without end");
+            ensure!(cause.elapsed() < told_within(), "cancels without end");
         };
-        longest = longest.max(began.elapsed());
+        let told = cause.elapsed();
         let cut_off = PortError::Lost {
             what: Lost::CutOff(Status::Malformed),
         };
@@ -266,14 +301,18 @@ pub(super) fn credits_exhausted(site: &Site) -> Result<Verdict> {
             refused.to_string() == cut_off.to_string(),
             "{refused} for cancels of nothing"
         );
-        Ok(format!("4 clients, told after at most {}", ms(longest)))
+        let free = told + scene.until_alone()?;
+        let cancels = Took { told, free };
+        Ok(format!(
+            "slots used again 3 times: {longest}; cancels: {cancels}"
+        ))
     })
 }
 
 /// A client registers memory by a key that is none.
 pub(super) fn wrong_key(site: &Site) -> Result<Verdict> {
     beside_an_innocent(site, &site.settings()?, |scene| {
-        let mut longest = Duration::ZERO;
+        let mut longest = Took::default();
         for is_target in [true, false] {
             let mut hostile = Hostile::connect(&scene.service.endpoint, scene.tables)?;
             let bytes = super::hostile::SOURCE_BYTES;
@@ -282,20 +321,19 @@ pub(super) fn wrong_key(site: &Site) -> Result<Verdict> {
                 true => draft.header.target_region = region.0,
                 false => draft.reads_from(region),
             });
+            let cause = Instant::now();
             hostile.submit(0, 0, &frame.frame())?;
-            longest = longest.max(is_cut_off(hostile.raw(), Status::RegionLost)?);
+            let took = is_cut_off(scene, hostile.raw(), Status::RegionLost, cause)?;
+            longest = longest.max(took);
         }
-        Ok(format!(
-            "target and source, told after at most {}",
-            ms(longest)
-        ))
+        Ok(format!("target and source, {longest}"))
     })
 }
 
 /// A client takes its memory away from the device while the service writes to it and reads from it.
 pub(super) fn deregistered(site: &Site) -> Result<Verdict> {
     beside_an_innocent(site, &site.settings()?, |scene| {
-        let mut longest = Duration::ZERO;
+        let mut longest = Took::default();
         for is_target in [true, false] {
             let mut hostile = Hostile::connect(&scene.service.endpoint, scene.tables)?;
             let region = [hostile.source, hostile.target][usize::from(is_target)];
@@ -303,17 +341,16 @@ pub(super) fn deregistered(site: &Site) -> Result<Verdict> {
                 // Under way, as the first slice shows.
                 begin_long(&mut hostile)?;
             }
+            let cause = Instant::now();
             ensure!(raw(&mut hostile)?.raw_deregister(region), "its region");
             if !is_target {
                 let long = hostile.long().frame();
                 hostile.submit(0, 0, &long)?;
             }
-            longest = longest.max(is_cut_off(hostile.raw(), Status::RegionLost)?);
+            let took = is_cut_off(scene, hostile.raw(), Status::RegionLost, cause)?;
+            longest = longest.max(took);
         }
-        Ok(format!(
-            "target and source, told after at most {}",
-            ms(longest)
-        ))
+        Ok(format!("target and source, {longest}"))
     })
 }
 
@@ -345,23 +382,25 @@ pub(super) fn breaches(site: &Site) -> Result<Verdict> {
     ];
     beside_an_innocent(site, &site.settings()?, |scene| {
         let endpoint = &scene.service.endpoint;
-        let mut longest = Duration::ZERO;
+        let mut longest = Took::default();
         for (what, immediate, bytes) in words {
             let mut port = Hostile::port(endpoint)?;
             let AnyPort::Rdma(client) = &mut port else {
                 bail!("this fault is one of RDMA")
             };
+            let cause = Instant::now();
             client.raw_write(0, immediate, &vec![7; bytes])?;
-            let took = is_cut_off(&mut port, Status::Malformed).context(what)?;
-            longest = longest.max(took);
+            let took = is_cut_off(scene, &mut port, Status::Malformed, cause);
+            longest = longest.max(took.context(what)?);
         }
         for bytes in [0, 64] {
             let mut hostile = Hostile::connect(endpoint, scene.tables)?;
+            let cause = Instant::now();
             raw(&mut hostile)?.raw_send(1, &vec![7; bytes])?;
-            let took = is_cut_off(hostile.raw(), Status::Malformed).context("a message")?;
-            longest = longest.max(took);
+            let took = is_cut_off(scene, hostile.raw(), Status::Malformed, cause);
+            longest = longest.max(took.context("a message")?);
         }
         let cases = words.len() + 2;
-        Ok(format!("{cases} cases, told after at most {}", ms(longest)))
+        Ok(format!("{cases} cases, {longest}"))
     })
 }

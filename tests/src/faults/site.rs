@@ -14,7 +14,7 @@ use rowmill_table::{
     Generation, LoadOptions, Missing, Resident, RowFormat, TableKind, TableSpec, generate, silent,
 };
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::programs::Programs;
 
@@ -406,10 +406,12 @@ impl Service {
             .map(|worker| worker["in_progress"].as_u64())
             .sum();
         let maps = fs::read_to_string(process.join("maps")).context("its mappings")?;
+        let mut held = status["held"].as_object().cloned().unwrap_or_default();
+        let free_blocks = held.remove("free_blocks").and_then(|count| count.as_u64());
         Ok(Holdings {
-            connections,
+            clients: Clients { connections, held },
             slots,
-            held: status["held"].to_string(),
+            free_blocks,
             descriptors: fs::read_dir(process.join("fd"))
                 .context("its descriptors")?
                 .count(),
@@ -421,16 +423,25 @@ impl Service {
 /// See [`Service::holdings`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holdings {
-    /// Clients on the status page.
-    pub(crate) connections: usize,
+    /// Clients, and what they have whether they ask for something or not.
+    pub(crate) clients: Clients,
     /// Requests in the workers' slots; `None` where a worker does not say.
     pub(crate) slots: Option<u64>,
-    /// What the port holds for clients: queue pairs, regions, blocks and so on, as the status page has it.
-    pub(crate) held: String,
+    /// Blocks of the port that stage nothing; `None` where it has none.
+    pub(crate) free_blocks: Option<u64>,
     /// Open descriptors.
     pub(crate) descriptors: usize,
     /// Mapped memfds: control memory and regions of clients.
     pub(crate) memfds: usize,
+}
+
+/// Clients, and what is held for them as long as they are there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Clients {
+    /// Clients on the status page.
+    pub(crate) connections: usize,
+    /// What the port holds for them: queue pairs, regions and so on, as the status page has it.
+    pub(crate) held: Map<String, Value>,
 }
 
 /// Waits until `done`.

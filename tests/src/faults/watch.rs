@@ -2,13 +2,13 @@
 //! service that must be as it was before.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rowmill_table::Resident;
 
 use super::patron::{Innocent, Outcome, Patron, bound};
-use super::site::{Holdings, Service, Settings, Site, slowness, until};
+use super::site::{Clients, Holdings, Service, Settings, Site, slowness, told_within, until};
 use super::{Happened, Verdict};
 
 /// How long a service may take to let go of everything that clients left behind.
@@ -20,6 +20,35 @@ pub(crate) struct Scene<'a> {
     pub(crate) service: &'a mut Service,
     /// The oracle's tables.
     pub(crate) tables: &'a Arc<Resident>,
+    /// What is held while the innocent is the only client.
+    alone: Clients,
+}
+
+impl Scene<'_> {
+    /// Waits until nothing is held for any client but the innocent; how long that took.
+    ///
+    /// # Errors
+    /// As [`until_left`].
+    pub(crate) fn until_alone(&self) -> Result<Duration> {
+        until_left(self.service, &self.alone)
+    }
+}
+
+/// Waits until a service has no clients but these; how long that took.
+///
+/// # Errors
+/// What is held instead, if that takes longer than [`told_within`].
+pub(crate) fn until_left(service: &Service, clients: &Clients) -> Result<Duration> {
+    let began = Instant::now();
+    let mut now = clients.clone();
+    let are_left = until(told_within(), || {
+        service.holdings().is_ok_and(|held| {
+            now = held.clients;
+            now == *clients
+        })
+    });
+    are_left.with_context(|| format!("{now:?} are held instead of {clients:?}"))?;
+    Ok(began.elapsed())
 }
 
 /// Starts a service and an innocent client, lets `fault` happen, and checks that neither was harmed:
@@ -60,11 +89,13 @@ fn beside(
     let before = service.holdings()?;
     let innocent = Innocent::start(&service.endpoint, &tables, busy)?;
     until(bound(), || innocent.answers() >= 5).context("the innocent client's first answers")?;
+    let alone = service.holdings()?.clients;
     let note = {
         let service = &mut service;
         fault(&mut Scene {
             service,
             tables: &tables,
+            alone,
         })
     };
     // What the innocent saw explains more than what the culprit did.
