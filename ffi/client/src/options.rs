@@ -32,7 +32,7 @@ pub struct RdmaOptions {
     /// What queue pairs are set to: ACK timeout, retries, MTU, traffic class. How long a dataplane that is gone is not
     /// noticed follows from the first two. All of it is read back and logged.
     pub connection: ConnectionParameters,
-    /// How long connecting may take in all.
+    /// How long connecting may take in all. The kernel asks again after 4.3 s without an answer.
     pub connect_limit: Duration,
     /// After how long without a sign of life the dataplane counts as gone, while this side polls or waits. Its signs come
     /// each 250 ms.
@@ -41,7 +41,7 @@ pub struct RdmaOptions {
 
 #[cfg(feature = "rdma")]
 impl Default for RdmaOptions {
-    /// 5 seconds to connect, 1 without a sign of life.
+    /// 10 seconds to connect, 1 without a sign of life.
     fn default() -> RdmaOptions {
         let usual = RdmaClientConfig::default();
         RdmaOptions {

@@ -159,7 +159,8 @@ pub struct RdmaClientConfig {
     pub credits: u16,
     /// What regions are made of.
     pub huge_pages: HugePages,
-    /// How long connecting may take in all.
+    /// How long connecting may take in all. The kernel sends a request for a connection again when it was not answered for
+    /// 4.3 s (its CMA_CM_RESPONSE_TIMEOUT), so that less leaves a lost one no second try.
     pub connect_limit: Duration,
     /// How long to wait for the answer to a control message.
     pub reply_limit: Duration,
@@ -173,12 +174,12 @@ pub struct RdmaClientConfig {
 }
 
 impl Default for RdmaClientConfig {
-    /// 16 credits, huge pages where there are some, 5 seconds to connect, 10 for an answer, 1 without a sign of life.
+    /// 16 credits, huge pages where there are some, 10 seconds to connect and for an answer, 1 without a sign of life.
     fn default() -> RdmaClientConfig {
         RdmaClientConfig {
             credits: 16,
             huge_pages: HugePages::Prefer,
-            connect_limit: Duration::from_secs(5),
+            connect_limit: Duration::from_secs(10),
             reply_limit: Duration::from_secs(10),
             inline_bytes: 220,
             silent_limit: Duration::from_secs(1),
