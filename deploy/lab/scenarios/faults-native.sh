@@ -1,7 +1,7 @@
 # The faults of `pair-faults` and `faults` where user code runs at native speed: what is told and freed within 10 s under
 # emulation has to be so within 2 s here.
 # lab-topology: uml-pair
-# lab-limit: 600
+# lab-limit: 540
 # lab-memory: 2G
 # lab-programs: bins
 . "$ROWMILL_LAB/lib.sh"
