@@ -7,6 +7,7 @@ use rowmill_verbs::{
     CmEventKind, CompletionChannel, CompletionQueue, Context, EventChannel, ProtectionDomain,
     Remote, RequestData, Selector,
 };
+use rowmill_wire::Status;
 use rowmill_wire::control::{Control, Welcome};
 
 use super::bounds::{CONTROL_COMPLETIONS, completions_for, worker_receives};
@@ -18,9 +19,9 @@ use super::endpoint::addresses;
 use super::failure::system;
 use super::link::Link;
 use super::private_data::{Asked, SessionId, parse_reply};
-use crate::PortError;
 use crate::calls::unexpected;
 use crate::reconnect::Backoff;
+use crate::{Lost, PortError};
 
 impl RdmaClient {
     /// Connects with `credits` request slots a lane and defaults for the rest.
@@ -174,10 +175,27 @@ impl RdmaClient {
         let lanes = welcome.split.lanes;
         self.welcome = welcome;
         for lane in 0..lanes {
-            self.open_lane(attempt, to, session, lane)?;
+            if let Err(failure) = self.open_lane(attempt, to, session, lane) {
+                return Err(self.of_session(failure));
+            }
         }
         self.beat = (0, Instant::now());
         Ok(())
+    }
+
+    /// Why a lane could not be opened. A dataplane that has ended the session, as it does with who takes too long, knows
+    /// nothing of it any more and so takes the request for nonsense; why it ended is what counts.
+    fn of_session(&mut self, failure: Failure) -> Failure {
+        match failure {
+            Failure::Final(PortError::Refused { refusal, detail })
+                if refusal.status == Status::Malformed =>
+            {
+                tracing::debug!(detail, "a lane was refused");
+                self.suspect(Instant::now(), Lost::Disconnected);
+                Failure::Final(self.hear_the_end())
+            }
+            other => other,
+        }
     }
 
     fn open_lane(

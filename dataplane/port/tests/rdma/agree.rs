@@ -1,17 +1,32 @@
-//! Sides that are configured differently.
+//! Sides that are configured differently, and clients that come at a bad moment.
 
-use rowmill_port::conformance::{Bench, Harness, Setup, Task, pattern};
-use rowmill_port::rdma::{ConnectionParameters, PathMtu, RdmaClient};
-use rowmill_port::{ClientPort, PortError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rowmill_port::conformance::{Answers, Bench, Harness, Setup, Task, patience, pattern};
+use rowmill_port::rdma::{
+    ConnectionParameters, PathMtu, RdmaClient, RdmaConfig, RdmaLane, RdmaServer,
+};
+use rowmill_port::{Backoff, ClientPort, Idle, PortError, ServerPort};
 use rowmill_wire::Status;
+use rowmill_wire::limits::SLOT_BYTES;
 
-use super::harness::{Rdma, client_config, has_device, server_config};
+use super::harness::{Rdma, address, client_config, has_device, server_config};
 
 /// A server whose packets have at most 512 bytes.
 struct SmallPackets(Rdma);
 
 /// A client whose packets have.
 struct SmallPacketsOfClient(Rdma);
+
+fn listen(config: RdmaConfig) -> (RdmaServer, RdmaLane) {
+    let asked = format!("rdma://{}:0", address().expect("a device"));
+    let service = Arc::new(Answers::new(config.lanes));
+    let (server, mut lanes) = RdmaServer::listen(&asked, config, service).expect("a server");
+    (server, lanes.remove(0))
+}
 
 fn small(config: &mut ConnectionParameters) {
     config.path_mtu = Some(PathMtu::Bytes512);
@@ -106,4 +121,69 @@ fn packets_are_as_small_as_the_client_wants() {
     if has_device() {
         messages_of_many_packets::<SmallPacketsOfClient>();
     }
+}
+
+/// A client that leaves makes room at once, though its worker has gone to sleep.
+#[test]
+fn who_leaves_makes_room_at_once() {
+    if !has_device() {
+        return;
+    }
+    let config = RdmaConfig {
+        max_connections: 1,
+        credits: 8,
+        ..server_config()
+    };
+    let (server, mut lane) = listen(config);
+    let (waker, stop) = (lane.waker(), Arc::new(AtomicBool::new(false)));
+    let stopped = stop.clone();
+    let worker = thread::spawn(move || {
+        let mut frame = [0; SLOT_BYTES];
+        while !stopped.load(Ordering::SeqCst) {
+            while lane.poll(&mut frame).is_some() {}
+            lane.idle(Idle::Sleep(None));
+        }
+    });
+    let mut outcome = Ok(());
+    for _ in 0..4 {
+        let client = RdmaClient::connect_with(&server.endpoint(), "next", client_config(8));
+        outcome = outcome.and(client.map(drop));
+        let since = Instant::now();
+        while server.counters().sessions > 0 {
+            assert!(since.elapsed() < patience(), "it has gone");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    stop.store(true, Ordering::SeqCst);
+    waker.wake();
+    worker.join().expect("no panic");
+    outcome.expect("each finds room");
+}
+
+/// Who is not fast enough to open its lanes is told something that connecting again helps against.
+#[test]
+fn who_is_too_slow_may_try_again() {
+    if !has_device() {
+        return;
+    }
+    let mut seen = Vec::new();
+    for limit in [1, 2, 3, 5, 8, 12, 18, 27, 40, 60, 90, 130, 200, 300, 450] {
+        let config = RdmaConfig {
+            lanes: 4,
+            handshake_limit: Duration::from_millis(limit),
+            ..server_config()
+        };
+        let (server, _lane) = listen(config);
+        for _ in 0..4 {
+            match RdmaClient::connect_with(&server.endpoint(), "slow", client_config(1)) {
+                Ok(_) => println!("{limit} ms: connected"),
+                Err(error) => {
+                    println!("{limit} ms: {error}");
+                    seen.push((limit, Backoff::helps(&error), error.to_string()));
+                }
+            }
+        }
+    }
+    let finals: Vec<_> = seen.iter().filter(|(_, helps, _)| !helps).collect();
+    assert!(finals.is_empty(), "{finals:?}");
 }
