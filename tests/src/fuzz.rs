@@ -185,9 +185,9 @@ pub fn private_data(data: &[u8]) {
             "requests are canonical"
         );
     }
-    if let Ok(session) = parse_reply(data) {
+    if let Ok((session, path_mtu)) = parse_reply(data) {
         assert_eq!(
-            encode_reply(&session),
+            encode_reply(&session, path_mtu),
             data[..REPLY_BYTES],
             "replies are canonical"
         );

@@ -91,10 +91,13 @@ fn control_streams() -> BTreeMap<String, Vec<u8>> {
 /// What each message of the connection manager carries, with the zeros that transports put behind.
 fn connection_messages() -> BTreeMap<String, Vec<u8>> {
     let session = std::array::from_fn(|i| i as u8 + 1);
-    let mut reply = encode_reply(&session).to_vec();
+    let mut reply = encode_reply(&session, None).to_vec();
     reply.resize(196, 0);
     [
-        ("control", Asked::Control.encode().to_vec()),
+        (
+            "control",
+            Asked::Control { path_mtu: None }.encode().to_vec(),
+        ),
         ("lane", Asked::Lane { session, lane: 3 }.encode().to_vec()),
         ("reply", reply),
         ("refusal", encode_refusal(Status::LimitReached, "no room")),

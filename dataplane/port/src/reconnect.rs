@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use rowmill_wire::Status;
+
 use crate::PortError;
 
 /// The first delay's upper bound; each further one's is twice that of the one before.
@@ -39,17 +41,24 @@ impl Backoff {
         bound.mul_f64(fastrand::f64())
     }
 
-    /// Whether connecting again can help: not against a refusal, or a mistake in the endpoint.
+    /// Whether connecting again can help: not against a mistake in the endpoint, nor against a refusal, but for those of a
+    /// moment: a dataplane that is full, as it is while it has not noticed that a client's former connection is gone, or
+    /// that ends, perhaps to start again.
     pub fn helps(error: &PortError) -> bool {
-        matches!(
-            error,
-            PortError::Connect { .. } | PortError::Lost { .. } | PortError::Closed
-        )
+        match error {
+            PortError::Connect { .. } | PortError::Lost { .. } | PortError::Closed => true,
+            PortError::Refused { refusal, .. } => {
+                matches!(refusal.status, Status::LimitReached | Status::Draining)
+            }
+            _ => false,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use rowmill_wire::Refusal;
+
     use super::*;
     use crate::Lost;
 
@@ -87,11 +96,19 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_final() {
+    fn refusals_are_final_but_for_those_of_a_moment() {
         let lost = PortError::Lost {
             what: Lost::PeerSilent,
         };
         assert!(Backoff::helps(&lost) && Backoff::helps(&PortError::Closed));
         assert!(!Backoff::helps(&PortError::Protocol(String::new())));
+        let refused = |status| PortError::Refused {
+            refusal: Refusal::whole(status),
+            detail: String::new(),
+        };
+        assert!(!Backoff::helps(&refused(Status::Malformed)));
+        assert!(!Backoff::helps(&refused(Status::UnsupportedVersion)));
+        assert!(Backoff::helps(&refused(Status::LimitReached)));
+        assert!(Backoff::helps(&refused(Status::Draining)));
     }
 }

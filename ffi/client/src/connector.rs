@@ -49,7 +49,7 @@ impl Connector {
         }
     }
 
-    /// Connects, trying again for at most `limit` where that can help: not against a refusal.
+    /// Connects, trying again for at most `limit` where that can help: against a refusal only where the dataplane is full or ends.
     ///
     /// The first call tries at once. A later one pauses first, a short time where the connection before lasted.
     ///

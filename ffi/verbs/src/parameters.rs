@@ -109,7 +109,16 @@ pub enum PathMtu {
 }
 
 impl PathMtu {
-    /// From the number that verbs use.
+    /// The number that verbs use, 1 to 5.
+    pub fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// From the number that verbs use; `None` of any other.
+    pub fn from_code(code: u8) -> Option<PathMtu> {
+        PathMtu::from_raw(code.into())
+    }
+
     pub(crate) fn from_raw(raw: u32) -> Option<PathMtu> {
         [
             PathMtu::Bytes256,
@@ -199,5 +208,9 @@ mod tests {
         assert_eq!(PathMtu::Bytes4096.bytes(), 4096);
         assert_eq!(PathMtu::from_raw(3), Some(PathMtu::Bytes1024));
         assert_eq!(PathMtu::from_raw(6), None);
+        assert_eq!(
+            PathMtu::from_code(PathMtu::Bytes512.code()),
+            Some(PathMtu::Bytes512)
+        );
     }
 }

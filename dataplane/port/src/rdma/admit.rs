@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use rowmill_verbs::{Error, ProtectionDomain, RejectData, ReplyData, Request};
+use rowmill_verbs::{Error, PathMtu, ProtectionDomain, RejectData, ReplyData, Request};
 use rowmill_wire::Status;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -42,8 +42,8 @@ impl Control {
                 let text = "the request to connect is not understood".to_owned();
                 Err((request, (status, text)))
             }
-            (None, Ok(Asked::Control)) => {
-                self.greet(request);
+            (None, Ok(Asked::Control { path_mtu })) => {
+                self.greet(request, path_mtu);
                 Ok(())
             }
             (None, Ok(Asked::Lane { session, lane })) => self.lane(request, session, lane),
@@ -65,7 +65,7 @@ impl Control {
     }
 
     /// Lets a client say hello.
-    fn greet(&mut self, request: Box<Request>) {
+    fn greet(&mut self, request: Box<Request>, path_mtu: Option<PathMtu>) {
         let since = |session: &Option<Session>| match session {
             Some(Session {
                 phase: Phase::Greeting { since },
@@ -88,7 +88,7 @@ impl Control {
             return self.reject(request, (Status::LimitReached, text));
         };
         let peer = request.peer_address();
-        match self.accept(request, place) {
+        match self.accept(request, place, path_mtu) {
             Ok(session) => {
                 for token in &session.tokens {
                     self.ids.insert(*token, place);
@@ -103,18 +103,22 @@ impl Control {
         }
     }
 
-    fn accept(&mut self, mut request: Box<Request>, place: usize) -> Result<Session, Error> {
+    fn accept(
+        &mut self,
+        mut request: Box<Request>,
+        place: usize,
+        path_mtu: Option<PathMtu>,
+    ) -> Result<Session, Error> {
         let domain = ProtectionDomain::new(&self.context)?;
         let completions = self.control_queue();
         let number = u16::try_from(place).expect("sessions are numbered in 16 bits");
         let mut link = Link::new(&domain, &completions, number, self.config.inline_bytes)?;
-        let parameters = self
-            .config
-            .connection
-            .parameters(Role::ServerControl, &self.context);
+        let ours = self.config.connection;
+        let agreed = ours.with_bound(path_mtu);
+        let parameters = agreed.parameters(Role::ServerControl, &self.context);
         link.receive_from(&mut request, &parameters)?;
         let id = self.session_id();
-        let reply = ReplyData::new(&encode_reply(&id))?;
+        let reply = ReplyData::new(&encode_reply(&id, ours.bound(&self.context)))?;
         let peer = request.peer_address();
         let connection = request.accept(&mut link.qp, &parameters, &reply)?;
         Ok(Session {
@@ -124,6 +128,7 @@ impl Control {
             tokens: vec![connection.token()],
             link,
             connection,
+            parameters: agreed,
             domain,
         })
     }
@@ -177,10 +182,7 @@ impl Control {
             let text = "a lane has to allow READs (responder resources of at least 1)";
             return Err((request, refused(text)));
         }
-        let parameters = self
-            .config
-            .connection
-            .parameters(Role::ServerLane, &self.context);
+        let parameters = found.parameters.parameters(Role::ServerLane, &self.context);
         let parts = &self.lanes[usize::from(lane)];
         let (conn, credits) = (member.conn, member.credits);
         let inline = self.config.inline_bytes;

@@ -180,9 +180,20 @@ impl RdmaClient {
         }
     }
 
-    fn suspect(&mut self, now: Instant, what: Lost) {
+    pub(super) fn suspect(&mut self, now: Instant, what: Lost) {
         if self.ended.is_none() && self.suspect.is_none() {
             self.suspect = Some((now, what));
+        }
+    }
+
+    /// Something has failed: what has become of the connection, which takes half a second at most to find out.
+    pub(super) fn hear_the_end(&mut self) -> PortError {
+        loop {
+            self.look();
+            if let Some(end) = self.ended {
+                return end.error();
+            }
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 

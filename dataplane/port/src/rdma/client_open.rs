@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use rowmill_verbs::{
-    CompletionChannel, CompletionQueue, Context, EventChannel, ProtectionDomain, Remote,
-    RequestData, Selector,
+    CmEventKind, CompletionChannel, CompletionQueue, Context, EventChannel, ProtectionDomain,
+    Remote, RequestData, Selector,
 };
+use rowmill_wire::Status;
 use rowmill_wire::control::{Control, Welcome};
 
 use super::bounds::{CONTROL_COMPLETIONS, completions_for, worker_receives};
@@ -18,9 +19,9 @@ use super::endpoint::addresses;
 use super::failure::system;
 use super::link::Link;
 use super::private_data::{Asked, SessionId, parse_reply};
-use crate::PortError;
 use crate::calls::unexpected;
 use crate::reconnect::Backoff;
+use crate::{Lost, PortError};
 
 impl RdmaClient {
     /// Connects with `credits` request slots a lane and defaults for the rest.
@@ -101,14 +102,28 @@ impl RdmaClient {
         let mut link = Link::new(&domain, completions.handle(), 0, 0).map_err(failed)?;
         let parameters = config.connection.parameters(Role::ClientControl, &context);
         link.receive_by(&mut way, &parameters).map_err(failed)?;
-        let data = RequestData::new(&Asked::Control.encode()).map_err(failed)?;
+        let asked = Asked::Control {
+            path_mtu: config.connection.bound(&context),
+        };
+        let data = RequestData::new(&asked.encode()).map_err(failed)?;
         let connecting = way
             .connect(&mut link.qp, &parameters, &data)
             .map_err(failed)?;
-        let (connection, reply) = attempt.establish(connecting, &mut link.qp, &parameters)?;
-        let session = parse_reply(reply.as_slice()).map_err(|status| {
-            PortError::Protocol(format!("the server's reply to the connection: {status}"))
-        })?;
+        let event = attempt.answer(&connecting)?;
+        // What accepts without such a reply is no dataplane.
+        let (session, path_mtu) = match event.kind {
+            CmEventKind::ConnectResponse => {
+                parse_reply(event.private_data.as_slice()).map_err(|status| {
+                    PortError::Protocol(format!("the server's reply to the connection: {status}"))
+                })?
+            }
+            _ => return Err(failed(event.as_error()).into()),
+        };
+        let agreed = config.connection.with_bound(path_mtu);
+        let parameters = agreed.parameters(Role::ClientControl, &context);
+        let connection = connecting
+            .establish(&event, &mut link.qp, &parameters)
+            .map_err(failed)?;
         let now = Instant::now();
         let mut half = RdmaClient {
             lanes: Vec::new(),
@@ -120,7 +135,10 @@ impl RdmaClient {
             channel: attempt.channel.clone(),
             domain,
             welcome: nothing_granted(),
-            config: config.clone(),
+            config: RdmaClientConfig {
+                connection: agreed,
+                ..config.clone()
+            },
             answer: None,
             sequence: 0,
             idle_polls: 0,
@@ -157,10 +175,27 @@ impl RdmaClient {
         let lanes = welcome.split.lanes;
         self.welcome = welcome;
         for lane in 0..lanes {
-            self.open_lane(attempt, to, session, lane)?;
+            if let Err(failure) = self.open_lane(attempt, to, session, lane) {
+                return Err(self.of_session(failure));
+            }
         }
         self.beat = (0, Instant::now());
         Ok(())
+    }
+
+    /// Why a lane could not be opened. A dataplane that has ended the session, as it does with who takes too long, knows
+    /// nothing of it any more and so takes the request for nonsense; why it ended is what counts.
+    fn of_session(&mut self, failure: Failure) -> Failure {
+        match failure {
+            Failure::Final(PortError::Refused { refusal, detail })
+                if refusal.status == Status::Malformed =>
+            {
+                tracing::debug!(detail, "a lane was refused");
+                self.suspect(Instant::now(), Lost::Disconnected);
+                Failure::Final(self.hear_the_end())
+            }
+            other => other,
+        }
     }
 
     fn open_lane(
@@ -192,7 +227,10 @@ impl RdmaClient {
         let asked = Asked::Lane { session, lane };
         let data = RequestData::new(&asked.encode()).map_err(failed)?;
         let connecting = way.connect(qp, &parameters, &data).map_err(failed)?;
-        let (connection, _) = attempt.establish(connecting, qp, &parameters)?;
+        let event = attempt.answer(&connecting)?;
+        let connection = connecting
+            .establish(&event, qp, &parameters)
+            .map_err(failed)?;
         end.connection = Some(connection);
         self.lanes.push(end);
         let question = Control::LaneOpen {

@@ -21,16 +21,10 @@ const POLLS_PER_GLANCE: u32 = 512;
 const LOOK: Duration = Duration::from_millis(2);
 
 impl RdmaClient {
-    /// Something of a lane has failed: finds out what has become of the connection, which takes half a second at most.
+    /// Something of a lane has failed: finds out what has become of the connection.
     pub(super) fn find_out(&mut self, lane: u16, what: Lost) -> PortError {
         self.lanes[usize::from(lane)].failed.get_or_insert(what);
-        loop {
-            self.look();
-            if let Some(end) = self.ended {
-                return end.error();
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        self.hear_the_end()
     }
 
     /// How long something that was posted may take.

@@ -6,6 +6,7 @@ use rowmill_arena::HugePages;
 use rowmill_verbs::{AckTimeout, Context, Parameters, PathMtu, RetryCount, RnrTimer};
 
 use super::bounds::READS;
+use super::private_data::smaller;
 
 /// What queue pairs are set to. All of it is read back after connecting.
 #[derive(Clone, Copy, Debug)]
@@ -16,7 +17,7 @@ pub struct ConnectionParameters {
     pub retries: RetryCount,
     /// How long a sender waits when this side is not ready. With honest peers that never happens.
     pub rnr_timer: RnrTimer,
-    /// Upper bound of the path's MTU; `None`: as large as the path allows.
+    /// Upper bound of the path's MTU; `None`: as large as the path allows. The smaller one of both sides holds.
     pub path_mtu: Option<PathMtu>,
     /// Traffic class of the packets (DSCP x 4 + ECN); `None`: the system's default.
     pub traffic_class: Option<u8>,
@@ -56,6 +57,19 @@ impl ConnectionParameters {
     pub fn overdue(&self) -> Duration {
         let tries = u32::from(self.retries.count()) + 1;
         self.ack_timeout.duration() * tries * 2 + Duration::from_millis(200)
+    }
+
+    /// The most bytes that this side wants in a packet: what was configured, or what its own port can send.
+    pub(super) fn bound(&self, context: &Context) -> Option<PathMtu> {
+        smaller(self.path_mtu, context.limits().path_mtu)
+    }
+
+    /// With packets of no more than the other side wants, too: both ends of a connection have to have one path MTU.
+    pub(super) fn with_bound(self, theirs: Option<PathMtu>) -> ConnectionParameters {
+        ConnectionParameters {
+            path_mtu: smaller(self.path_mtu, theirs),
+            ..self
+        }
     }
 
     pub(super) fn parameters(&self, role: Role, context: &Context) -> Parameters {

@@ -6,8 +6,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rowmill_verbs::{
-    CmEvent, CmEventKind, Connecting, Connection, EventChannel, Parameters, PeerData, QueuePair,
-    Resolution, Resolved, Resolving,
+    CmEvent, CmEventKind, Connecting, EventChannel, Parameters, Resolution, Resolved, Resolving,
 };
 use rowmill_wire::Refusal;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -84,37 +83,27 @@ impl Attempt<'_> {
         }
     }
 
-    /// Waits for the peer's answer and makes the queue pair ready.
-    pub(super) fn establish(
-        &self,
-        connecting: Connecting,
-        qp: &mut QueuePair<()>,
-        parameters: &Parameters,
-    ) -> Result<(Connection, PeerData), Failure> {
+    /// Waits for the peer's answer.
+    pub(super) fn answer(&self, connecting: &Connecting) -> Result<CmEvent, Failure> {
         let event = self.event(|event| event.id == connecting.token())?;
         match (&event.kind, event.status) {
-            (CmEventKind::Rejected, STALE) => return Err(Failure::Stale),
+            (CmEventKind::Rejected, STALE) => Err(Failure::Stale),
             (CmEventKind::Rejected, PROGRAM) => {
                 let refusal = parse_refusal(event.private_data.as_slice());
-                return Err(Failure::Final(match refusal {
+                Err(Failure::Final(match refusal {
                     Some((status, detail)) => PortError::Refused {
                         refusal: Refusal::whole(status),
                         detail,
                     },
                     None => self.failed("refused without a word"),
-                }));
+                }))
             }
             (CmEventKind::Rejected, NOBODY_LISTENS) => {
                 let refused = io::ErrorKind::ConnectionRefused.into();
-                return Err(Failure::Final(self.unreachable(refused)));
+                Err(Failure::Final(self.unreachable(refused)))
             }
-            _ => (),
+            _ => Ok(event),
         }
-        let data = event.private_data;
-        let connection = connecting
-            .establish(&event, qp, parameters)
-            .map_err(|e| self.verbs(&e))?;
-        Ok((connection, data))
     }
 
     /// The next event of the one that is waited for. Those of others are not of interest: what they end is noticed

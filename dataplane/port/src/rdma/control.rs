@@ -427,7 +427,8 @@ impl Control {
                     self.log(|| {
                         tracing::warn!(?peer, "an rdma client did not open its lanes in time")
                     });
-                    self.end(place, None);
+                    let text = "its lanes were not all open in time".to_owned();
+                    self.end(place, Some((Status::Expired, text)));
                 }
                 Phase::Member(_) if session.link.is_overdue(now, overdue) => {
                     self.cut(place, Cut::Failed(WorkStatus::RetriesExceeded));

@@ -3,13 +3,14 @@
 //! The request has room for the ticket that clients will have to show; until there are tickets, its place for the
 //! ticket's id names the session, and two bytes of the nonce the lane.
 
+use rowmill_verbs::PathMtu;
 use rowmill_wire::Status;
 use rowmill_wire::limits::VERSION;
 
 /// Bytes of a request.
 pub const REQUEST_BYTES: usize = 52;
 /// Bytes of a reply.
-pub const REPLY_BYTES: usize = 20;
+pub const REPLY_BYTES: usize = 21;
 /// Longest text of a refusal, in bytes.
 pub const TEXT_MAX: usize = 120;
 
@@ -19,8 +20,12 @@ pub type SessionId = [u8; 16];
 /// What a connection is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// A new session's control stream.
-    Control,
+    /// A new session's control stream, and the most bytes that the client wants in a packet of the session, if it says. Both
+    /// ends of a connection have to have one path MTU, so each is told the other's bound.
+    Control {
+        /// The client's bound.
+        path_mtu: Option<PathMtu>,
+    },
     /// A lane of a session.
     Lane {
         /// The session, as the reply to its control stream said.
@@ -40,7 +45,10 @@ impl Asked {
         out[..2].copy_from_slice(&VERSION.to_le_bytes());
         out[2..4].copy_from_slice(&(REQUEST_BYTES as u16).to_le_bytes());
         match self {
-            Asked::Control => out[20] = CONTROL,
+            Asked::Control { path_mtu } => {
+                out[20] = CONTROL;
+                out[21] = path_mtu.map_or(0, PathMtu::code);
+            }
             Asked::Lane { session, lane } => {
                 out[4..20].copy_from_slice(session);
                 out[20] = LANE;
@@ -67,29 +75,45 @@ impl Asked {
         }
         let session: SessionId = bytes[4..20].try_into().expect("16 bytes");
         let (kind, lane) = (bytes[20], u16_at(22)?);
-        let rest_is_zero = bytes[21] == 0 && bytes[24..].iter().all(|&byte| byte == 0);
+        let rest_is_zero = bytes[24..].iter().all(|&byte| byte == 0);
         match kind {
-            CONTROL if rest_is_zero && session == [0; 16] && lane == 0 => Ok(Asked::Control),
-            LANE if rest_is_zero => Ok(Asked::Lane { session, lane }),
+            CONTROL if rest_is_zero && session == [0; 16] && lane == 0 => Ok(Asked::Control {
+                path_mtu: path_mtu(bytes[21])?,
+            }),
+            LANE if rest_is_zero && bytes[21] == 0 => Ok(Asked::Lane { session, lane }),
             _ => Err(Status::Malformed),
         }
     }
 }
 
-/// The bytes of a reply that grants a session.
-pub fn encode_reply(session: &SessionId) -> [u8; REPLY_BYTES] {
+/// A bound of packets: 0 where there is none.
+fn path_mtu(code: u8) -> Result<Option<PathMtu>, Status> {
+    match PathMtu::from_code(code) {
+        None if code > 0 => Err(Status::Malformed),
+        mtu => Ok(mtu),
+    }
+}
+
+/// The smaller of two bounds of packets, which is what both ends take.
+pub fn smaller(one: Option<PathMtu>, other: Option<PathMtu>) -> Option<PathMtu> {
+    [one, other].into_iter().flatten().min()
+}
+
+/// The bytes of a reply that grants a session, with the server's bound of packets.
+pub fn encode_reply(session: &SessionId, path_mtu: Option<PathMtu>) -> [u8; REPLY_BYTES] {
     let mut out = [0; REPLY_BYTES];
     out[..2].copy_from_slice(&VERSION.to_le_bytes());
     out[2..4].copy_from_slice(&(REPLY_BYTES as u16).to_le_bytes());
-    out[4..].copy_from_slice(session);
+    out[4..20].copy_from_slice(session);
+    out[20] = path_mtu.map_or(0, PathMtu::code);
     out
 }
 
-/// The session that a reply grants.
+/// The session that a reply grants, and the server's bound of packets.
 ///
 /// # Errors
 /// UnsupportedVersion, Malformed.
-pub fn parse_reply(bytes: &[u8]) -> Result<SessionId, Status> {
+pub fn parse_reply(bytes: &[u8]) -> Result<(SessionId, Option<PathMtu>), Status> {
     let head: [u8; REPLY_BYTES] = bytes
         .get(..REPLY_BYTES)
         .and_then(|head| head.try_into().ok())
@@ -100,7 +124,8 @@ pub fn parse_reply(bytes: &[u8]) -> Result<SessionId, Status> {
     if head[2..4] != (REPLY_BYTES as u16).to_le_bytes() {
         return Err(Status::Malformed);
     }
-    Ok(head[4..].try_into().expect("16 bytes"))
+    let session = head[4..20].try_into().expect("16 bytes");
+    Ok((session, path_mtu(head[20])?))
 }
 
 /// The bytes of a refusal: version, status, length of the text, the text, cut to its bound.
@@ -141,21 +166,27 @@ mod tests {
         let bytes = lane.encode();
         assert_eq!(bytes[..6], [2, 0, 52, 0, 0xaa, 0]);
         assert_eq!(bytes[18..26], [0, 0xbb, 2, 0, 3, 0, 0, 0]);
-        assert_eq!(Asked::Control.encode()[..4], [2, 0, 52, 0]);
-        assert_eq!(Asked::Control.encode()[20], 1);
+        let control = |path_mtu| Asked::Control { path_mtu }.encode();
+        assert_eq!(control(None)[..4], [2, 0, 52, 0]);
+        assert_eq!(control(None)[20..22], [1, 0]);
+        assert_eq!(control(Some(PathMtu::Bytes512))[20..22], [1, 2]);
+        let reply = encode_reply(&session, Some(PathMtu::Bytes4096));
+        assert_eq!(reply[..5], [2, 0, 21, 0, 0xaa]);
+        assert_eq!(reply[19..], [0xbb, 5]);
     }
 
     #[test]
     fn breaches_are_refused() {
-        let good = Asked::Control.encode();
-        assert_eq!(Asked::parse(&good), Ok(Asked::Control));
+        let control = Asked::Control { path_mtu: None };
+        let good = control.encode();
+        assert_eq!(Asked::parse(&good), Ok(control));
         for (at, value, status) in [
             (0, 9, Status::UnsupportedVersion),
             (2, 51, Status::Malformed),
             (4, 1, Status::Malformed),
             (20, 0, Status::Malformed),
             (20, 3, Status::Malformed),
-            (21, 1, Status::Malformed),
+            (21, 6, Status::Malformed),
             (22, 1, Status::Malformed),
             (51, 1, Status::Malformed),
         ] {
@@ -165,6 +196,18 @@ mod tests {
         }
         assert_eq!(Asked::parse(&good[..51]), Err(Status::Malformed));
         assert_eq!(Asked::parse(&[]), Err(Status::Malformed));
+        let mut lane = Asked::Lane {
+            session: [1; 16],
+            lane: 0,
+        }
+        .encode();
+        lane[21] = 1;
+        assert_eq!(Asked::parse(&lane), Err(Status::Malformed));
+        let mut reply = encode_reply(&[1; 16], None);
+        assert_eq!(parse_reply(&reply), Ok(([1; 16], None)));
+        reply[20] = 6;
+        assert_eq!(parse_reply(&reply), Err(Status::Malformed));
+        assert_eq!(parse_reply(&reply[..20]), Err(Status::Malformed));
     }
 
     #[test]
@@ -180,15 +223,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_asked_comes_back(session: [u8; 16], lane: u16, padding in 0usize..5) {
-            for asked in [Asked::Control, Asked::Lane { session, lane }] {
+        fn what_is_asked_comes_back(session: [u8; 16], lane: u16, code in 0u8..6, padding in 0usize..5) {
+            let path_mtu = PathMtu::from_code(code);
+            for asked in [Asked::Control { path_mtu }, Asked::Lane { session, lane }] {
                 let mut bytes = asked.encode().to_vec();
                 bytes.resize(bytes.len() + padding.min(4), 0);
                 prop_assert_eq!(Asked::parse(&bytes), Ok(asked));
             }
-            let mut bytes = encode_reply(&session).to_vec();
+            let mut bytes = encode_reply(&session, path_mtu).to_vec();
             bytes.resize(196, 0);
-            prop_assert_eq!(parse_reply(&bytes), Ok(session));
+            prop_assert_eq!(parse_reply(&bytes), Ok((session, path_mtu)));
         }
 
         #[test]

@@ -8,6 +8,7 @@ use rowmill_verbs::{Connection, IdToken, ProtectionDomain, Remote};
 use rowmill_wire::Status;
 use rowmill_wire::limits::MAX_REGIONS;
 
+use super::config::ConnectionParameters;
 use super::inbox::RemoteRegion;
 use super::link::Link;
 use super::private_data::SessionId;
@@ -24,6 +25,8 @@ pub(super) struct Session {
     pub(super) peer: Option<SocketAddr>,
     pub(super) link: Link,
     pub(super) connection: Connection,
+    /// What both sides set their queue pairs to; of packets, the smaller of both sides' bounds.
+    pub(super) parameters: ConnectionParameters,
     pub(super) domain: ProtectionDomain,
     /// Ids of the connection manager, its own and its lanes'.
     pub(super) tokens: Vec<IdToken>,

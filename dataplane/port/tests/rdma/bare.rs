@@ -97,12 +97,12 @@ impl Bare {
             let block = slab.take().expect("a block");
             control.receive(block, key, ()).expect("room");
         }
-        let asked = RequestData::new(&Asked::Control.encode()).expect("short");
+        let asked = RequestData::new(&Asked::Control { path_mtu: None }.encode()).expect("short");
         let connecting = way
             .connect(&mut control, &parameters, &asked)
             .expect("asked");
         let event = next_event(&channel);
-        let session = parse_reply(event.private_data.as_slice()).expect("a reply");
+        let (session, _) = parse_reply(event.private_data.as_slice()).expect("a reply");
         let established = connecting.establish(&event, &mut control, &parameters);
         let connections = vec![established.expect("a connection")];
 

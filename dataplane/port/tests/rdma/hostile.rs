@@ -184,7 +184,7 @@ fn requests_to_connect_are_checked() {
         return;
     }
     let (server, _lanes) = listen();
-    let mut other = Asked::Control.encode();
+    let mut other = Asked::Control { path_mtu: None }.encode();
     other[0] += 1;
     let lane = Asked::Lane {
         session: [7; 16],
@@ -219,7 +219,10 @@ fn who_says_nothing_is_cut_off() {
     }
     let (server, _lanes) = listen();
     let since = Instant::now();
-    let events = connect_raw(&server.endpoint(), &Asked::Control.encode());
+    let events = connect_raw(
+        &server.endpoint(),
+        &Asked::Control { path_mtu: None }.encode(),
+    );
     assert!(
         matches!(events[1].kind, CmEventKind::Disconnected),
         "{events:?}"

@@ -2,6 +2,7 @@
 //! and server are in one process, over one device; where one of them has to die or stop, it is a process of its own.
 #![cfg(feature = "rdma")]
 
+mod agree;
 mod bare;
 mod breaches;
 mod crowd;
