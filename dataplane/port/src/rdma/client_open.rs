@@ -183,19 +183,26 @@ impl RdmaClient {
         Ok(())
     }
 
-    /// Why a lane could not be opened. A dataplane that has ended the session, as it does with who takes too long, knows
-    /// nothing of it any more and so takes the request for nonsense; why it ended is what counts.
+    /// Why a lane could not be opened. A dataplane that has ended the session, as it does with who takes too long and where it
+    /// can't make a lane, refuses it without a word or, since it knows nothing of the session any more, as nonsense. Why the
+    /// session ended is what counts, and stands in its Goodbye.
     fn of_session(&mut self, failure: Failure) -> Failure {
-        match failure {
-            Failure::Final(PortError::Refused { refusal, detail })
-                if refusal.status == Status::Malformed =>
-            {
-                tracing::debug!(detail, "a lane was refused");
-                self.suspect(Instant::now(), Lost::Disconnected);
-                Failure::Final(self.hear_the_end())
-            }
-            other => other,
-        }
+        let Failure::Final(error) = failure else {
+            return failure;
+        };
+        let is_nonsense = match &error {
+            PortError::Refused { refusal, .. } if refusal.status == Status::Malformed => true,
+            PortError::Connect { .. } => false,
+            _ => return Failure::Final(error),
+        };
+        tracing::debug!(%error, "a lane can't be had");
+        self.suspect(Instant::now(), Lost::Disconnected);
+        Failure::Final(match self.hear_the_end() {
+            PortError::Lost {
+                what: Lost::Disconnected,
+            } if !is_nonsense => error,
+            why => why,
+        })
     }
 
     fn open_lane(

@@ -30,7 +30,7 @@ use super::server::Shown;
 use super::session::{LaneEnd, Phase, Session};
 use super::session_lane::LaneParts;
 use crate::control::{BIND_LOOK, Bell, LogLimit};
-use crate::{ConnId, PortError, Service};
+use crate::{ConnId, PortError, Service, Waker};
 
 /// How often a client is shown a sign of life.
 const BEAT: Duration = Duration::from_millis(250);
@@ -343,6 +343,8 @@ impl Control {
             Notice::LetGo { seat, .. } => {
                 // Destroys the queue pair: from here on nothing of it reaches the client.
                 drop(seat);
+                // It looks at its completion queue once more, which then has the room of what may have been left in it.
+                self.lanes[usize::from(lane)].shared.wake();
                 self.let_go(place, lane, |of_region| of_region.is_none());
             }
             Notice::RegionLetGo { region, .. } => {

@@ -10,6 +10,7 @@ use rowmill_wire::control::Control as Question;
 use super::control::Control;
 use super::inbox::{Cut, Message};
 use super::session::{Ending, LaneEnd, Phase, Session, Was};
+use crate::Waker;
 use crate::control::LaneSet;
 
 /// How long the last message to a client may take to arrive.
@@ -54,6 +55,7 @@ impl Control {
                         LaneEnd::Missing | LaneEnd::Connected { .. } => {
                             waiting.remove(lane.lane);
                             *end = LaneEnd::Missing;
+                            lane.wake(); // As for one that its worker has let go of.
                         }
                     }
                 }

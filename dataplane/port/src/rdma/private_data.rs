@@ -145,8 +145,8 @@ pub fn encode_refusal(status: Status, text: &str) -> Vec<u8> {
 /// Why a request was refused; `None` where the peer's bytes say nothing that is understood.
 pub fn parse_refusal(bytes: &[u8]) -> Option<(Status, String)> {
     let u16_at = |at: usize| Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
-    // A peer of another version says so in the same place.
-    let status = Status::from_code(u16_at(2)?)?;
+    // A peer of another version says so in the same place. Zeros are the transport's, of a peer that says nothing.
+    let status = Status::from_code(u16_at(2)?).filter(|&status| status != Status::Ok)?;
     let text = bytes.get(6..)?.get(..usize::from(u16_at(4)?))?;
     Some((status, String::from_utf8(text.to_vec()).ok()?))
 }
@@ -218,6 +218,7 @@ mod tests {
         let (status, text) = parse_refusal(&bytes).expect("a refusal");
         assert_eq!((status, text), (Status::LimitReached, "ä".repeat(60)));
         assert_eq!(parse_refusal(&[]), None);
+        assert_eq!(parse_refusal(&[0; 148]), None, "without a word");
         assert_eq!(parse_refusal(&[2, 0, 4, 0, 9, 0, b'x']), None);
     }
 

@@ -9,7 +9,7 @@ use rowmill_port::conformance::{Answers, Bench, Harness, Setup, Task, patience, 
 use rowmill_port::rdma::{
     ConnectionParameters, PathMtu, RdmaClient, RdmaConfig, RdmaLane, RdmaServer,
 };
-use rowmill_port::{Backoff, ClientPort, Idle, PortError, ServerPort};
+use rowmill_port::{Backoff, ClientPort, Event, Idle, Lost, PortError, ServerPort};
 use rowmill_wire::Status;
 use rowmill_wire::limits::SLOT_BYTES;
 
@@ -123,15 +123,17 @@ fn packets_are_as_small_as_the_client_wants() {
     }
 }
 
-/// A client that leaves makes room at once, though its worker has gone to sleep.
+/// As many clients as the device's completion queues have room for: one that leaves makes room at once, though its worker has
+/// gone to sleep.
 #[test]
 fn who_leaves_makes_room_at_once() {
     if !has_device() {
         return;
     }
+    // 15 times 68 completions: of 1023 that a queue has 3 are left.
     let config = RdmaConfig {
-        max_connections: 1,
-        credits: 8,
+        max_connections: 15,
+        credits: 1,
         ..server_config()
     };
     let (server, mut lane) = listen(config);
@@ -144,12 +146,13 @@ fn who_leaves_makes_room_at_once() {
             lane.idle(Idle::Sleep(None));
         }
     });
-    let mut outcome = Ok(());
+    let connect = || RdmaClient::connect_with(&server.endpoint(), "one", client_config(1));
+    let crowd: Result<Vec<_>, _> = (0..14).map(|_| connect()).collect();
+    let mut outcome = crowd.as_ref().map(|_| ()).map_err(ToString::to_string);
     for _ in 0..4 {
-        let client = RdmaClient::connect_with(&server.endpoint(), "next", client_config(8));
-        outcome = outcome.and(client.map(drop));
+        outcome = outcome.and(connect().map(drop).map_err(|error| error.to_string()));
         let since = Instant::now();
-        while server.counters().sessions > 0 {
+        while server.counters().sessions > 14 {
             assert!(since.elapsed() < patience(), "it has gone");
             thread::sleep(Duration::from_millis(1));
         }
@@ -158,6 +161,41 @@ fn who_leaves_makes_room_at_once() {
     waker.wake();
     worker.join().expect("no panic");
     outcome.expect("each finds room");
+}
+
+/// Nobody polls the queue, so that there is no room for another lane: the client is told that.
+#[test]
+fn who_finds_no_room_is_told_so() {
+    if !has_device() {
+        return;
+    }
+    let config = RdmaConfig {
+        max_connections: 15,
+        credits: 1,
+        ..server_config()
+    };
+    let (server, mut lane) = listen(config);
+    let connect = || RdmaClient::connect_with(&server.endpoint(), "one", client_config(1));
+    let crowd: Result<Vec<_>, _> = (0..14).map(|_| connect()).collect();
+    let _crowd = crowd.expect("room");
+    drop(connect().expect("room"));
+    let (mut frame, since) = ([0; SLOT_BYTES], Instant::now());
+    while !matches!(lane.poll(&mut frame), Some(Event::Detached { .. })) {
+        assert!(since.elapsed() < patience(), "it ends");
+        thread::yield_now();
+    }
+    lane.poll(&mut frame); // It has let go.
+    while server.counters().sessions > 14 {
+        assert!(since.elapsed() < patience(), "it has gone");
+        thread::sleep(Duration::from_millis(1));
+    }
+    match connect() {
+        Ok(_) => println!("this device's queues have more room than was asked for"),
+        Err(PortError::Lost {
+            what: Lost::CutOff(Status::LimitReached),
+        }) => (),
+        Err(other) => panic!("{other}"),
+    }
 }
 
 /// Who is not fast enough to open its lanes is told something that connecting again helps against.
