@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use crate::device::Context;
 use crate::error::{Call, Error};
@@ -136,6 +137,7 @@ impl DeviceWatch {
         assert!(!watched, "one thread reads a device's events");
         let counts = Arc::new(EventCounts::default());
         let reader = Reader {
+            second: (Instant::now(), 0),
             context: context.clone(),
             counts: Arc::clone(&counts),
             stop: Arc::clone(&stop),
@@ -183,14 +185,19 @@ impl Drop for DeviceWatch {
     }
 }
 
+/// Lines about queue pairs each second: peers cause these events.
+const LINES_PER_SECOND: u32 = 10;
+
 struct Reader {
+    /// The second that lines are counted in, and how many there were.
+    second: (Instant, u32),
     context: Context,
     counts: Arc<EventCounts>,
     stop: Arc<OwnedFd>,
 }
 
 impl Reader {
-    fn run(&self) {
+    fn run(mut self) {
         loop {
             match self.wait() {
                 Ok(true) => return,
@@ -227,8 +234,22 @@ impl Reader {
         Ok(polled[1].revents != 0)
     }
 
+    /// Whether one more line about a queue pair may be written this second.
+    fn may_speak(&mut self) -> bool {
+        let (since, lines) = &mut self.second;
+        if since.elapsed() >= Duration::from_secs(1) {
+            let kept_out = lines.saturating_sub(LINES_PER_SECOND);
+            if kept_out > 0 {
+                tracing::warn!(kept_out, "lines about queue pairs were left out of the log");
+            }
+            (*since, *lines) = (Instant::now(), 0);
+        }
+        *lines += 1;
+        *lines <= LINES_PER_SECOND
+    }
+
     /// Takes one event, if there is one.
-    fn take(&self) -> bool {
+    fn take(&mut self) -> bool {
         let mut event = sys::AsyncEvent {
             element: 0,
             event_type: 0,
@@ -245,13 +266,16 @@ impl Reader {
         true
     }
 
-    fn note(&self, what: What, event: &sys::AsyncEvent) {
+    fn note(&mut self, what: What, event: &sys::AsyncEvent) {
+        let speaks = !matches!(what, What::QueuePair(_)) || self.may_speak();
         let device = self.context.name();
         let number = event.event_type;
         match what {
             What::QueuePair(trouble) => {
                 self.context.registry().note(event.element, trouble);
-                tracing::warn!(device, ?trouble, "trouble with a queue pair");
+                if speaks {
+                    tracing::warn!(device, ?trouble, "trouble with a queue pair");
+                }
             }
             What::CompletionQueue => {
                 self.context.registry().note(event.element, Trouble::Fatal);

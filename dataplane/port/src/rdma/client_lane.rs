@@ -286,16 +286,17 @@ fn add(
     batch.post(operation, local, Signal::Yes).is_ok()
 }
 
-/// Destroys a queue pair, however often it takes: before that the peer could write.
+/// Destroys a queue pair, however often it takes: before that the peer could write. Of a device that is gone libibverbs
+/// says so only with RDMAV_ALLOW_DISASSOC_DESTROY set (deploy/HOST.md).
 pub(super) fn destroy(mut qp: QueuePair<()>) {
-    loop {
-        match qp.destroy() {
-            Ok(_) => return,
-            Err((error, back)) => {
-                tracing::error!(%error, "a queue pair can't be destroyed; trying again");
-                qp = back;
-                std::thread::sleep(Duration::from_millis(10));
-            }
+    let mut tries = 0u32;
+    while let Err((error, back)) = qp.destroy() {
+        // Every ten seconds.
+        if tries.is_multiple_of(1000) {
+            tracing::error!(%error, tries, "a queue pair can't be destroyed; trying again, since the peer could still write");
         }
+        tries += 1;
+        qp = back;
+        std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -85,6 +85,8 @@ pub(super) struct Control {
     channel: EventChannel,
     completion_channel: CompletionChannel,
     armed: bool,
+    /// The completion queue is lost: nobody can be heard any more.
+    deaf: bool,
     /// There may be completions or notices that were not taken, or sessions that have to end: the next turn comes at once.
     busy: bool,
     beats: u64,
@@ -140,6 +142,7 @@ impl Control {
             channel: parts.channel,
             completion_channel: parts.completion_channel,
             armed: false,
+            deaf: false,
             busy: false,
             beats: 0,
             next_beat: now + BEAT,
@@ -256,6 +259,10 @@ impl Control {
     }
 
     fn take_completions(&mut self) {
+        if self.deaf {
+            self.busy = false;
+            return;
+        }
         while let Ok(Some(_)) = self.completion_channel.take_event() {
             self.armed = false;
         }
@@ -263,6 +270,7 @@ impl Control {
             return;
         };
         self.busy = true;
+        let until = self.share();
         for _ in 0..EVENTS_PER_TURN {
             let found = match completions.poll() {
                 Ok(polled) => {
@@ -272,12 +280,19 @@ impl Control {
                     polled.len()
                 }
                 Err(error) => {
-                    self.log(|| tracing::error!(%error, "the control thread's completion queue has failed"));
+                    tracing::error!(%error, "the control thread's completion queue is lost: all clients are cut off, and no more let in");
+                    self.deaf = true;
+                    self.shown.deaf.store(true, Ordering::Relaxed);
+                    self.listener = None;
                     (0..self.sessions.len()).for_each(|place| self.end(place, None));
                     break;
                 }
             };
             if found > 0 {
+                // Each may have ended a session, whose lanes' queue pairs then go.
+                if Instant::now() >= until {
+                    break;
+                }
                 continue;
             }
             if self.armed {

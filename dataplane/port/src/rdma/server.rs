@@ -77,6 +77,8 @@ pub struct RdmaCounters {
 pub(super) struct Shown {
     pub(super) stop: AtomicBool,
     pub(super) stop_accepting: AtomicBool,
+    /// The control thread's completion queue is lost.
+    pub(super) deaf: AtomicBool,
     pub(super) accepted: AtomicU64,
     pub(super) refused: AtomicU64,
     pub(super) violations: AtomicU64,
@@ -184,6 +186,9 @@ impl RdmaServer {
     pub fn failure(&self) -> Option<String> {
         if self.watch.said.device_failed() {
             return Some("the RDMA device has failed".to_owned());
+        }
+        if self.shown.deaf.load(Ordering::Relaxed) {
+            return Some("the completion queue of the control thread is lost".to_owned());
         }
         let lane = self.lives.iter().position(|life| life.has_failed())?;
         Some(format!("the completion queue of worker {lane} is lost"))
