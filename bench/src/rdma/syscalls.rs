@@ -169,6 +169,9 @@ impl Strace {
     /// Attaches to the first worker of a service.
     fn attach(service: &Service) -> Result<Strace> {
         let thread = worker(service.pid())?;
+        let status = format!("/proc/{}/task/{thread}/status", service.pid());
+        let seen = || fs::read_to_string(&status).context("the worker's status");
+        let before = stops(&seen()?);
         let summary = tempfile::NamedTempFile::new().context("a file for strace")?;
         let child = Command::new("strace")
             .args(["-c", "-U", "calls,name", "-p", &thread.to_string(), "-o"])
@@ -179,14 +182,13 @@ impl Strace {
             .spawn()
             .context("running strace (the package strace)")?;
         let mut strace = Strace { child, summary };
-        let status = format!("/proc/{}/task/{thread}/status", service.pid());
         let began = Instant::now();
         loop {
-            let text = fs::read_to_string(&status).context("the worker's status")?;
-            let tracer = text
-                .lines()
-                .find_map(|line| line.strip_prefix("TracerPid:"));
-            if tracer.is_some_and(|pid| pid.trim() != "0") {
+            // Calls count from when strace has stopped the worker and let it go on, which is after it has become its tracer.
+            let text = seen()?;
+            let traced = field(&text, "TracerPid").is_some_and(|pid| pid != "0");
+            let runs = field(&text, "State").is_some_and(|state| state.starts_with('R'));
+            if traced && runs && stops(&text) > before {
                 return Ok(strace);
             }
             if let Some(status) = strace.child.try_wait()? {
@@ -204,6 +206,19 @@ impl Strace {
         self.child.wait().context("waiting for strace")?;
         summed(&fs::read_to_string(self.summary.path()).context("strace's summary")?)
     }
+}
+
+/// A line of a thread's `/proc/PID/task/TID/status`.
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    let mut lines = status.lines();
+    let line = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(line.trim())
+}
+
+/// How often the thread has given up its CPU by itself; a worker that spins does so only when it is stopped.
+fn stops(status: &str) -> u64 {
+    let count = field(status, "voluntary_ctxt_switches").and_then(|count| count.parse().ok());
+    count.unwrap_or(0)
 }
 
 impl Drop for Strace {
