@@ -2,9 +2,8 @@
 //! trusted.
 //!
 //! The operating system's clock takes some 20 ns where the kernel lets programs read it by themselves, and is a system call
-//! elsewhere: in user-mode Linux 30 to 40 us (measured), which three readings a request add to its latency. The counter takes an
-//! instruction. How fast it runs is measured once, at start, to some parts in a million, so the two drift apart by up to a second
-//! or so a day: times of this clock are compared with times of this clock alone.
+//! elsewhere: in user-mode Linux 30 to 40 us (measured), which two readings a request add to its latency. The counter takes an
+//! instruction. How fast it runs is measured once, at start, and never exactly, so the two drift apart: times of this clock are compared with times of this clock alone.
 
 #[cfg(test)]
 use core::time::Duration;
@@ -108,7 +107,10 @@ mod tests {
     #[test]
     fn counts_nanoseconds() {
         for clock in [Clock::choose().0, Clock::system()] {
-            let (began, since) = (clock.now_ns(), Instant::now());
+            // What a preemption takes counts for one of these two, whenever it comes.
+            let around = Instant::now();
+            let began = clock.now_ns();
+            let since = Instant::now();
             let mut last = began;
             while since.elapsed() < Duration::from_millis(20) {
                 let now = clock.now_ns();
@@ -116,12 +118,12 @@ mod tests {
                 assert!(now + 1000 >= last, "{clock:?}: {last}, then {now}");
                 last = now;
             }
-            let (took, right) = (clock.now_ns() - began, since.elapsed().as_nanos() as u64);
-            // The thread may be preempted between the two readings, so that only gross errors show, as of the rate.
-            assert!(
-                took <= right + 1_000_000 && took >= 19_000_000,
-                "{clock:?}: {took} of {right}"
-            );
+            let within = since.elapsed().as_nanos() as u64;
+            let took = clock.now_ns() - began;
+            let around = around.elapsed().as_nanos() as u64;
+            // Only gross errors, as of the rate: that is measured on a machine that does other work.
+            let right = within - within / 10..around + around / 10;
+            assert!(right.contains(&took), "{clock:?}: {took} of {right:?}");
         }
     }
 }
