@@ -16,7 +16,7 @@ use crate::schema::BoundSchema;
 /// Tells the sessions of a process apart, so that no target or schema is used in another one.
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
 
-/// A connection to a dataplane. Not shared between threads: each thread connects its own.
+/// A connection to a dataplane. One thread uses it at a time; over a port of [`AnyPort`](crate::AnyPort) it may move to another.
 ///
 /// Requests are sent with [`Session::submit`] and their answers taken with [`Session::poll`],
 /// [`Session::wait`] or both; [`Session::lookup`] does one request and waits for it. Once a session
