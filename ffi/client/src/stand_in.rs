@@ -34,6 +34,8 @@ pub(crate) struct Arrived {
     pub(crate) bags: Vec<Vec<Bag>>,
     /// Of each feature, where in its block the part begins.
     pub(crate) first_ids: Vec<u32>,
+    /// As it came.
+    pub(crate) frame: Vec<u8>,
 }
 
 pub(crate) struct StandIn {
@@ -136,6 +138,7 @@ impl StandIn {
             inline,
             bags,
             first_ids: request.spans().map(|span| span.first_id).collect(),
+            frame: frame.to_vec(),
         }
     }
 
@@ -294,6 +297,7 @@ impl ClientPort for StandIn {
                     inline: true,
                     bags: Vec::new(),
                     first_ids: Vec::new(),
+                    frame: Vec::new(),
                 },
                 CompletionKind::Final,
                 Refusal::whole(Status::Ok),
