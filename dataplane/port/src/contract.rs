@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use rowmill_arena::{Staging, Strip, Window};
+use rowmill_arena::{Region, Staging, Strip, Window};
 use rowmill_wire::control::{TableEntry, Welcome};
 use rowmill_wire::limits::{MAX_FEATURES, SLOT_BYTES};
 use rowmill_wire::{Completion, Refusal, Schema, Status};
@@ -442,6 +442,10 @@ pub trait ClientPort {
 
     /// The region's memory.
     fn memory(&self, region: RegionId) -> Option<Window<'_>>;
+
+    /// The region's memory, to be kept: it stays mapped for as long as somebody holds it, also when the region is given up and
+    /// the port is gone. None where there is no such region, or its memory is simulated.
+    fn share(&self, region: RegionId) -> Option<Arc<Region>>;
 
     /// Sends a frame in a slot that no request of this lane holds.
     ///

@@ -7,7 +7,7 @@ use arrayvec::ArrayVec;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use crate::PortError;
+use crate::{ParentFd, PortError};
 
 /// Most descriptors of a set: two of a port's, and two of whoever sleeps.
 const FDS_MAX: usize = 4;
@@ -40,18 +40,18 @@ impl<'p> WakeFds<BorrowedFd<'p>> {
         WakeFds(fds.into_iter().collect())
     }
 
-    /// Duplicates of them, which outlive the borrow. What they refer to stays open for as long as they do: the dataplane
-    /// may learn of the client's end only when they are dropped, too.
+    /// Duplicates of them, which outlive the borrow, but not a fork. What they refer to stays open for as long as they do:
+    /// the dataplane may learn of the client's end only when they are dropped, too.
     ///
     /// # Errors
     /// [`PortError::System`] where the process has no descriptors left.
-    pub fn try_to_owned(&self) -> Result<WakeFds<OwnedFd>, PortError> {
+    pub fn try_to_owned(&self) -> Result<WakeFds<ParentFd>, PortError> {
         let duplicate = |(fd, flags): &(BorrowedFd<'_>, PollFlags)| {
             let fd = fd.try_clone_to_owned().map_err(|source| {
                 let call = "duplicating a descriptor";
                 PortError::System { call, source }
             })?;
-            Ok((fd, *flags))
+            Ok((ParentFd::new(fd)?, *flags))
         };
         Ok(WakeFds(
             self.0
@@ -62,15 +62,17 @@ impl<'p> WakeFds<BorrowedFd<'p>> {
     }
 }
 
-impl WakeFds<OwnedFd> {
+impl WakeFds<ParentFd> {
     /// With a descriptor of the caller's own, such as an eventfd: the sleep ends also when it can be read.
+    ///
+    /// # Errors
+    /// As [`ParentFd::new`].
     ///
     /// # Panics
     /// If there are more than two of the caller's own.
-    #[must_use]
-    pub fn with(mut self, own: OwnedFd) -> Self {
-        self.0.push((own, PollFlags::IN));
-        self
+    pub fn with(mut self, own: OwnedFd) -> Result<Self, PortError> {
+        self.0.push((ParentFd::new(own)?, PollFlags::IN));
+        Ok(self)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use rowmill_arena::Window;
 #[cfg(feature = "rdma")]
@@ -135,6 +136,10 @@ impl ClientPort for AnyPort {
 
     fn memory(&self, region: RegionId) -> Option<Window<'_>> {
         each!(self, port => port.memory(region))
+    }
+
+    fn share(&self, region: RegionId) -> Option<Arc<rowmill_arena::Region>> {
+        each!(self, port => port.share(region))
     }
 
     fn submit(&mut self, lane: u16, slot: u16, frame: &[u8]) -> Result<(), PortError> {

@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rowmill_arena::{HugePages, Region, Window, sealed_memfd};
@@ -40,7 +41,7 @@ pub(crate) struct Arrived {
 
 pub(crate) struct StandIn {
     welcome: Welcome,
-    regions: Vec<Option<Region>>,
+    regions: Vec<Option<Arc<Region>>>,
     schemas: Vec<Schema>,
     queues: Vec<VecDeque<Completion>>,
     pub(crate) arrived: Vec<Arrived>,
@@ -257,8 +258,9 @@ impl ClientPort for StandIn {
 
     fn register(&mut self, bytes: usize) -> Result<RegionId, PortError> {
         let fd = sealed_memfd("stand-in", bytes, HugePages::Off).expect("memory");
-        self.regions
-            .push(Some(Region::map(fd.as_fd(), bytes).expect("sealed")));
+        self.regions.push(Some(Arc::new(
+            Region::map(fd.as_fd(), bytes).expect("sealed"),
+        )));
         Ok(RegionId(self.regions.len() as u32 - 1))
     }
 
@@ -275,7 +277,11 @@ impl ClientPort for StandIn {
         self.regions
             .get(region.0 as usize)?
             .as_ref()
-            .map(Region::window)
+            .map(|region| region.window())
+    }
+
+    fn share(&self, region: RegionId) -> Option<Arc<Region>> {
+        self.regions.get(region.0 as usize)?.clone()
     }
 
     fn submit(&mut self, lane: u16, slot: u16, frame: &[u8]) -> Result<(), PortError> {

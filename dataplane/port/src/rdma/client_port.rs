@@ -1,9 +1,10 @@
 //! What a client asks of its half of the port.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
-use rowmill_arena::Window;
+use rowmill_arena::{Region, Window};
 use rowmill_wire::control::{Control, Rights, TableEntry, Welcome};
 use rowmill_wire::limits::MAX_REGIONS;
 use rowmill_wire::{Completion, Schema};
@@ -95,6 +96,11 @@ impl ClientPort for RdmaClient {
     fn memory(&self, region: RegionId) -> Option<Window<'_>> {
         let region = self.regions.get(region.0 as usize)?.as_ref()?;
         Some(region.window())
+    }
+
+    fn share(&self, region: RegionId) -> Option<Arc<Region>> {
+        let region = self.regions.get(region.0 as usize)?.as_ref()?;
+        Some(region.share())
     }
 
     fn submit(&mut self, lane: u16, slot: u16, frame: &[u8]) -> Result<(), PortError> {

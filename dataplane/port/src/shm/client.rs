@@ -21,7 +21,7 @@ use super::stream;
 use super::wake::WakeSocket;
 use crate::calls::{self, unexpected};
 use crate::control::Bell;
-use crate::{ClientPort, PortError, RegionId, Rest, WakeFds};
+use crate::{ClientPort, ParentFd, PortError, RegionId, Rest, WakeFds};
 
 /// Polls that find nothing between two looks at the stream, which cost a system call: about 50 us of
 /// spinning, so that the call takes less than a hundredth of the time.
@@ -64,7 +64,7 @@ pub struct ShmClient {
     layout: Layout,
     doorbells: Vec<Bell>,
     wake: WakeSocket,
-    stream: OwnedFd,
+    stream: ParentFd,
     config: ShmClientConfig,
     buffer: Vec<u8>,
     sequence: u32,
@@ -73,7 +73,7 @@ pub struct ShmClient {
 }
 
 struct OwnRegion {
-    memory: Region,
+    memory: Arc<Region>,
     backing: Backing,
 }
 
@@ -107,7 +107,7 @@ impl ShmClient {
         };
         let mut buffer = stream::buffer();
         let (answer, fds) = exchange(
-            &stream,
+            stream.as_fd(),
             &mut buffer,
             1,
             &hello,
@@ -159,7 +159,7 @@ impl ShmClient {
             layout,
             doorbells: fds.map(Bell::of).collect(),
             wake: WakeSocket::of(wake),
-            stream,
+            stream: ParentFd::new(stream)?,
             config,
             buffer,
             sequence: 1,
@@ -193,6 +193,7 @@ impl ShmClient {
                 let memory = Region::map(fd, bytes as usize)
                     .map_err(|e| PortError::Protocol(format!("mapping a region: {e}")))?;
                 let backing = backing_of(fd);
+                let memory = Arc::new(memory);
                 self.regions[region as usize] = Some(OwnRegion { memory, backing });
                 Ok(RegionId(region))
             }
@@ -217,7 +218,8 @@ impl ShmClient {
         }
         self.sequence = self.sequence.wrapping_add(1);
         let sequence = self.sequence;
-        let answer = exchange(&self.stream, &mut self.buffer, sequence, question, fds, 0);
+        let stream = self.stream.as_fd();
+        let answer = exchange(stream, &mut self.buffer, sequence, question, fds, 0);
         match answer {
             Ok((answer, _)) => Ok(answer),
             Err(error) => {
@@ -302,6 +304,11 @@ impl ClientPort for ShmClient {
     fn memory(&self, region: RegionId) -> Option<Window<'_>> {
         let region = self.regions.get(region.0 as usize)?.as_ref()?;
         Some(region.memory.window())
+    }
+
+    fn share(&self, region: RegionId) -> Option<Arc<Region>> {
+        let region = self.regions.get(region.0 as usize)?.as_ref()?;
+        Some(Arc::clone(&region.memory))
     }
 
     fn submit(&mut self, lane: u16, slot: u16, frame: &[u8]) -> Result<(), PortError> {

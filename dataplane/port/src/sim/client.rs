@@ -4,9 +4,10 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
-use rowmill_arena::Window;
+use rowmill_arena::{Region, Window};
 use rowmill_wire::control::{Control, Rights, TableEntry, Welcome};
 use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::{Completion, CompletionKind, Immediate, Schema, Status};
@@ -308,6 +309,10 @@ impl ClientPort for SimClient {
 
     fn memory(&self, region: RegionId) -> Option<Window<'_>> {
         self.memory.get(&region).map(|memory| memory.window())
+    }
+
+    fn share(&self, _region: RegionId) -> Option<Arc<Region>> {
+        None
     }
 
     fn submit(&mut self, lane: u16, slot: u16, frame: &[u8]) -> Result<(), PortError> {
