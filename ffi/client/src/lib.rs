@@ -58,6 +58,10 @@
 //! final completions of all parts, or when the connection is gone; a timeout or a cancel alone does
 //! not bring it back, since a dataplane that was stopped and wakes may still write to it.
 //!
+//! # Threads
+//! A session is used by one thread at a time. Threads that want to share a connection share a [`Hub`]: it takes results' memory
+//! from a pool, and a [`Lease`] on it comes with each [`Reply`].
+//!
 //! # Memory
 //! The session allocates when it connects, binds, registers, and when a request is larger than every
 //! one before it; else `submit`, `poll`, `wait` and `lookup` allocate nothing. Ids are copied once, to
@@ -71,6 +75,7 @@ mod connector;
 mod error;
 mod flight;
 mod frame;
+mod hub;
 mod memory;
 mod options;
 mod ports;
@@ -90,12 +95,13 @@ pub use answer::{Answer, Slice, Ticket};
 pub use batch::{Batch, Division, IdSlice};
 pub use connector::Connector;
 pub use error::{BatchError, ClientError, Failure, Unsent};
+pub use hub::{Hub, HubOptions, Ids, Lease, Pending, Place, Reply};
 pub use memory::{Region, Target};
 #[cfg(feature = "rdma")]
 pub use options::RdmaOptions;
 pub use options::{Backoff, Options, RequestOptions, Retry, Wait};
 pub use ports::{AnyPort, Client};
-pub use rowmill_arena::ReadWindow;
+pub use rowmill_arena::{ReadWindow, Window};
 #[cfg(feature = "rdma")]
 pub use rowmill_port::rdma::{AckTimeout, ConnectionParameters, PathMtu, RetryCount, RnrTimer};
 pub use rowmill_port::{ClientPort, PortError};

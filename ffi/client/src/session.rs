@@ -3,8 +3,8 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use rowmill_port::{ClientPort, Lost, PortError, RegionId};
+use rowmill_wire::Schema;
 use rowmill_wire::control::{TableEntry, Welcome};
-use rowmill_wire::{Output, Schema};
 
 use crate::error::ClientError;
 use crate::flight::Flight;
@@ -252,26 +252,9 @@ impl<P: ClientPort> Session<P> {
         vector: u32,
         out: &mut [f32],
     ) {
-        assert_eq!(
-            out.len(),
-            schema.dim(feature),
-            "one element for each dimension"
-        );
-        let mut at = schema.vector_offset(feature, vector);
-        let widen: fn(u16) -> f32 = match schema.output(feature) {
-            Output::F32 => return self.read_f32s(target, at, out),
-            Output::F16 => |bits| half::f16::from_bits(bits).to_f32(),
-            Output::Bf16 => |bits| half::bf16::from_bits(bits).to_f32(),
-        };
-        let mut halves = [0u16; 256];
-        for part in out.chunks_mut(halves.len()) {
-            let halves = &mut halves[..part.len()];
-            self.read(target, at, bytemuck::cast_slice_mut(halves));
-            at += 2 * part.len() as u64;
-            for (x, &bits) in part.iter_mut().zip(&*halves) {
-                *x = widen(bits);
-            }
-        }
+        schema.read_vector(feature, vector, out, |at, bytes| {
+            self.read(target, at, bytes);
+        });
     }
 
     /// Copies `out.len() / dim` vectors of a feature, from number `first` on, one after another.

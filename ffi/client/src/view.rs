@@ -167,6 +167,11 @@ impl<'a> JaggedView<'a> {
         }
     }
 
+    /// Bags a feature.
+    pub fn bags(&self) -> usize {
+        self.bags
+    }
+
     /// With features that are chosen from the tensor's columns, counted from 0: feature `f` of the schema is column
     /// `columns[f]`. A column may be chosen more than once or not at all. Nothing changes where features have arrays of their own.
     #[must_use]

@@ -2,6 +2,7 @@
 
 mod answers;
 mod bounds;
+mod hub;
 mod split;
 mod view;
 
