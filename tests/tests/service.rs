@@ -1,6 +1,9 @@
 //! The whole service in one process over real shared memory: four workers, four clients at a time
 //! through the client library, every answer compared with the scalar oracle bit by bit.
 
+#[path = "service/hub.rs"]
+mod hub;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread;

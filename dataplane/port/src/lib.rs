@@ -14,9 +14,11 @@ mod calls;
 pub mod conformance;
 mod contract;
 mod control;
+mod fork;
 #[cfg(feature = "rdma")]
 pub mod rdma;
 mod reconnect;
+mod rest;
 pub mod shm;
 pub mod sim;
 mod slots;
@@ -26,4 +28,6 @@ pub use contract::{
     Bound, ClientPort, ConnId, Event, Extent, Fetch, Idle, Lost, MAX_EXTENTS, PendingBind,
     PortError, RegionError, RegionId, RoomError, ServerPort, Service, Waker,
 };
+pub use fork::{MAX_LISTED, ParentFd, Process};
 pub use reconnect::Backoff;
+pub use rest::{Rest, WakeFds};

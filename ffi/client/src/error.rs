@@ -42,6 +42,28 @@ pub enum BatchError {
         /// The bag that would have a negative length.
         bag: usize,
     },
+    /// A length below 0.
+    #[error("feature {feature}, bag {bag}: a length of {length}; lengths must not be negative")]
+    NegativeLength {
+        /// The feature.
+        feature: usize,
+        /// The bag.
+        bag: usize,
+        /// Its length.
+        length: i64,
+    },
+    /// A feature is to take the ids of a column that is not there.
+    #[error(
+        "feature {feature}: column {column} is not there; the lengths are those of {columns} columns"
+    )]
+    NoColumn {
+        /// The feature.
+        feature: usize,
+        /// The column that was chosen for it.
+        column: u32,
+        /// Columns that there are.
+        columns: usize,
+    },
     /// The lengths don't add up to the ids given.
     #[error("feature {feature}: the lengths add up to {sum} but {ids} ids are given")]
     LengthSum {
@@ -212,6 +234,43 @@ pub enum ClientError {
         /// How many.
         targets: u32,
     },
+    /// No room is left for another result.
+    #[error(
+        "no room for a result of {needed} bytes: {held} results are in flight or held; release or drop those that are not needed, or connect with more room for results"
+    )]
+    ResultsHeld {
+        /// Bytes that the result takes.
+        needed: u64,
+        /// Results that have their room.
+        held: usize,
+    },
+    /// A part of a result that is not there.
+    #[error("{what} is not in the result: there are {limit}")]
+    NotInResult {
+        /// What was asked for.
+        what: &'static str,
+        /// How much of it there is.
+        limit: u64,
+    },
+    /// Something of another client, or a region that was given up.
+    #[error(
+        "the {what} is not one of this client, or was given up; use one that this client has made"
+    )]
+    OtherClient {
+        /// What it is.
+        what: &'static str,
+    },
+    /// The process was forked after the client had connected.
+    #[error(
+        "this process was forked after the client had connected, and the connection is the parent's; connect again in the child"
+    )]
+    Forked,
+    /// The client has failed for all threads that share it. What was in flight has no answer.
+    #[error("the client has stopped: {why}; connect again")]
+    Stopped {
+        /// Why.
+        why: String,
+    },
     /// A ticket whose answer was taken.
     #[error("the ticket's answer has already been taken")]
     UnknownTicket,
@@ -231,6 +290,11 @@ impl ClientError {
     /// Whether the connection has ended.
     pub fn is_end(&self) -> bool {
         matches!(self, ClientError::Closed | ClientError::Lost { .. })
+    }
+
+    /// Whether it fails for lack of memory for results.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self, ClientError::ResultsHeld { .. })
     }
 
     /// Whether the same call can succeed once answers have been polled for.

@@ -58,10 +58,15 @@
 //! final completions of all parts, or when the connection is gone; a timeout or a cancel alone does
 //! not bring it back, since a dataplane that was stopped and wakes may still write to it.
 //!
+//! # Threads
+//! A session is used by one thread at a time. Threads that want to share a connection share a [`Hub`]: it takes results' memory
+//! from a pool, and a [`Lease`] on it comes with each [`Reply`].
+//!
 //! # Memory
 //! The session allocates when it connects, binds, registers, and when a request is larger than every
 //! one before it; else `submit`, `poll`, `wait` and `lookup` allocate nothing. Ids are copied once, to
-//! the frame or to the source region, so a batch can be filled anew as soon as it was submitted.
+//! the frame or to the source region, so a batch can be filled anew as soon as it was submitted. A [`JaggedView`]
+//! spares the copy into a batch, where the ids lie in memory of the caller's or of somebody else's.
 #![forbid(unsafe_code)]
 
 mod answer;
@@ -70,12 +75,15 @@ mod connector;
 mod error;
 mod flight;
 mod frame;
+mod hub;
 mod memory;
 mod options;
 mod ports;
 mod requests;
 mod schema;
 mod session;
+mod shape;
+mod view;
 mod waiting;
 
 #[cfg(test)]
@@ -87,11 +95,13 @@ pub use answer::{Answer, Slice, Ticket};
 pub use batch::{Batch, Division, IdSlice};
 pub use connector::Connector;
 pub use error::{BatchError, ClientError, Failure, Unsent};
+pub use hub::{Hub, HubOptions, Ids, Lease, Pending, Place, Reply};
 pub use memory::{Region, Target};
 #[cfg(feature = "rdma")]
 pub use options::RdmaOptions;
 pub use options::{Backoff, Options, RequestOptions, Retry, Wait};
 pub use ports::{AnyPort, Client};
+pub use rowmill_arena::{ReadWindow, Window};
 #[cfg(feature = "rdma")]
 pub use rowmill_port::rdma::{AckTimeout, ConnectionParameters, PathMtu, RetryCount, RnrTimer};
 pub use rowmill_port::{ClientPort, PortError};
@@ -99,3 +109,4 @@ pub use rowmill_wire::control::{TableEntry, Welcome};
 pub use rowmill_wire::{Feature, Output, Pooling, Refusal, Schema, Status};
 pub use schema::BoundSchema;
 pub use session::Session;
+pub use view::{FeatureView, JaggedView, Numbers, ViewDivision};

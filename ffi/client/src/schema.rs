@@ -115,6 +115,47 @@ impl BoundSchema {
         f.offset + u64::from(vector) * f.stride
     }
 
+    /// Where a vector ends, from the target's base on; `None` where that can't be counted.
+    pub(crate) fn vector_end(&self, feature: usize, vector: u32) -> Option<u64> {
+        let f = &self.schema.features[feature];
+        let start = u64::from(vector).checked_mul(f.stride)?;
+        let start = f.offset.checked_add(start)?;
+        start.checked_add(self.vector_bytes(feature))
+    }
+
+    /// Copies a vector out of an answer that `read` copies bytes of, from an offset on. Elements of 2 bytes are widened.
+    ///
+    /// # Panics
+    /// If the schema has no such feature, or `out` has another length than its vectors.
+    pub(crate) fn read_vector(
+        &self,
+        feature: usize,
+        vector: u32,
+        out: &mut [f32],
+        mut read: impl FnMut(u64, &mut [u8]),
+    ) {
+        assert_eq!(
+            out.len(),
+            self.dim(feature),
+            "one element for each dimension"
+        );
+        let mut at = self.vector_offset(feature, vector);
+        let widen: fn(u16) -> f32 = match self.output(feature) {
+            Output::F32 => return read(at, bytemuck::cast_slice_mut(out)),
+            Output::F16 => |bits| half::f16::from_bits(bits).to_f32(),
+            Output::Bf16 => |bits| half::bf16::from_bits(bits).to_f32(),
+        };
+        let mut halves = [0u16; 256];
+        for part in out.chunks_mut(halves.len()) {
+            let halves = &mut halves[..part.len()];
+            read(at, bytemuck::cast_slice_mut(halves));
+            at += 2 * part.len() as u64;
+            for (x, &bits) in part.iter_mut().zip(&*halves) {
+                *x = widen(bits);
+            }
+        }
+    }
+
     /// Bytes that a target needs for `bags` bags: up to the end of the last vector, and to the end of the
     /// blocks of features that are not pooled.
     pub fn target_bytes(&self, bags: u32) -> u64 {

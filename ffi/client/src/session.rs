@@ -3,8 +3,8 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use rowmill_port::{ClientPort, Lost, PortError, RegionId};
+use rowmill_wire::Schema;
 use rowmill_wire::control::{TableEntry, Welcome};
-use rowmill_wire::{Output, Schema};
 
 use crate::error::ClientError;
 use crate::flight::Flight;
@@ -12,11 +12,12 @@ use crate::frame::Plan;
 use crate::memory::{Extents, Region, Regions, Target};
 use crate::options::Options;
 use crate::schema::BoundSchema;
+use crate::view::TakenIn;
 
 /// Tells the sessions of a process apart, so that no target or schema is used in another one.
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
 
-/// A connection to a dataplane. Not shared between threads: each thread connects its own.
+/// A connection to a dataplane. One thread uses it at a time; over a port of [`AnyPort`](crate::AnyPort) it may move to another.
 ///
 /// Requests are sent with [`Session::submit`] and their answers taken with [`Session::poll`],
 /// [`Session::wait`] or both; [`Session::lookup`] does one request and waits for it. Once a session
@@ -30,6 +31,8 @@ pub struct Session<P: ClientPort> {
     pub(crate) flight: Flight,
     pub(crate) id: u64,
     pub(crate) plan: Plan,
+    /// What was taken in of the last view, for its buffers.
+    pub(crate) view: TakenIn,
     regions: Regions,
     /// The region that carries ids, its size and what of it is free.
     pub(crate) source: Option<(RegionId, u64, Extents)>,
@@ -63,6 +66,7 @@ impl<P: ClientPort> Session<P> {
             flight,
             id: SESSIONS.fetch_add(1, Ordering::Relaxed),
             plan: Plan::new(),
+            view: TakenIn::default(),
             regions: Regions::default(),
             source,
             tables: None,
@@ -248,26 +252,9 @@ impl<P: ClientPort> Session<P> {
         vector: u32,
         out: &mut [f32],
     ) {
-        assert_eq!(
-            out.len(),
-            schema.dim(feature),
-            "one element for each dimension"
-        );
-        let mut at = schema.vector_offset(feature, vector);
-        let widen: fn(u16) -> f32 = match schema.output(feature) {
-            Output::F32 => return self.read_f32s(target, at, out),
-            Output::F16 => |bits| half::f16::from_bits(bits).to_f32(),
-            Output::Bf16 => |bits| half::bf16::from_bits(bits).to_f32(),
-        };
-        let mut halves = [0u16; 256];
-        for part in out.chunks_mut(halves.len()) {
-            let halves = &mut halves[..part.len()];
-            self.read(target, at, bytemuck::cast_slice_mut(halves));
-            at += 2 * part.len() as u64;
-            for (x, &bits) in part.iter_mut().zip(&*halves) {
-                *x = widen(bits);
-            }
-        }
+        schema.read_vector(feature, vector, out, |at, bytes| {
+            self.read(target, at, bytes);
+        });
     }
 
     /// Copies `out.len() / dim` vectors of a feature, from number `first` on, one after another.

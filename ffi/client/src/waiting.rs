@@ -5,26 +5,36 @@ use core::time::Duration;
 use std::thread::yield_now;
 use std::time::Instant;
 
-use rowmill_port::ClientPort;
+use rowmill_port::{ClientPort, PortError, Rest};
 use rowmill_wire::Status;
 
 use crate::answer::{Answer, Ticket};
 use crate::batch::Batch;
 use crate::error::{ClientError, Failure, Unsent};
 use crate::memory::Target;
-use crate::options::{RequestOptions, Retry, Wait};
+use crate::options::{Backoff, RequestOptions, Retry, Wait};
 use crate::schema::BoundSchema;
 use crate::session::Session;
 
+/// What to do until the next look.
+pub(crate) enum Pause {
+    /// A pause instruction.
+    Spin,
+    /// Let another thread run.
+    Yield,
+    /// Sleep in the port, at most this long.
+    Sleep(Duration),
+}
+
 /// How long a wait may take, and how far it has backed off.
-struct Waiting {
+pub(crate) struct Waiting {
     how: Wait,
     until: Option<Instant>,
     rounds: u32,
 }
 
 impl Waiting {
-    fn new(how: Wait, limit: Option<Duration>) -> Waiting {
+    pub(crate) fn new(how: Wait, limit: Option<Duration>) -> Waiting {
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         Waiting {
             how,
@@ -33,8 +43,31 @@ impl Waiting {
         }
     }
 
-    fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.until.is_some_and(|until| Instant::now() >= until)
+    }
+
+    /// Whether it ever sleeps.
+    pub(crate) fn sleeps(&self) -> bool {
+        self.how == Wait::Block
+    }
+
+    /// What is left of its time, and of `most`.
+    pub(crate) fn left(&self, most: Duration) -> Duration {
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        self.until.map_or(most, |until| left(until).min(most))
+    }
+
+    /// What is next.
+    pub(crate) fn pause(&mut self, backoff: Backoff) -> Pause {
+        self.rounds = self.rounds.saturating_add(1);
+        if self.how == Wait::Poll || self.rounds <= backoff.spins {
+            Pause::Spin
+        } else if self.rounds - backoff.spins <= backoff.yields {
+            Pause::Yield
+        } else {
+            Pause::Sleep(self.left(backoff.sleep))
+        }
     }
 }
 
@@ -85,24 +118,34 @@ impl<P: ClientPort> Session<P> {
 
     /// Lets a moment pass: an instruction, a turn of the scheduler, or a sleep in the port.
     fn pause(&mut self, waiting: &mut Waiting) -> Result<(), ClientError> {
-        let backoff = self.options.backoff;
-        waiting.rounds = waiting.rounds.saturating_add(1);
-        if waiting.how == Wait::Poll || waiting.rounds <= backoff.spins {
-            spin_loop();
-        } else if waiting.rounds - backoff.spins <= backoff.yields {
-            yield_now();
-        } else {
-            let left = waiting
-                .until
-                .map(|until| until.saturating_duration_since(Instant::now()));
-            let sleep = left.map_or(backoff.sleep, |left| left.min(backoff.sleep));
-            if let Err(error) = self.port.wait(Some(sleep)) {
-                let error = self.failed(error);
-                // Its end has ended every request, which the caller's next look finds.
-                return if error.is_end() { Ok(()) } else { Err(error) };
+        match waiting.pause(self.options.backoff) {
+            Pause::Spin => spin_loop(),
+            Pause::Yield => yield_now(),
+            Pause::Sleep(limit) => {
+                let slept = self.port.wait(Some(limit));
+                return self.slept(slept);
             }
         }
         Ok(())
+    }
+
+    /// What a sleep has shown. The connection's end is no error: it has ended every request, which the next look finds.
+    fn slept(&mut self, outcome: Result<(), PortError>) -> Result<(), ClientError> {
+        match outcome.map_err(|error| self.failed(error)) {
+            Err(error) if !error.is_end() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// The part of a sleep before it, for who sleeps without the session; see [`ClientPort::lie_down`].
+    pub(crate) fn lie_down(&mut self, limit: Duration) -> Rest {
+        self.port.lie_down(Some(limit))
+    }
+
+    /// The part of such a sleep after it.
+    pub(crate) fn get_up(&mut self, slept: Result<(), PortError>) -> Result<(), ClientError> {
+        let up = self.port.get_up();
+        self.slept(up.and(slept))
     }
 
     /// Sends a batch and waits for its answer; waits for a slot before where all are in flight.
@@ -148,7 +191,7 @@ impl<P: ClientPort> Session<P> {
     }
 
     /// Whether some request in flight has yet to end.
-    fn can_wait(&self) -> bool {
+    pub(crate) fn can_wait(&self) -> bool {
         (0..self.flight.lanes()).any(|lane| self.flight.on_lane(lane) > 0)
     }
 

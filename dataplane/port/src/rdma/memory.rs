@@ -2,6 +2,7 @@
 
 use core::ptr::NonNull;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use rowmill_arena::{ArenaError, HUGE_2M, HugePages, Region, Window, sealed_memfd};
 use rowmill_verbs::{Access, Backing, ProtectionDomain, Registered, Remote};
@@ -15,9 +16,9 @@ use super::failure::system;
 const PAGE: usize = 4096;
 
 /// Mapped memory of this process that only windows lead to.
-struct Mapped(Region);
+struct Mapped(Arc<Region>);
 
-// SAFETY: a region names the same mapped bytes until it is dropped, wherever the value is moved: where the memory behind
+// SAFETY: a region, which stays where it is behind its `Arc`, names the same mapped bytes until it is dropped, wherever the value is moved: where the memory behind
 // them is taken away (nobody else has its descriptor) other memory takes its place at the same address. Safe code gets
 // windows of it, which give no references to the bytes but atomic ones.
 unsafe impl Backing for Mapped {
@@ -66,7 +67,7 @@ impl OwnRegion {
             Rights::Read => Access::REMOTE_READ,
             Rights::Both => Access::REMOTE_WRITE | Access::REMOTE_READ,
         } | Access::RELAXED_ORDERING;
-        match Registered::new(domain, Mapped(region), access) {
+        match Registered::new(domain, Mapped(Arc::new(region)), access) {
             Ok(registered) => Ok(OwnRegion { registered }),
             Err((error, _)) => Err(system("registering a region", error)),
         }
@@ -82,6 +83,10 @@ impl OwnRegion {
 
     pub(super) fn window(&self) -> Window<'_> {
         self.registered.backing().0.window()
+    }
+
+    pub(super) fn share(&self) -> Arc<Region> {
+        Arc::clone(&self.registered.backing().0)
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) fn open_stream(endpoint: &str, limit: Duration) -> Result<OwnedFd, Po
 
 /// Sends a question and receives its answer, with at most `most_fds` descriptors.
 pub(super) fn exchange(
-    stream: &OwnedFd,
+    stream: BorrowedFd<'_>,
     buffer: &mut [u8],
     sequence: u32,
     question: &Control,

@@ -21,7 +21,7 @@ use super::stream;
 use super::wake::WakeSocket;
 use crate::calls::{self, unexpected};
 use crate::control::Bell;
-use crate::{ClientPort, PortError, RegionId};
+use crate::{ClientPort, ParentFd, PortError, RegionId, Rest, WakeFds};
 
 /// Polls that find nothing between two looks at the stream, which cost a system call: about 50 us of
 /// spinning, so that the call takes less than a hundredth of the time.
@@ -64,7 +64,7 @@ pub struct ShmClient {
     layout: Layout,
     doorbells: Vec<Bell>,
     wake: WakeSocket,
-    stream: OwnedFd,
+    stream: ParentFd,
     config: ShmClientConfig,
     buffer: Vec<u8>,
     sequence: u32,
@@ -73,7 +73,7 @@ pub struct ShmClient {
 }
 
 struct OwnRegion {
-    memory: Region,
+    memory: Arc<Region>,
     backing: Backing,
 }
 
@@ -107,7 +107,7 @@ impl ShmClient {
         };
         let mut buffer = stream::buffer();
         let (answer, fds) = exchange(
-            &stream,
+            stream.as_fd(),
             &mut buffer,
             1,
             &hello,
@@ -159,7 +159,7 @@ impl ShmClient {
             layout,
             doorbells: fds.map(Bell::of).collect(),
             wake: WakeSocket::of(wake),
-            stream,
+            stream: ParentFd::new(stream)?,
             config,
             buffer,
             sequence: 1,
@@ -193,6 +193,7 @@ impl ShmClient {
                 let memory = Region::map(fd, bytes as usize)
                     .map_err(|e| PortError::Protocol(format!("mapping a region: {e}")))?;
                 let backing = backing_of(fd);
+                let memory = Arc::new(memory);
                 self.regions[region as usize] = Some(OwnRegion { memory, backing });
                 Ok(RegionId(region))
             }
@@ -217,7 +218,8 @@ impl ShmClient {
         }
         self.sequence = self.sequence.wrapping_add(1);
         let sequence = self.sequence;
-        let answer = exchange(&self.stream, &mut self.buffer, sequence, question, fds, 0);
+        let stream = self.stream.as_fd();
+        let answer = exchange(stream, &mut self.buffer, sequence, question, fds, 0);
         match answer {
             Ok((answer, _)) => Ok(answer),
             Err(error) => {
@@ -234,23 +236,6 @@ impl ShmClient {
                 self.closed |= !fds[0].revents().is_empty();
                 Ok(())
             }
-            Err(errno) => Err(system("poll", errno)),
-        }
-    }
-
-    /// Sleeps until the stream ends or a worker wakes this client: whether either has happened.
-    fn wait_for_bells(&self, limit: Option<Duration>) -> Result<(bool, bool), PortError> {
-        let limit = limit.map(|limit| Timespec {
-            tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: limit.subsec_nanos().into(),
-        });
-        let mut fds = [
-            PollFd::new(&self.stream, PollFlags::RDHUP),
-            PollFd::new(&self.wake, PollFlags::IN),
-        ];
-        match poll(&mut fds, limit.as_ref()) {
-            Ok(_) => Ok((!fds[0].revents().is_empty(), !fds[1].revents().is_empty())),
-            Err(Errno::INTR) => Ok((false, false)),
             Err(errno) => Err(system("poll", errno)),
         }
     }
@@ -321,6 +306,11 @@ impl ClientPort for ShmClient {
         Some(region.memory.window())
     }
 
+    fn share(&self, region: RegionId) -> Option<Arc<Region>> {
+        let region = self.regions.get(region.0 as usize)?.as_ref()?;
+        Some(Arc::clone(&region.memory))
+    }
+
     fn submit(&mut self, lane: u16, slot: u16, frame: &[u8]) -> Result<(), PortError> {
         if self.closed {
             return Err(PortError::Closed);
@@ -366,18 +356,28 @@ impl ClientPort for ShmClient {
         }
     }
 
-    fn wait(&mut self, limit: Option<Duration>) -> Result<(), PortError> {
-        if self.closed {
-            return Ok(()); // The next poll says so.
+    fn lie_down(&mut self, limit: Option<Duration>) -> Rest {
+        match handoff::lie_down(self.lanes.iter(), || !self.closed) {
+            true => Rest::Quiet(limit),
+            false => Rest::Disturbed,
         }
-        let wait = || self.wait_for_bells(limit);
-        let slept = handoff::sleep(self.lanes.iter(), || true, wait);
-        let (ended, woken) = slept.unwrap_or(Ok((false, false)))?;
-        self.closed |= ended;
-        if woken {
-            self.wake.drain();
+    }
+
+    /// The end of the stream, and what a worker wakes this client by.
+    fn wake_fds(&self) -> WakeFds<BorrowedFd<'_>> {
+        WakeFds::of([
+            (self.stream.as_fd(), PollFlags::RDHUP),
+            (self.wake.as_fd(), PollFlags::IN),
+        ])
+    }
+
+    fn get_up(&mut self) -> Result<(), PortError> {
+        handoff::get_up(self.lanes.iter());
+        if self.wake.drain() {
+            return Ok(());
         }
-        Ok(())
+        // No worker ended the sleep, so it may have been the end of the stream.
+        self.look_at_stream()
     }
 }
 

@@ -2,10 +2,12 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::BorrowedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
-use rowmill_arena::Window;
+use rowmill_arena::{Region, Window};
 use rowmill_wire::control::{Control, Rights, TableEntry, Welcome};
 use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::{Completion, CompletionKind, Immediate, Schema, Status};
@@ -14,7 +16,7 @@ use super::log::What;
 use super::memory::SimMemory;
 use super::net::{Connection, Inbox, Net};
 use super::{Mistake, SimNet, refused};
-use crate::{ClientPort, ConnId, Event, Lost, PortError, RegionId};
+use crate::{ClientPort, ConnId, Event, Lost, PortError, RegionId, Rest, WakeFds};
 
 /// A client's connection. Dropping it is what the end of the client's process is.
 pub struct SimClient {
@@ -309,6 +311,10 @@ impl ClientPort for SimClient {
         self.memory.get(&region).map(|memory| memory.window())
     }
 
+    fn share(&self, _region: RegionId) -> Option<Arc<Region>> {
+        None
+    }
+
     fn submit(&mut self, lane: u16, slot: u16, frame: &[u8]) -> Result<(), PortError> {
         self.open()?;
         assert!(
@@ -358,7 +364,20 @@ impl ClientPort for SimClient {
         Ok(None)
     }
 
-    fn wait(&mut self, limit: Option<Duration>) -> Result<(), PortError> {
+    fn lie_down(&mut self, limit: Option<Duration>) -> Rest {
+        let (due, now_ns) = (self.inbox.borrow().next_due(), self.net.now_ns());
+        match due.is_some_and(|due| due <= now_ns) {
+            true => Rest::Disturbed,
+            false => Rest::Quiet(limit),
+        }
+    }
+
+    fn wake_fds(&self) -> WakeFds<BorrowedFd<'_>> {
+        WakeFds::none()
+    }
+
+    /// Lets the world go on until something has come.
+    fn sleep(&mut self, limit: Option<Duration>) -> Result<(), PortError> {
         let until = limit.map_or(u64::MAX, |limit| {
             self.net
                 .now_ns()
@@ -369,5 +388,9 @@ impl ClientPort for SimClient {
             let now_ns = net.now_ns;
             now_ns >= until || inbox.borrow().next_due().is_some_and(|due| due <= now_ns)
         })
+    }
+
+    fn get_up(&mut self) -> Result<(), PortError> {
+        Ok(())
     }
 }

@@ -2,7 +2,9 @@
 
 mod answers;
 mod bounds;
+mod hub;
 mod split;
+mod view;
 
 use crate::stand_in::{DIM, StandIn};
 use crate::*;

@@ -1,0 +1,417 @@
+//! A client that threads share.
+//!
+//! `Hub` is a lock around a session with the table of its requests. Nobody holds the lock asleep: see `waiters.rs`. Results lie
+//! in a pool of memory or where the caller says, and come as leases (`lease.rs`); what is dropped, a lease or a request that
+//! is waited for no more, goes into a queue without the lock, and is taken in with the next call.
+
+mod fork;
+mod lease;
+mod pending;
+mod pool;
+mod table;
+mod waiters;
+
+use std::sync::Arc;
+
+use rowmill_port::ClientPort;
+use rowmill_wire::Schema;
+use rowmill_wire::control::{TableEntry, Welcome};
+
+pub use self::lease::Lease;
+pub use self::pending::{Pending, Reply};
+
+use self::pool::Pool;
+use self::waiters::{Inner, Seat, Shared};
+use crate::answer::Ticket;
+use crate::batch::Batch;
+use crate::error::{BatchError, ClientError, Unsent};
+use crate::memory::{Region, Target};
+use crate::options::{Options, RequestOptions, Wait};
+use crate::ports::{AnyPort, Client};
+use crate::schema::BoundSchema;
+use crate::session::{Session, within};
+use crate::view::JaggedView;
+
+/// Choices for a [`Hub`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HubOptions {
+    /// Bytes of a region of the pool; one is larger where four results of the size that it is made for don't fit. There are at
+    /// most 8, made when they are needed. The default is 4 MiB.
+    pub pool_region_bytes: u64,
+    /// Most results that are in flight or held at a time. The default is 4,096.
+    pub results: u32,
+}
+
+impl Default for HubOptions {
+    fn default() -> HubOptions {
+        HubOptions {
+            pool_region_bytes: 4 << 20,
+            results: 4096,
+        }
+    }
+}
+
+/// What is looked up.
+#[derive(Clone, Copy, Debug)]
+pub enum Ids<'a> {
+    /// A batch.
+    Batch(&'a Batch),
+    /// Ids in the caller's memory.
+    View(&'a JaggedView<'a>),
+}
+
+impl<'a> From<&'a Batch> for Ids<'a> {
+    fn from(batch: &'a Batch) -> Ids<'a> {
+        Ids::Batch(batch)
+    }
+}
+
+impl<'a> From<&'a JaggedView<'a>> for Ids<'a> {
+    fn from(view: &'a JaggedView<'a>) -> Ids<'a> {
+        Ids::View(view)
+    }
+}
+
+impl Ids<'_> {
+    fn bags(&self) -> usize {
+        match self {
+            Ids::Batch(batch) => batch.bags() as usize,
+            Ids::View(view) => view.bags(),
+        }
+    }
+}
+
+/// Where a result is placed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Place {
+    /// Somewhere in the pool.
+    #[default]
+    Pool,
+    /// In a region that [`Hub::region`] has made, from this byte on.
+    At(Region, u64),
+}
+
+/// A connection that threads share. Clones are the same connection, which ends with the last of them and of its [`Pending`]s.
+///
+/// ```no_run
+/// use rowmill_client::{Batch, Division, Hub, HubOptions, Options, Place, Pooling, RequestOptions, Schema, Wait};
+///
+/// let hub = Hub::connect("shm:/run/rowmill/demo.sock", Options::default(), HubOptions::default())?;
+/// let (schema, _) = Schema::side_by_side(256, [("clicked", "items", Pooling::Sum, 128)]);
+/// let schema = hub.bind(schema)?;
+/// std::thread::scope(|scope| {
+///     for id in 0..4u32 {
+///         let (hub, schema) = (hub.clone(), &schema);
+///         scope.spawn(move || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+///             let mut batch = Batch::new(1)?;
+///             batch.push(Division::Lengths(&[1]), &[id][..])?;
+///             let reply = hub.lookup(schema, &batch, Place::Pool, &RequestOptions::default(), Wait::Block)?;
+///             reply.outcome?;
+///             let mut vector = [0.0; 128];
+///             reply.lease.read_vector(schema, 0, 0, &mut vector)?;
+///             Ok(())
+///         });
+///     }
+/// });
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Threads
+/// All calls may be made by all threads at the same time. Those that ask the dataplane (`tables`, `bind`, `region`, `unregister`,
+/// and a submission for which the pool grows) hold the others up until it has answered.
+///
+/// # Forks
+/// A child of the process has no part in the connection: every call there is [`ClientError::Forked`], and what is dropped there is
+/// left to the parent.
+pub struct Hub<P: ClientPort = AnyPort> {
+    pub(crate) shared: Arc<Shared<P>>,
+    welcome: Arc<Welcome>,
+    session: u64,
+}
+
+impl<P: ClientPort> Clone for Hub<P> {
+    fn clone(&self) -> Hub<P> {
+        Hub {
+            shared: Arc::clone(&self.shared),
+            welcome: Arc::clone(&self.welcome),
+            session: self.session,
+        }
+    }
+}
+
+impl Hub<AnyPort> {
+    /// Connects to the dataplane at `url`; see [`Client::connect`].
+    ///
+    /// # Errors
+    /// Those of [`Client::connect`] and of [`Hub::over`].
+    pub fn connect(url: &str, options: Options, hub: HubOptions) -> Result<Self, ClientError> {
+        Hub::over(Client::connect(url, options)?, hub)
+    }
+}
+
+impl<P: ClientPort> Hub<P> {
+    /// Shares a session that has no requests, targets or regions of its own. Its port wakes by descriptors.
+    ///
+    /// # Errors
+    /// [`ClientError::Port`] where the process has no descriptors left.
+    pub fn over(session: Session<P>, options: HubOptions) -> Result<Self, ClientError> {
+        let (welcome, id) = (Arc::new(session.welcome().clone()), session.id);
+        let pool = Pool::new(options.pool_region_bytes);
+        let shared = Shared::new(session, options.results.max(1), pool)?;
+        Ok(Hub {
+            shared: Arc::new(shared),
+            welcome,
+            session: id,
+        })
+    }
+
+    /// What the dataplane granted: its model, lanes, credits and limits.
+    pub fn welcome(&self) -> &Welcome {
+        &self.welcome
+    }
+
+    /// The newest generation that the dataplane has told of, at connect or in an answer.
+    ///
+    /// # Errors
+    /// [`ClientError::Stopped`], [`ClientError::Forked`], as all calls.
+    pub fn generation(&self) -> Result<u64, ClientError> {
+        Ok(self.shared.lock()?.session.generation())
+    }
+
+    /// Requests whose answers were not taken, and were not dropped.
+    ///
+    /// # Errors
+    /// [`ClientError::Stopped`], [`ClientError::Forked`].
+    pub fn pending(&self) -> Result<usize, ClientError> {
+        let mut inner = self.shared.lock()?;
+        self.shared.turn(&mut inner)?;
+        Ok(inner.table.taken())
+    }
+
+    /// Results that are in flight or held.
+    ///
+    /// # Errors
+    /// [`ClientError::Stopped`], [`ClientError::Forked`].
+    pub fn held(&self) -> Result<usize, ClientError> {
+        let mut inner = self.shared.lock()?;
+        self.shared.turn(&mut inner)?;
+        let Inner {
+            session, leases, ..
+        } = &mut *inner;
+        leases.take_in(session);
+        Ok(leases.taken())
+    }
+
+    /// The model's tables.
+    ///
+    /// # Errors
+    /// As [`Session::tables`].
+    pub fn tables(&self) -> Result<Vec<TableEntry>, ClientError> {
+        self.ask(|inner| inner.session.tables().map(<[TableEntry]>::to_vec))
+    }
+
+    /// Binds a schema.
+    ///
+    /// # Errors
+    /// As [`Session::bind`].
+    pub fn bind(&self, schema: Schema) -> Result<BoundSchema, ClientError> {
+        self.ask(|inner| inner.session.bind(schema))
+    }
+
+    /// Makes and registers memory of the caller's choice for results; see [`Place::At`].
+    ///
+    /// # Errors
+    /// As [`Session::region`].
+    pub fn region(&self, bytes: u64) -> Result<Region, ClientError> {
+        self.ask(|inner| inner.pool.make(&mut inner.session, bytes))
+    }
+
+    /// Gives a region up that was made by [`Hub::region`].
+    ///
+    /// # Errors
+    /// [`ClientError::RegionInUse`] while results in it are in flight or held, [`ClientError::OtherClient`],
+    /// [`ClientError::Port`].
+    pub fn unregister(&self, region: Region) -> Result<(), ClientError> {
+        self.ask(|inner| {
+            let Inner {
+                session,
+                leases,
+                pool,
+                ..
+            } = inner;
+            leases.take_in(session);
+            pool.unmake(session, region)
+        })
+    }
+
+    /// A call that may ask the dataplane, and so takes what would have woken the leader.
+    fn ask<T>(
+        &self,
+        call: impl FnOnce(&mut Inner<P>) -> Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
+        let mut inner = self.shared.lock()?;
+        let outcome = call(&mut inner);
+        self.shared.hand_out(&mut inner);
+        self.shared.ring(&mut inner);
+        outcome
+    }
+
+    /// Sends a request. Returns at once, but where the pool has to grow.
+    ///
+    /// # Errors
+    /// [`ClientError::NoCredit`] and [`ClientError::NoSourceSpace`] where answers have to be waited for first;
+    /// [`ClientError::ResultsHeld`] where results have to be dropped first; for a place of one's own as
+    /// [`Session::target_at`]; [`ClientError::OtherClient`]; the others of [`Session::submit`].
+    pub fn submit<'a>(
+        &self,
+        schema: &BoundSchema,
+        ids: impl Into<Ids<'a>>,
+        place: Place,
+        options: &RequestOptions,
+    ) -> Result<Pending<P>, ClientError> {
+        let ids = ids.into();
+        let mut inner = self.shared.lock()?;
+        match self.try_submit(&mut inner, schema, ids, place, options) {
+            // What has come and is still to be taken in may give room.
+            Err(error) if error.would_block() || error.is_full() => {
+                self.shared.turn(&mut inner)?;
+                self.try_submit(&mut inner, schema, ids, place, options)
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Sends a request and waits for its answer; waits before that for a slot, where all are in flight.
+    ///
+    /// # Errors
+    /// As [`Hub::submit`] and [`Pending::wait`]. What the dataplane refuses is the reply's outcome.
+    pub fn lookup<'a>(
+        &self,
+        schema: &BoundSchema,
+        ids: impl Into<Ids<'a>>,
+        place: Place,
+        options: &RequestOptions,
+        how: Wait,
+    ) -> Result<Reply, ClientError> {
+        let ids = ids.into();
+        let pending = match self.submit(schema, ids, place, options) {
+            Err(error) if error.would_block() => {
+                let mut tried = None;
+                let again = |inner: &mut Inner<P>| {
+                    if tried.replace(inner.changes) == Some(inner.changes) {
+                        return None;
+                    }
+                    match self.try_submit(inner, schema, ids, place, options) {
+                        // There will be room, and that will be a change.
+                        Err(error) if error.would_block() && inner.can_wait() => None,
+                        outcome => Some(outcome),
+                    }
+                };
+                let pending = self.shared.wait_until(Seat::Room, how, None, again)?;
+                pending.expect("a wait without limit ends with something")?
+            }
+            outcome => outcome?,
+        };
+        pending.wait(how)
+    }
+
+    /// Sends a request if there is room for it and its result.
+    fn try_submit(
+        &self,
+        inner: &mut Inner<P>,
+        schema: &BoundSchema,
+        ids: Ids<'_>,
+        place: Place,
+        options: &RequestOptions,
+    ) -> Result<Pending<P>, ClientError> {
+        self.check(schema, ids)?;
+        let Inner {
+            session, leases, ..
+        } = inner;
+        leases.take_in(session);
+        if inner.table.is_full() {
+            return Err(ClientError::NoCredit);
+        }
+        let needed = schema.target_bytes(ids.bags() as u32);
+        let held = inner.leases.taken();
+        let full = ClientError::ResultsHeld { needed, held };
+        let Some(lease) = inner.leases.reserve() else {
+            return Err(full);
+        };
+        let sent = match self.target(inner, place, needed) {
+            Ok(Some(target)) => send(&mut inner.session, schema, ids, target, options),
+            Ok(None) => Err(full),
+            Err(error) => Err(error),
+        };
+        match sent {
+            Ok(ticket) => {
+                let at = inner.table.begin(ticket, lease);
+                Ok(Pending::new(Arc::clone(&self.shared), at))
+            }
+            Err(error) => {
+                inner.leases.give(lease);
+                // The connection's end has ended all others.
+                self.shared.hand_out(inner);
+                Err(error)
+            }
+        }
+    }
+
+    /// What can be said before any memory is taken.
+    fn check(&self, schema: &BoundSchema, ids: Ids<'_>) -> Result<(), ClientError> {
+        if schema.session != self.session {
+            return Err(ClientError::OtherClient { what: "schema" });
+        }
+        let (bags, most) = (ids.bags(), schema.schema().max_batch);
+        if bags == 0 {
+            return Err(BatchError::Bags { bags }.into());
+        }
+        let advice = "bind the schema with a larger max_batch";
+        within("bags of a batch", bags as u64, most.into(), advice)
+    }
+
+    /// Takes memory for a result; `None` where the pool has none.
+    fn target(
+        &self,
+        inner: &mut Inner<P>,
+        place: Place,
+        bytes: u64,
+    ) -> Result<Option<Target>, ClientError> {
+        let Inner { session, pool, .. } = inner;
+        match place {
+            Place::Pool => {
+                let before = pool.asked;
+                let target = pool.take(session, bytes);
+                if pool.asked != before {
+                    // The answer may have come with what the leader sleeps for.
+                    self.shared.ring(inner);
+                }
+                target
+            }
+            Place::At(region, offset) => {
+                pool.check(&region)?;
+                session.target_at(&region, offset, bytes).map(Some)
+            }
+        }
+    }
+}
+
+/// Sends ids to a target, which is given back where they can't be.
+fn send<P: ClientPort>(
+    session: &mut Session<P>,
+    schema: &BoundSchema,
+    ids: Ids<'_>,
+    target: Target,
+    options: &RequestOptions,
+) -> Result<Ticket, ClientError> {
+    let sent = match ids {
+        Ids::Batch(batch) => session.submit(schema, batch, target, options),
+        Ids::View(view) => session.submit_view(schema, view, target, options),
+    };
+    sent.map_err(|Unsent { error, target }| {
+        if let Some(target) = target {
+            session.release(target);
+        }
+        error
+    })
+}

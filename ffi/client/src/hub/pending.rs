@@ -1,0 +1,141 @@
+//! A request on its way, and its answer.
+
+use core::fmt;
+use core::time::Duration;
+use std::sync::Arc;
+
+use rowmill_port::ClientPort;
+
+use super::lease::Lease;
+use super::waiters::{Inner, Seat, Shared};
+use crate::error::{ClientError, Failure};
+use crate::options::Wait;
+use crate::ports::AnyPort;
+
+/// A request that was sent by a [`Hub`](crate::Hub). Any thread may wait for it, one at a time. Dropped, it goes on, and its answer
+/// is dropped with its result.
+#[must_use = "dropped, it loses its answer"]
+pub struct Pending<P: ClientPort = AnyPort> {
+    shared: Arc<Shared<P>>,
+    at: u32,
+    taken: bool,
+}
+
+/// The end of a request.
+#[derive(Debug)]
+#[must_use = "the reply says whether there is a result"]
+pub struct Reply {
+    /// The result, where `outcome` is `Ok`; otherwise some of it may have been written.
+    pub lease: Lease,
+    /// Whether the result is there; see [`Answer::outcome`](crate::Answer::outcome).
+    pub outcome: Result<(), Failure>,
+    /// The generation of the rows; where parts report several, the newest.
+    pub generation: u64,
+    /// Nanoseconds from a part's receipt to its end by the dataplane's clock; of the slowest part.
+    pub service_ns: u64,
+    /// In how many parts the request was sent.
+    pub parts: u32,
+    /// How many slices were placed, over all parts.
+    pub slices: u32,
+    /// The attempt, as the request named it.
+    pub attempt: u16,
+}
+
+impl<P: ClientPort> Pending<P> {
+    pub(super) fn new(shared: Arc<Shared<P>>, at: u32) -> Pending<P> {
+        let taken = false;
+        Pending { shared, at, taken }
+    }
+
+    /// Waits for the answer.
+    ///
+    /// # Errors
+    /// [`ClientError::Stopped`], [`ClientError::Forked`]; [`ClientError::UnknownTicket`] where the answer was taken. The
+    /// connection's end is no error here but the reply's outcome.
+    pub fn wait(mut self, how: Wait) -> Result<Reply, ClientError> {
+        let reply = self.wait_until(how, None)?;
+        Ok(reply.expect("a wait without limit ends with an answer"))
+    }
+
+    /// Waits for the answer, at most for `limit`. After `None` the request is still in flight.
+    ///
+    /// # Errors
+    /// As [`Pending::wait`].
+    pub fn wait_for(&mut self, how: Wait, limit: Duration) -> Result<Option<Reply>, ClientError> {
+        self.wait_until(how, Some(limit))
+    }
+
+    fn wait_until(
+        &mut self,
+        how: Wait,
+        limit: Option<Duration>,
+    ) -> Result<Option<Reply>, ClientError> {
+        if self.taken {
+            return Err(ClientError::UnknownTicket);
+        }
+        let (shared, at) = (&self.shared, self.at);
+        let take = |inner: &mut Inner<P>| {
+            let reply = take(inner, at)?;
+            shared.changed(inner);
+            Some(reply)
+        };
+        let reply = shared.wait_until(Seat::Request(at), how, limit, take)?;
+        self.taken = reply.is_some();
+        Ok(reply)
+    }
+
+    /// Whether the answer has come, and was not taken yet.
+    ///
+    /// # Errors
+    /// [`ClientError::Stopped`], [`ClientError::Forked`].
+    pub fn is_done(&self) -> Result<bool, ClientError> {
+        let mut inner = self.shared.lock()?;
+        self.shared.turn(&mut inner)?;
+        Ok(!self.taken && inner.table.has_answer(self.at))
+    }
+
+    /// Asks for an early end. The answer still comes: `Cancelled`, or whatever else it had become by then. Nothing happens where it
+    /// has come.
+    ///
+    /// # Errors
+    /// [`ClientError::Stopped`], [`ClientError::Forked`]; where the connection has ended, [`ClientError::Closed`] or
+    /// [`ClientError::Lost`].
+    pub fn cancel(&self) -> Result<(), ClientError> {
+        let mut inner = self.shared.lock()?;
+        let ticket = inner.table.ticket(self.at).filter(|_| !self.taken);
+        let outcome = ticket.map_or(Ok(()), |ticket| inner.session.cancel(ticket));
+        self.shared.hand_out(&mut inner);
+        outcome
+    }
+}
+
+impl<P: ClientPort> fmt::Debug for Pending<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pending({}, taken: {})", self.at, self.taken)
+    }
+}
+
+impl<P: ClientPort> Drop for Pending<P> {
+    fn drop(&mut self) {
+        // Without the lock, which may be held by this thread's caller or, in a child, by nobody.
+        if !self.taken && self.shared.process.is_this() {
+            let _ = self.shared.dropped.push(self.at);
+        }
+    }
+}
+
+/// Takes a request's answer, if it has come.
+fn take<P: ClientPort>(inner: &mut Inner<P>, at: u32) -> Option<Reply> {
+    let ended = inner.table.take(at)?;
+    let answer = ended.answer;
+    let memory = inner.pool.memory_of(&answer.target);
+    Some(Reply {
+        lease: inner.leases.lease(ended.lease, answer.target, memory),
+        outcome: answer.outcome,
+        generation: answer.generation,
+        service_ns: answer.service_ns,
+        parts: answer.parts,
+        slices: answer.slices,
+        attempt: answer.attempt,
+    })
+}

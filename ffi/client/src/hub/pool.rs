@@ -1,0 +1,121 @@
+//! Memory for results: regions with a bound on their number, and what keeps them mapped.
+
+use std::sync::Arc;
+
+use rowmill_arena as arena;
+use rowmill_port::{ClientPort, PortError};
+
+use crate::error::ClientError;
+use crate::memory::{Region, Target};
+use crate::session::Session;
+
+/// Most regions of the pool. A connection can have 16: one carries ids, and the caller's own take the rest.
+const POOL_REGIONS: usize = 8;
+
+/// A region of the pool is made for at least so many results of the size that it is made for.
+const RESULTS_A_REGION: u64 = 4;
+
+/// See the module's text.
+pub(crate) struct Pool {
+    region_bytes: u64,
+    pool: Vec<Region>,
+    /// How often the dataplane was asked for a region.
+    pub(crate) asked: u64,
+    /// All regions, the caller's too.
+    memory: Vec<(Region, Arc<arena::Region>)>,
+}
+
+impl Pool {
+    pub(crate) fn new(region_bytes: u64) -> Pool {
+        Pool {
+            region_bytes,
+            pool: Vec::with_capacity(POOL_REGIONS),
+            asked: 0,
+            memory: Vec::new(),
+        }
+    }
+
+    /// A target of the pool. Makes another region where none has room, which asks the dataplane; None where there can't be one.
+    pub(crate) fn take<P: ClientPort>(
+        &mut self,
+        session: &mut Session<P>,
+        bytes: u64,
+    ) -> Result<Option<Target>, ClientError> {
+        // The newest was made for the largest results.
+        for region in self.pool.iter().rev() {
+            match session.target(region, bytes) {
+                Err(ClientError::RegionFull { .. }) => (),
+                other => return other.map(Some),
+            }
+        }
+        if self.pool.len() == POOL_REGIONS {
+            return Ok(None);
+        }
+        let usual = self
+            .region_bytes
+            .max(bytes.saturating_mul(RESULTS_A_REGION));
+        let made = match self.make(session, usual) {
+            Err(error) if is_too_much(&error) => self.make(session, bytes),
+            made => made,
+        };
+        match made {
+            Ok(region) => {
+                self.pool.push(region);
+                session.target(&region, bytes).map(Some)
+            }
+            Err(error) if is_too_much(&error) && !self.pool.is_empty() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes a region.
+    pub(crate) fn make<P: ClientPort>(
+        &mut self,
+        session: &mut Session<P>,
+        bytes: u64,
+    ) -> Result<Region, ClientError> {
+        self.asked += 1;
+        let region = session.region(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        let memory = session.port.share(region.id).ok_or_else(|| {
+            let text = "the port's memory can't be shared by threads";
+            ClientError::Port(PortError::Protocol(text.into()))
+        })?;
+        self.memory.push((region, memory));
+        Ok(region)
+    }
+
+    /// Gives up a region that the caller has made.
+    pub(crate) fn unmake<P: ClientPort>(
+        &mut self,
+        session: &mut Session<P>,
+        region: Region,
+    ) -> Result<(), ClientError> {
+        self.check(&region)?;
+        session.unregister(region)?;
+        self.memory.retain(|(known, _)| *known != region);
+        Ok(())
+    }
+
+    /// Whether it is a region of this client.
+    pub(crate) fn check(&self, region: &Region) -> Result<(), ClientError> {
+        match self.memory.iter().any(|(known, _)| known == region) {
+            true => Ok(()),
+            false => Err(ClientError::OtherClient { what: "region" }),
+        }
+    }
+
+    /// The memory that a target lies in.
+    pub(crate) fn memory_of(&self, target: &Target) -> Arc<arena::Region> {
+        let memory = self.memory.iter().find(|(r, _)| r.id == target.region);
+        let (_, memory) = memory.expect("regions with targets are not given up");
+        Arc::clone(memory)
+    }
+}
+
+/// Whether a region was refused for its size, or because there are enough.
+fn is_too_much(error: &ClientError) -> bool {
+    matches!(
+        error,
+        ClientError::TooLarge { .. } | ClientError::Port(PortError::Refused { .. })
+    )
+}
