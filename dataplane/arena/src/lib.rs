@@ -33,4 +33,4 @@ pub use prefetch::prefetch_read;
 pub use region::{Region, sealed_memfd};
 pub use sigbus::{MAX_WATCHED, install_sigbus_handler};
 pub use strip::{Laid, Layout, MAX_STRIPS, Staging, Strip};
-pub use window::Window;
+pub use window::{ReadWindow, Window};

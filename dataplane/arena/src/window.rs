@@ -120,10 +120,90 @@ impl<'a> Window<'a> {
     }
 }
 
+/// A run of bytes that stays mapped for `'a` and is only read, while others, other threads of this process too, may write it.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadWindow<'a> {
+    start: NonNull<u8>,
+    len: usize,
+    mapped: PhantomData<&'a ()>,
+}
+
+impl<'a> ReadWindow<'a> {
+    /// Makes a window of `len` bytes at `start`, which need not be aligned.
+    ///
+    /// # Safety
+    /// The bytes must stay mapped readable for `'a`, and no mutable Rust reference to them may be used meanwhile; foreign code,
+    /// other processes and atomics may write them.
+    pub unsafe fn from_raw(start: NonNull<u8>, len: usize) -> ReadWindow<'a> {
+        ReadWindow {
+            start,
+            len,
+            mapped: PhantomData,
+        }
+    }
+
+    /// A window over private memory.
+    pub fn over(bytes: &'a [u8]) -> ReadWindow<'a> {
+        ReadWindow {
+            start: NonNull::from(bytes).cast(),
+            len: bytes.len(),
+            mapped: PhantomData,
+        }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the window has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The part of `len` bytes at `offset`, or `None` where it does not lie inside.
+    pub fn part(&self, offset: usize, len: usize) -> Option<ReadWindow<'a>> {
+        let end = offset.checked_add(len)?;
+        if end > self.len {
+            return None;
+        }
+        // SAFETY: offset <= end <= self.len, so the address lies inside the window or one past it.
+        let start = unsafe { self.start.add(offset) };
+        Some(ReadWindow {
+            start,
+            len,
+            mapped: PhantomData,
+        })
+    }
+
+    /// Copies bytes from `offset` on to `out`, each of them once. What was copied is a claim.
+    ///
+    /// # Panics
+    /// If the range lies outside the window.
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        let part = self
+            .part(offset, out.len())
+            .expect("read inside the window");
+        // SAFETY: `part` spans out.len() mapped bytes. `out` is borrowed mutably, so that it is no memory that others write.
+        unsafe { copy(part.start.as_ptr(), out.as_mut_ptr(), out.len()) }
+    }
+
+    /// Copies all of it to `offset` of another window.
+    ///
+    /// # Panics
+    /// If it does not fit there.
+    pub fn copy_to(&self, to: &Window<'_>, offset: usize) {
+        let to = to.part(offset, self.len).expect("copy inside the window");
+        // SAFETY: both span self.len mapped bytes, and `to` is writable. Where they overlap, the result is as undefined as
+        // where others write to them, and so are only the bytes.
+        unsafe { copy(self.start.as_ptr(), to.as_ptr(), self.len) }
+    }
+}
+
 /// Copies `len` bytes of which one side may be written by a peer meanwhile.
 ///
 /// # Safety
-/// Both ranges must be mapped, `to` writable, and they must not overlap.
+/// Both ranges must be mapped, and `to` writable. Where they overlap, what is there afterwards is not defined.
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the caller's contract; the assembly is opaque to the compiler, so a peer's concurrent

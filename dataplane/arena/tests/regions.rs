@@ -2,13 +2,8 @@
 
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::ExitStatusExt;
-use std::process::Command;
 
-use rowmill_arena::{
-    ArenaError, HugePages, MAX_WATCHED, MappedFile, Region, guards_holes, install_sigbus_handler,
-    sealed_memfd,
-};
+use rowmill_arena::{ArenaError, HugePages, MappedFile, Region, guards_holes, sealed_memfd};
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
 };
@@ -300,84 +295,4 @@ fn truncated_while_several_threads_read() {
         file.as_file().set_len(5000).unwrap();
     });
     assert!(mapped.is_lost());
-}
-
-/// The name of a part that must run in a process of its own, and what ends that process.
-const CHILD_VARIABLE: &str = "ROWMILL_ARENA_TEST_CHILD";
-
-fn child(part: &str) -> std::process::ExitStatus {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child_entry", "--nocapture", "--test-threads=1"])
-        .env(CHILD_VARIABLE, part)
-        .output()
-        .unwrap()
-        .status
-}
-
-/// Does nothing in an ordinary run; in a child it is the whole of the process.
-#[test]
-fn child_entry() {
-    match std::env::var(CHILD_VARIABLE).as_deref() {
-        Ok("unrelated") => touch_unrelated_truncated_file(),
-        Ok("sent") => {
-            install_sigbus_handler().unwrap();
-            // SAFETY: raise has no precondition.
-            unsafe { libc::raise(libc::SIGBUS) };
-        }
-        Ok("limit") => reach_the_limit(),
-        _ => (),
-    }
-}
-
-fn touch_unrelated_truncated_file() {
-    let fd = memfd(8192, SealFlags::SHRINK | SealFlags::GROW);
-    let _watched = Region::map(fd.as_fd(), 8192).unwrap();
-    let file = tempfile::tempfile().unwrap();
-    file.set_len(4096).unwrap();
-    let protection = rustix::mm::ProtFlags::READ;
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let start = unsafe {
-        rustix::mm::mmap(
-            core::ptr::null_mut(),
-            4096,
-            protection,
-            rustix::mm::MapFlags::SHARED,
-            &file,
-            0,
-        )
-        .unwrap()
-    };
-    file.set_len(0).unwrap();
-    // SAFETY: none is needed for what follows a read that kills the process, which is the point.
-    let byte = unsafe { start.cast::<u8>().read_volatile() };
-    println!("survived, and read {byte}");
-}
-
-fn reach_the_limit() {
-    let fd = memfd(4096, SealFlags::SHRINK | SealFlags::GROW);
-    let mut regions: Vec<Region> = (0..MAX_WATCHED)
-        .map(|_| Region::map(fd.as_fd(), 4096).unwrap())
-        .collect();
-    assert!(matches!(
-        Region::map(fd.as_fd(), 4096),
-        Err(ArenaError::TooManyMappings)
-    ));
-    regions.pop();
-    regions.push(Region::map(fd.as_fd(), 4096).unwrap());
-    std::process::exit(17);
-}
-
-#[test]
-fn unrelated_sigbus_still_kills() {
-    assert_eq!(child("unrelated").signal(), Some(libc::SIGBUS));
-}
-
-#[test]
-fn sent_sigbus_still_kills() {
-    assert_eq!(child("sent").signal(), Some(libc::SIGBUS));
-}
-
-#[test]
-fn table_of_mappings_is_bounded() {
-    assert_eq!(child("limit").code(), Some(17));
 }

@@ -1,12 +1,15 @@
 //! The traits and values of the port contract.
 
 use core::time::Duration;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use rowmill_arena::{Staging, Strip, Window};
 use rowmill_wire::control::{TableEntry, Welcome};
 use rowmill_wire::limits::{MAX_FEATURES, SLOT_BYTES};
 use rowmill_wire::{Completion, Refusal, Schema, Status};
+
+use crate::rest::{Rest, WakeFds};
 
 /// A connection's number within one dataplane: an index below the configured maximum, used again
 /// only after every worker has acknowledged the end of its last holder.
@@ -459,9 +462,47 @@ pub trait ClientPort {
     /// [`PortError::Closed`] once the dataplane is gone and no record is left, or [`PortError::Lost`].
     fn poll(&mut self, lane: u16) -> Result<Option<Completion>, PortError>;
 
-    /// Sleeps until a record may have come on any lane, the connection ends, or the time has passed.
+    /// Sleeps until a record may have come on any lane, the connection may have ended, or the time has passed (`None`: no
+    /// limit). Returns early for any reason.
     ///
     /// # Errors
     /// [`PortError`] of a failed system call.
-    fn wait(&mut self, limit: Option<Duration>) -> Result<(), PortError>;
+    fn wait(&mut self, limit: Option<Duration>) -> Result<(), PortError> {
+        match self.lie_down(limit) {
+            Rest::Disturbed => Ok(()),
+            Rest::Quiet(limit) => {
+                let slept = self.sleep(limit);
+                self.get_up().and(slept)
+            }
+        }
+    }
+
+    /// The part of [`ClientPort::wait`] before the sleep, which is for `limit` at most: from now on one of
+    /// [`ClientPort::wake_fds`] becomes ready when a record comes on any lane, or the connection ends. Then it looks whether
+    /// that has happened before. It never sleeps.
+    ///
+    /// After [`Rest::Quiet`] the caller sleeps on the descriptors, and calls [`ClientPort::get_up`]. It need not hold the
+    /// port asleep: meanwhile other threads may call everything else here. Two things are left to them. One lies at
+    /// a time, since getting up is for all. And who takes what the sleeper waits for, by [`ClientPort::poll`], or makes a
+    /// call that waits for the dataplane's answer, which may take what would have woken it, wakes the sleeper by
+    /// a descriptor of its own ([`WakeFds::with`]); it gets up and looks again.
+    fn lie_down(&mut self, limit: Option<Duration>) -> Rest;
+
+    /// What to sleep on after [`ClientPort::lie_down`]; the same for as long as the port lives. None where time is simulated.
+    fn wake_fds(&self) -> WakeFds<BorrowedFd<'_>>;
+
+    /// The part of [`ClientPort::wait`] between lying down and getting up. Ports that don't wake by descriptors have one
+    /// of their own.
+    ///
+    /// # Errors
+    /// [`PortError`] of a failed system call.
+    fn sleep(&mut self, limit: Option<Duration>) -> Result<(), PortError> {
+        self.wake_fds().sleep(limit)
+    }
+
+    /// The part of [`ClientPort::wait`] after the sleep, whatever ended it.
+    ///
+    /// # Errors
+    /// [`PortError`] of a failed system call.
+    fn get_up(&mut self) -> Result<(), PortError>;
 }

@@ -17,6 +17,7 @@ mod control;
 #[cfg(feature = "rdma")]
 pub mod rdma;
 mod reconnect;
+mod rest;
 pub mod shm;
 pub mod sim;
 mod slots;
@@ -27,3 +28,4 @@ pub use contract::{
     PortError, RegionError, RegionId, RoomError, ServerPort, Service, Waker,
 };
 pub use reconnect::Backoff;
+pub use rest::{Rest, WakeFds};

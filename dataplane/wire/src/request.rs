@@ -452,13 +452,32 @@ pub fn encode(
     inline: &[&[u8]],
     out: &mut [u8; SLOT_BYTES],
 ) -> Result<usize, EncodeError> {
+    let bytes = inline.iter().map(|i| i.len()).sum();
+    let len = encode_before(header, spans, bytes, out)?;
+    let mut at = len - bytes;
+    for piece in inline {
+        out[at..at + piece.len()].copy_from_slice(piece);
+        at += piece.len();
+    }
+    Ok(len)
+}
+
+/// As [`encode`], for `inline_bytes` that the caller writes afterwards, to the end of the frame.
+///
+/// # Errors
+/// [`EncodeError`] where it does not fit.
+pub fn encode_before(
+    header: &Header,
+    spans: &[FeatureSpan],
+    inline_bytes: usize,
+    out: &mut [u8; SLOT_BYTES],
+) -> Result<usize, EncodeError> {
     if spans.len() > MAX_FEATURES {
         return Err(EncodeError::TooManyFeatures {
             features: spans.len(),
         });
     }
-    let from = inline_offset(spans.len());
-    let len = from + inline.iter().map(|i| i.len()).sum::<usize>();
+    let len = inline_offset(spans.len()) + inline_bytes;
     if len > SLOT_BYTES {
         return Err(EncodeError::TooLong { needed: len });
     }
@@ -480,11 +499,6 @@ pub fn encode(
         out[4..8].copy_from_slice(&span.ids_at.to_le_bytes());
         out[8..12].copy_from_slice(&span.ids.to_le_bytes());
         out[12..16].copy_from_slice(&span.first_id.to_le_bytes());
-    }
-    let mut at = from;
-    for piece in inline {
-        out[at..at + piece.len()].copy_from_slice(piece);
-        at += piece.len();
     }
     Ok(len)
 }

@@ -1,11 +1,10 @@
 //! A batch: for each feature of a schema the jagged ids of the same number of bags.
 
 use std::fmt;
-
-use rowmill_wire::Element;
-use rowmill_wire::limits::{MAX_BATCH, MAX_FEATURES, MAX_IDS_PER_BAG};
+use std::ops::Range;
 
 use crate::error::BatchError;
+use crate::shape::{Content, Divide, Field, Ids, Shape, Sink};
 
 /// Borrowed ids of one feature. Signed ids are taken as they are: the dataplane refuses negative
 /// ones with `IdNegative`.
@@ -29,6 +28,10 @@ impl IdSlice<'_> {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    fn is_wide(&self) -> bool {
+        matches!(self, IdSlice::U64(_))
     }
 }
 
@@ -84,17 +87,37 @@ pub enum Division<'a> {
 /// ```
 #[derive(Clone)]
 pub struct Batch {
-    bags: u32,
-    wide: bool,
-    /// Lengths, features one after another: `features * bags`.
-    lengths: Vec<u32>,
+    shape: Shape,
     ids32: Vec<u32>,
     ids64: Vec<u64>,
     /// One for each id as soon as one feature is weighted, else empty.
     weights: Vec<f32>,
-    /// First id of each feature, and the end of the last.
-    starts: Vec<u32>,
-    weighted: Vec<bool>,
+}
+
+impl Divide for Division<'_> {
+    fn given(&self) -> usize {
+        match self {
+            Division::Lengths(lengths) => lengths.len(),
+            Division::Offsets(offsets) => offsets.len().saturating_sub(1),
+            Division::Offsets64(offsets) => offsets.len().saturating_sub(1),
+        }
+    }
+
+    fn each(
+        &self,
+        feature: usize,
+        mut take: impl FnMut(u64) -> Result<(), BatchError>,
+    ) -> Result<(), BatchError> {
+        for bag in 0..self.given() {
+            let length = match self {
+                Division::Lengths(lengths) => Some(u64::from(lengths[bag])),
+                Division::Offsets(o) => o[bag + 1].checked_sub(o[bag]).map(u64::from),
+                Division::Offsets64(o) => o[bag + 1].checked_sub(o[bag]),
+            };
+            take(length.ok_or(BatchError::OffsetsFall { feature, bag })?)?;
+        }
+        Ok(())
+    }
 }
 
 impl Batch {
@@ -104,14 +127,10 @@ impl Batch {
     /// [`BatchError::Bags`] for 0 or more than the protocol's limit of 65,536.
     pub fn new(bags: usize) -> Result<Batch, BatchError> {
         let mut batch = Batch {
-            bags: 0,
-            wide: false,
-            lengths: Vec::new(),
+            shape: Shape::default(),
             ids32: Vec::new(),
             ids64: Vec::new(),
             weights: Vec::new(),
-            starts: Vec::new(),
-            weighted: Vec::new(),
         };
         batch.clear(bags)?;
         Ok(batch)
@@ -122,17 +141,10 @@ impl Batch {
     /// # Errors
     /// As [`Batch::new`]; the batch stays as it was.
     pub fn clear(&mut self, bags: usize) -> Result<(), BatchError> {
-        if bags == 0 || bags > MAX_BATCH as usize {
-            return Err(BatchError::Bags { bags });
-        }
-        self.bags = bags as u32;
-        self.lengths.clear();
+        self.shape.begin(bags)?;
         self.ids32.clear();
         self.ids64.clear();
         self.weights.clear();
-        self.weighted.clear();
-        self.starts.clear();
-        self.starts.push(0);
         Ok(())
     }
 
@@ -175,33 +187,17 @@ impl Batch {
         self.clear(bags)?;
         let ids = ids.into();
         let mut from = 0;
-        for (feature, lengths) in lengths.chunks(bags).enumerate() {
-            let sum: u64 = lengths.iter().map(|&l| u64::from(l)).sum();
-            let to = usize::try_from(sum)
-                .ok()
-                .and_then(|sum| sum.checked_add(from));
-            let part = to.and_then(|to| match ids {
-                IdSlice::U32(ids) => ids.get(from..to).map(IdSlice::U32),
-                IdSlice::U64(ids) => ids.get(from..to).map(IdSlice::U64),
-            });
-            let left = ids.len() - from;
-            let part = part.ok_or(BatchError::LengthSum {
-                feature,
-                sum,
-                ids: left,
-            })?;
-            self.add(Division::Lengths(lengths), part, None)?;
-            from += part.len();
+        for lengths in lengths.chunks(bags) {
+            let claim = Ids {
+                exactly: false,
+                count: ids.len() - from,
+                wide: ids.is_wide(),
+            };
+            let taken = self.shape.add(&Division::Lengths(lengths), claim, None)?;
+            self.take(ids, from..from + taken);
+            from += taken;
         }
-        if from != ids.len() {
-            let feature = self.features().saturating_sub(1);
-            return Err(BatchError::LengthSum {
-                feature,
-                sum: from as u64,
-                ids: ids.len(),
-            });
-        }
-        Ok(())
+        self.shape.all_taken(from, ids.len())
     }
 
     fn add(
@@ -210,159 +206,73 @@ impl Batch {
         ids: IdSlice<'_>,
         weights: Option<&[f32]>,
     ) -> Result<(), BatchError> {
-        let feature = self.features();
-        if feature == MAX_FEATURES {
-            return Err(BatchError::TooManyFeatures);
-        }
-        let wide = matches!(ids, IdSlice::U64(_));
-        if self.ids() > 0 && !ids.is_empty() && wide != self.wide {
-            return Err(BatchError::MixedWidths { feature });
-        }
-        if let Some(weights) = weights
-            && weights.len() != ids.len()
-        {
-            return Err(BatchError::WeightCount {
-                feature,
-                weights: weights.len(),
-                ids: ids.len(),
-            });
-        }
-        let end = u32::try_from(self.ids() + ids.len())
-            .map_err(|_| BatchError::TooManyIds { feature })?;
-        let before = self.lengths.len();
-        if let Err(error) = self.add_lengths(feature, division, ids.len()) {
-            self.lengths.truncate(before);
-            return Err(error);
-        }
-        match ids {
-            IdSlice::U32(ids) => self.ids32.extend_from_slice(ids),
-            IdSlice::U64(ids) => self.ids64.extend_from_slice(ids),
-        }
-        if !ids.is_empty() {
-            self.wide = wide;
-        }
-        let first = self.starts[feature] as usize;
-        self.starts.push(end);
-        self.weighted.push(weights.is_some());
+        let claim = Ids {
+            exactly: true,
+            count: ids.len(),
+            wide: ids.is_wide(),
+        };
+        let first = self.ids();
+        self.shape
+            .add(&division, claim, weights.map(<[f32]>::len))?;
+        self.take(ids, 0..ids.len());
         if let Some(weights) = weights {
             // Features before it that take none: their places are there but not read.
             self.weights.resize(first, 1.0);
             self.weights.extend_from_slice(weights);
         } else if self.is_weighted() {
-            self.weights.resize(end as usize, 1.0);
+            self.weights.resize(self.ids(), 1.0);
         }
         Ok(())
     }
 
-    fn add_lengths(
-        &mut self,
-        feature: usize,
-        division: Division<'_>,
-        ids: usize,
-    ) -> Result<(), BatchError> {
-        let bags = self.bags as usize;
-        let given = match division {
-            Division::Lengths(lengths) => lengths.len(),
-            Division::Offsets(offsets) => offsets.len().saturating_sub(1),
-            Division::Offsets64(offsets) => offsets.len().saturating_sub(1),
-        };
-        if given != bags {
-            return Err(BatchError::LengthCount {
-                feature,
-                given,
-                bags: self.bags,
-            });
-        }
-        let mut sum = 0;
-        for bag in 0..bags {
-            let length = match division {
-                Division::Lengths(lengths) => Some(u64::from(lengths[bag])),
-                Division::Offsets(o) => o[bag + 1].checked_sub(o[bag]).map(u64::from),
-                Division::Offsets64(o) => o[bag + 1].checked_sub(o[bag]),
-            };
-            let length = length.ok_or(BatchError::OffsetsFall { feature, bag })?;
-            if length > u64::from(MAX_IDS_PER_BAG) {
-                return Err(BatchError::LongBag {
-                    feature,
-                    bag,
-                    length,
-                });
-            }
-            sum += length;
-            self.lengths.push(length as u32);
-        }
-        if sum == ids as u64 {
-            Ok(())
-        } else {
-            Err(BatchError::LengthSum { feature, sum, ids })
+    fn take(&mut self, ids: IdSlice<'_>, range: Range<usize>) {
+        match ids {
+            IdSlice::U32(ids) => self.ids32.extend_from_slice(&ids[range]),
+            IdSlice::U64(ids) => self.ids64.extend_from_slice(&ids[range]),
         }
     }
 
     /// Bags a feature.
     pub fn bags(&self) -> u32 {
-        self.bags
+        self.shape.bags()
     }
 
     /// Features added.
     pub fn features(&self) -> usize {
-        self.weighted.len()
+        self.shape.features()
     }
 
     /// Ids of all features.
     pub fn ids(&self) -> usize {
-        self.starts.last().map_or(0, |&end| end as usize)
+        self.shape.ids()
     }
 
     /// Whether any feature has weights.
     pub fn is_weighted(&self) -> bool {
-        !self.weights.is_empty() || self.weighted.contains(&true)
+        self.shape.any_weighted()
+    }
+}
+
+impl Content for Batch {
+    fn shape(&self) -> &Shape {
+        &self.shape
     }
 
-    /// Whether the feature has weights.
-    pub(crate) fn feature_is_weighted(&self, feature: usize) -> bool {
-        self.weighted[feature]
-    }
-
-    /// The feature's first id among all ids.
-    pub(crate) fn start(&self, feature: usize) -> u32 {
-        self.starts[feature]
-    }
-
-    pub(crate) fn lengths_of(&self, feature: usize, first: u32, bags: u32) -> &[u32] {
-        &self.lengths[feature * self.bags as usize + first as usize..][..bags as usize]
-    }
-
-    pub(crate) fn id_element(&self) -> Element {
-        if self.wide {
-            Element::Bits64
-        } else {
-            Element::Bits32
-        }
-    }
-
-    /// Bytes of ids `from..to`, as they stand on the wire.
-    pub(crate) fn id_bytes(&self, from: u32, to: u32) -> &[u8] {
-        let (from, to) = (from as usize, to as usize);
-        if self.wide {
-            bytemuck::cast_slice(&self.ids64[from..to])
-        } else {
-            bytemuck::cast_slice(&self.ids32[from..to])
-        }
-    }
-
-    pub(crate) fn weight_bytes(&self, from: u32, to: u32) -> &[u8] {
-        bytemuck::cast_slice(&self.weights[from as usize..to as usize])
-    }
-
-    pub(crate) fn length_bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.lengths)
+    fn copy(&self, field: Field, ids: Range<u32>, out: &mut Sink<'_>, at: usize) {
+        let range = ids.start as usize..ids.end as usize;
+        let bytes: &[u8] = match field {
+            Field::Ids if self.shape.is_wide() => bytemuck::cast_slice(&self.ids64[range]),
+            Field::Ids => bytemuck::cast_slice(&self.ids32[range]),
+            Field::Weights => bytemuck::cast_slice(&self.weights[range]),
+        };
+        out.put(at, bytes);
     }
 }
 
 impl fmt::Debug for Batch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Batch")
-            .field("bags", &self.bags)
+            .field("bags", &self.bags())
             .field("features", &self.features())
             .field("ids", &self.ids())
             .field("weighted", &self.is_weighted())
@@ -370,11 +280,10 @@ impl fmt::Debug for Batch {
     }
 }
 
-// Slices are sent as they lie in memory, and the wire is little-endian.
-const _: () = assert!(cfg!(target_endian = "little"));
-
 #[cfg(test)]
 mod tests {
+    use rowmill_wire::Element;
+
     use super::*;
 
     #[test]
@@ -448,7 +357,11 @@ mod tests {
             })
         );
         assert_eq!(
-            (batch.features(), batch.ids(), batch.lengths.len()),
+            (
+                batch.features(),
+                batch.ids(),
+                batch.shape.length_bytes().len() / 4
+            ),
             (1, 1, 2)
         );
         assert_eq!(Batch::new(0).map(|_| ()), Err(BatchError::Bags { bags: 0 }));
@@ -461,7 +374,10 @@ mod tests {
         batch
             .fill(2, &[1, 2, 0, 1], &[4u64, 5, 6, 7][..])
             .expect("adds up");
-        assert_eq!((batch.features(), batch.start(1), batch.ids()), (2, 3, 4));
+        assert_eq!(
+            (batch.features(), batch.shape.start(1), batch.ids()),
+            (2, 3, 4)
+        );
         let short = batch.fill(2, &[1, 2, 0, 2], &[4u64, 5, 6, 7][..]);
         assert_eq!(
             short,
@@ -504,6 +420,6 @@ mod tests {
             .push(Division::Lengths(&[1]), &[4i64][..])
             .expect("plain");
         assert_eq!(batch.weights, [1.0, 1.0, 0.5, 1.0]);
-        assert_eq!(batch.id_element(), Element::Bits64);
+        assert_eq!(batch.shape.id_element(), Element::Bits64);
     }
 }

@@ -42,6 +42,28 @@ pub enum BatchError {
         /// The bag that would have a negative length.
         bag: usize,
     },
+    /// A length below 0.
+    #[error("feature {feature}, bag {bag}: a length of {length}; lengths must not be negative")]
+    NegativeLength {
+        /// The feature.
+        feature: usize,
+        /// The bag.
+        bag: usize,
+        /// Its length.
+        length: i64,
+    },
+    /// A feature is to take the ids of a column that is not there.
+    #[error(
+        "feature {feature}: column {column} is not there; the lengths are those of {columns} columns"
+    )]
+    NoColumn {
+        /// The feature.
+        feature: usize,
+        /// The column that was chosen for it.
+        column: u32,
+        /// Columns that there are.
+        columns: usize,
+    },
     /// The lengths don't add up to the ids given.
     #[error("feature {feature}: the lengths add up to {sum} but {ids} ids are given")]
     LengthSum {

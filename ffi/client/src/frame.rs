@@ -4,13 +4,15 @@
 //! each part. Otherwise the whole batch goes to the source region once, and the spans of each part's
 //! frame name its own piece of the shared segments. All buffers are kept for the next request.
 
+use std::ops::Range;
+
 use rowmill_arena::Window;
 use rowmill_wire::limits::SLOT_BYTES;
-use rowmill_wire::request::{Header, encode, inline_offset};
+use rowmill_wire::request::{Header, encode, encode_before, inline_offset};
 use rowmill_wire::{Element, FeatureSpan, Place, Segment, SplitRule};
 
-use crate::batch::Batch;
 use crate::schema::BoundSchema;
+use crate::shape::{Content, Field, Shape, Sink};
 
 /// Where the data of a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +45,6 @@ pub(crate) struct Plan {
     blocks: Vec<bool>,
     frame: Box<[u8; SLOT_BYTES]>,
     spans: Vec<FeatureSpan>,
-    inline: Vec<u8>,
 }
 
 impl Plan {
@@ -55,12 +56,11 @@ impl Plan {
             blocks: Vec::new(),
             frame: Box::new([0; SLOT_BYTES]),
             spans: Vec::new(),
-            inline: Vec::with_capacity(SLOT_BYTES),
         }
     }
 
     /// Splits a batch that has the schema's features.
-    pub(crate) fn split(&mut self, batch: &Batch, rule: SplitRule, schema: &BoundSchema) {
+    pub(crate) fn split(&mut self, batch: &Shape, rule: SplitRule, schema: &BoundSchema) {
         let features = batch.features();
         self.weighted = schema.any_weighted();
         self.blocks.clear();
@@ -98,14 +98,14 @@ impl Plan {
     }
 
     /// How many ids of the feature the parts before have, where that is asked for.
-    fn first_id(&self, batch: &Batch, part: usize, feature: usize) -> u32 {
+    fn first_id(&self, batch: &Shape, part: usize, feature: usize) -> u32 {
         match self.blocks[feature] {
             true => self.ids_before[part * batch.features() + feature],
             false => 0,
         }
     }
 
-    fn id_range(&self, batch: &Batch, part: usize, feature: usize) -> (u32, u32) {
+    fn id_range(&self, batch: &Shape, part: usize, feature: usize) -> (u32, u32) {
         let at = part * batch.features() + feature;
         let start = batch.start(feature);
         (
@@ -115,7 +115,7 @@ impl Plan {
     }
 
     /// Whether each part fits into a frame together with its data.
-    pub(crate) fn fits_inline(&self, batch: &Batch) -> bool {
+    pub(crate) fn fits_inline(&self, batch: &Shape) -> bool {
         let id_bytes = batch.id_element().bytes() + if self.weighted { 4 } else { 0 };
         self.pieces.iter().all(|p| {
             let data = batch.features() as u64 * u64::from(p.bags) * 4 + p.ids * id_bytes;
@@ -124,14 +124,14 @@ impl Plan {
     }
 
     /// Bytes that the whole batch takes in the source region.
-    pub(crate) fn source_bytes(&self, batch: &Batch) -> u64 {
+    pub(crate) fn source_bytes(&self, batch: &Shape) -> u64 {
         let [_, _, end] = self.source_places(batch);
         end
     }
 
     /// Where ids and weights begin in the request's source range, and where it ends. Lengths begin
     /// at 0, ids at a multiple of 8.
-    fn source_places(&self, batch: &Batch) -> [u64; 3] {
+    fn source_places(&self, batch: &Shape) -> [u64; 3] {
         let ids = (batch.length_bytes().len() as u64).next_multiple_of(8);
         let weights = ids + batch.ids() as u64 * batch.id_element().bytes();
         let end = weights
@@ -144,40 +144,43 @@ impl Plan {
     }
 
     /// Copies the batch to its range of the source region.
-    pub(crate) fn write_source(&self, batch: &Batch, range: &Window<'_>) {
-        let [ids, weights, _] = self.source_places(batch);
-        for (at, bytes) in [0, ids, weights].into_iter().zip(self.all_bytes(batch)) {
-            range.write(at as usize, bytes);
-        }
+    pub(crate) fn write_source(&self, batch: &impl Content, range: Window<'_>) {
+        let [ids, weights, _] = self.source_places(batch.shape());
+        let mut out = Sink::Source(range);
+        write_all(
+            batch,
+            self.weighted,
+            ids as usize,
+            weights as usize,
+            &mut out,
+        );
     }
 
     /// The frame of a part. `header` has all but what the part and its data determine.
     pub(crate) fn frame(
         &mut self,
-        batch: &Batch,
+        batch: &impl Content,
         part: usize,
         carriage: Carriage,
         mut header: Header,
     ) -> &[u8] {
-        let piece = self.pieces[part];
+        let (piece, shape) = (self.pieces[part], batch.shape());
         header.part = part as u8;
         header.parts = self.pieces.len() as u8;
         header.first_bag = piece.first_bag;
         header.bags = piece.bags;
-        match carriage {
-            Carriage::Inline => self.cut_inline(batch, part, &mut header),
+        let inline = match carriage {
+            Carriage::Inline => self.name_inline(shape, part, &mut header),
             Carriage::Region { region, offset } => {
-                self.name_region(batch, part, region, offset, &mut header)
+                self.name_region(shape, part, region, offset, &mut header);
+                0
             }
-        }
-        let whole = carriage == Carriage::Inline && self.pieces.len() == 1;
-        let data = if whole {
-            self.all_bytes(batch)
-        } else {
-            [&self.inline[..], &[], &[]]
         };
-        let written = encode(&header, &self.spans, &data, &mut self.frame);
+        let written = encode_before(&header, &self.spans, inline, &mut self.frame);
         let len = written.expect("the plan checked that the frame fits");
+        if inline > 0 {
+            self.write_inline(batch, part, &header, len - inline..len);
+        }
         &self.frame[..len]
     }
 
@@ -187,19 +190,8 @@ impl Plan {
         &self.frame[..len]
     }
 
-    /// The batch' lengths, ids, and weights where they are sent.
-    fn all_bytes<'a>(&self, batch: &'a Batch) -> [&'a [u8]; 3] {
-        let all = batch.ids() as u32;
-        let weights = if self.weighted {
-            batch.weight_bytes(0, all)
-        } else {
-            &[]
-        };
-        [batch.length_bytes(), batch.id_bytes(0, all), weights]
-    }
-
-    /// Names the part's data as inline segments, and cuts it out of the batch unless it is all of it.
-    fn cut_inline(&mut self, batch: &Batch, part: usize, header: &mut Header) {
+    /// Names the part's data as inline segments; how many bytes they have.
+    fn name_inline(&mut self, batch: &Shape, part: usize, header: &mut Header) -> usize {
         let piece = self.pieces[part];
         let features = batch.features();
         self.spans.clear();
@@ -228,34 +220,40 @@ impl Plan {
         if self.weighted {
             header.weights = segment(Element::Bits32, ids_at + header.ids.len, piece.ids);
         }
-        if self.pieces.len() > 1 {
-            self.cut(batch, part);
-        }
+        (ids_at + header.ids.len + header.weights.len) as usize
     }
 
-    /// Puts the part's lengths, ids and weights one after another.
-    fn cut(&mut self, batch: &Batch, part: usize) {
-        let piece = self.pieces[part];
-        self.inline.clear();
-        for f in 0..batch.features() {
-            let lengths = batch.lengths_of(f, piece.first_bag, piece.bags);
-            self.inline.extend_from_slice(bytemuck::cast_slice(lengths));
+    /// Writes the part's lengths, ids and weights one after another to these bytes of the frame.
+    fn write_inline(
+        &mut self,
+        batch: &impl Content,
+        part: usize,
+        header: &Header,
+        bytes: Range<usize>,
+    ) {
+        let (piece, shape) = (self.pieces[part], batch.shape());
+        let ids_at = header.lengths.len as usize;
+        let weights_at = ids_at + header.ids.len as usize;
+        let mut out = Sink::Frame(&mut self.frame[bytes]);
+        if self.pieces.len() == 1 {
+            return write_all(batch, self.weighted, ids_at, weights_at, &mut out);
         }
-        for f in 0..batch.features() {
-            let (from, to) = self.id_range(batch, part, f);
-            self.inline.extend_from_slice(batch.id_bytes(from, to));
-        }
-        if self.weighted {
-            for f in 0..batch.features() {
-                let (from, to) = self.id_range(batch, part, f);
-                self.inline.extend_from_slice(batch.weight_bytes(from, to));
+        let id_bytes = shape.id_element().bytes() as usize;
+        for (f, span) in self.spans.iter().enumerate() {
+            let lengths = shape.lengths_of(f, piece.first_bag, piece.bags);
+            out.put(span.lengths_at as usize * 4, bytemuck::cast_slice(lengths));
+            let first = shape.start(f) + self.ids_before[part * shape.features() + f];
+            let (ids, at) = (first..first + span.ids, span.ids_at as usize);
+            batch.copy(Field::Ids, ids.clone(), &mut out, ids_at + at * id_bytes);
+            if self.weighted {
+                batch.copy(Field::Weights, ids, &mut out, weights_at + at * 4);
             }
         }
     }
 
     fn name_region(
         &mut self,
-        batch: &Batch,
+        batch: &Shape,
         part: usize,
         region: u32,
         offset: u64,
@@ -263,7 +261,6 @@ impl Plan {
     ) {
         let piece = self.pieces[part];
         self.spans.clear();
-        self.inline.clear();
         for f in 0..batch.features() {
             let (from, to) = self.id_range(batch, part, f);
             let lengths_at = f as u32 * batch.bags() + piece.first_bag;
@@ -288,5 +285,22 @@ impl Plan {
         if self.weighted {
             header.weights = segment(Element::Bits32, weights, end - weights);
         }
+    }
+}
+
+/// Writes all of a batch: its lengths to the start of `out`, ids and weights to these bytes.
+fn write_all(
+    batch: &impl Content,
+    weighted: bool,
+    ids_at: usize,
+    weights_at: usize,
+    out: &mut Sink<'_>,
+) {
+    let shape = batch.shape();
+    let all = 0..shape.ids() as u32;
+    out.put(0, shape.length_bytes());
+    batch.copy(Field::Ids, all.clone(), out, ids_at);
+    if weighted {
+        batch.copy(Field::Weights, all, out, weights_at);
     }
 }

@@ -61,7 +61,8 @@
 //! # Memory
 //! The session allocates when it connects, binds, registers, and when a request is larger than every
 //! one before it; else `submit`, `poll`, `wait` and `lookup` allocate nothing. Ids are copied once, to
-//! the frame or to the source region, so a batch can be filled anew as soon as it was submitted.
+//! the frame or to the source region, so a batch can be filled anew as soon as it was submitted. A [`JaggedView`]
+//! spares the copy into a batch, where the ids lie in memory of the caller's or of somebody else's.
 #![forbid(unsafe_code)]
 
 mod answer;
@@ -76,6 +77,8 @@ mod ports;
 mod requests;
 mod schema;
 mod session;
+mod shape;
+mod view;
 mod waiting;
 
 #[cfg(test)]
@@ -92,6 +95,7 @@ pub use memory::{Region, Target};
 pub use options::RdmaOptions;
 pub use options::{Backoff, Options, RequestOptions, Retry, Wait};
 pub use ports::{AnyPort, Client};
+pub use rowmill_arena::ReadWindow;
 #[cfg(feature = "rdma")]
 pub use rowmill_port::rdma::{AckTimeout, ConnectionParameters, PathMtu, RetryCount, RnrTimer};
 pub use rowmill_port::{ClientPort, PortError};
@@ -99,3 +103,4 @@ pub use rowmill_wire::control::{TableEntry, Welcome};
 pub use rowmill_wire::{Feature, Output, Pooling, Refusal, Schema, Status};
 pub use schema::BoundSchema;
 pub use session::Session;
+pub use view::{FeatureView, JaggedView, Numbers, ViewDivision};

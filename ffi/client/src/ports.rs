@@ -1,12 +1,13 @@
 //! The ports of this build, and the choice of one by its URL.
 
 use core::time::Duration;
+use std::os::fd::BorrowedFd;
 
 use rowmill_arena::Window;
 #[cfg(feature = "rdma")]
 use rowmill_port::rdma::{RdmaClient, RdmaClientConfig};
 use rowmill_port::shm::{ShmClient, ShmClientConfig};
-use rowmill_port::{ClientPort, PortError, RegionId};
+use rowmill_port::{ClientPort, PortError, RegionId, Rest, WakeFds};
 use rowmill_wire::control::{TableEntry, Welcome};
 use rowmill_wire::{Completion, Schema};
 
@@ -91,6 +92,12 @@ pub enum AnyPort {
     Rdma(RdmaClient),
 }
 
+/// A session may be used by one thread after another, or be shared by threads that take turns.
+const _: () = {
+    const fn is_send<T: Send>() {}
+    is_send::<Session<AnyPort>>();
+};
+
 macro_rules! each {
     ($port:expr, $name:ident => $call:expr) => {
         match $port {
@@ -142,8 +149,16 @@ impl ClientPort for AnyPort {
         each!(self, port => port.poll(lane))
     }
 
-    fn wait(&mut self, limit: Option<Duration>) -> Result<(), PortError> {
-        each!(self, port => port.wait(limit))
+    fn lie_down(&mut self, limit: Option<Duration>) -> Rest {
+        each!(self, port => port.lie_down(limit))
+    }
+
+    fn wake_fds(&self) -> WakeFds<BorrowedFd<'_>> {
+        each!(self, port => port.wake_fds())
+    }
+
+    fn get_up(&mut self) -> Result<(), PortError> {
+        each!(self, port => port.get_up())
     }
 }
 

@@ -15,6 +15,8 @@ use crate::memory::{Extent, Target};
 use crate::options::RequestOptions;
 use crate::schema::BoundSchema;
 use crate::session::{Session, within};
+use crate::shape::{Content, Shape};
+use crate::view::JaggedView;
 
 impl<P: ClientPort> Session<P> {
     /// Sends a batch. Returns at once; `target` belongs to the dataplane until the answer gives it back.
@@ -29,7 +31,41 @@ impl<P: ClientPort> Session<P> {
         target: Target,
         options: &RequestOptions,
     ) -> Result<Ticket, Unsent> {
-        match self.prepare(schema, batch, &target, options) {
+        self.submit_content(schema, batch, target, options)
+    }
+
+    /// As [`Session::submit`], with ids that lie in the caller's memory and may be given back, or changed, once this
+    /// returns. Lengths are copied and checked; ids and weights are copied once, to where the dataplane reads them.
+    ///
+    /// # Errors
+    /// As [`Session::submit`]; [`ClientError::Batch`] as from [`Batch`] for the same content.
+    pub fn submit_view(
+        &mut self,
+        schema: &BoundSchema,
+        view: &JaggedView<'_>,
+        target: Target,
+        options: &RequestOptions,
+    ) -> Result<Ticket, Unsent> {
+        let mut taken = std::mem::take(&mut self.view);
+        let sent = match taken.take_in(view, |f| f < schema.features() && schema.is_weighted(f)) {
+            Ok(content) => self.submit_content(schema, &content, target, options),
+            Err(error) => Err(Unsent {
+                error: error.into(),
+                target: Some(target),
+            }),
+        };
+        self.view = taken;
+        sent
+    }
+
+    fn submit_content(
+        &mut self,
+        schema: &BoundSchema,
+        batch: &impl Content,
+        target: Target,
+        options: &RequestOptions,
+    ) -> Result<Ticket, Unsent> {
+        match self.prepare(schema, batch.shape(), &target, options) {
             Ok(source) => self.send(schema, batch, target, options, source),
             Err(error) => Err(Unsent {
                 error,
@@ -42,7 +78,7 @@ impl<P: ClientPort> Session<P> {
     fn prepare(
         &mut self,
         schema: &BoundSchema,
-        batch: &Batch,
+        batch: &Shape,
         target: &Target,
         options: &RequestOptions,
     ) -> Result<Option<Extent>, ClientError> {
@@ -113,7 +149,7 @@ impl<P: ClientPort> Session<P> {
         self.take_source(batch)
     }
 
-    fn take_source(&mut self, batch: &Batch) -> Result<Option<Extent>, ClientError> {
+    fn take_source(&mut self, batch: &Shape) -> Result<Option<Extent>, ClientError> {
         if self.plan.fits_inline(batch) {
             return Ok(None);
         }
@@ -135,7 +171,7 @@ impl<P: ClientPort> Session<P> {
     fn send(
         &mut self,
         schema: &BoundSchema,
-        batch: &Batch,
+        batch: &impl Content,
         target: Target,
         options: &RequestOptions,
         source: Option<Extent>,
@@ -145,7 +181,7 @@ impl<P: ClientPort> Session<P> {
                 let window = self.port.memory(*region).expect("the source is registered");
                 let part = window.part(range.offset as usize, range.len as usize);
                 self.plan
-                    .write_source(batch, &part.expect("ranges lie inside the source"));
+                    .write_source(batch, part.expect("ranges lie inside the source"));
                 Carriage::Region {
                     region: region.0,
                     offset: range.offset,
@@ -382,7 +418,7 @@ fn ends(error: &PortError) -> bool {
     matches!(error, PortError::Closed | PortError::Lost { .. })
 }
 
-fn check_blocks(schema: &BoundSchema, batch: &Batch) -> Result<(), ClientError> {
+fn check_blocks(schema: &BoundSchema, batch: &Shape) -> Result<(), ClientError> {
     let blocks = (0..schema.features()).filter(|&f| !schema.is_pooled(f));
     for f in blocks {
         within(
@@ -395,12 +431,12 @@ fn check_blocks(schema: &BoundSchema, batch: &Batch) -> Result<(), ClientError> 
     Ok(())
 }
 
-fn check_features(schema: &BoundSchema, batch: &Batch) -> Result<(), ClientError> {
+fn check_features(schema: &BoundSchema, batch: &Shape) -> Result<(), ClientError> {
     let (given, bound) = (batch.features(), schema.features());
     if given != bound {
         return Err(ClientError::FeatureCount { given, bound });
     }
-    match (0..bound).find(|&f| batch.feature_is_weighted(f) != schema.is_weighted(f)) {
+    match (0..bound).find(|&f| batch.is_weighted(f) != schema.is_weighted(f)) {
         None => Ok(()),
         Some(f) => Err(ClientError::Weights {
             feature: schema.schema().features[f].name.clone(),

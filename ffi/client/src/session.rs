@@ -12,11 +12,12 @@ use crate::frame::Plan;
 use crate::memory::{Extents, Region, Regions, Target};
 use crate::options::Options;
 use crate::schema::BoundSchema;
+use crate::view::TakenIn;
 
 /// Tells the sessions of a process apart, so that no target or schema is used in another one.
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
 
-/// A connection to a dataplane. Not shared between threads: each thread connects its own.
+/// A connection to a dataplane. One thread uses it at a time; over a port of [`AnyPort`](crate::AnyPort) it may move to another.
 ///
 /// Requests are sent with [`Session::submit`] and their answers taken with [`Session::poll`],
 /// [`Session::wait`] or both; [`Session::lookup`] does one request and waits for it. Once a session
@@ -30,6 +31,8 @@ pub struct Session<P: ClientPort> {
     pub(crate) flight: Flight,
     pub(crate) id: u64,
     pub(crate) plan: Plan,
+    /// What was taken in of the last view, for its buffers.
+    pub(crate) view: TakenIn,
     regions: Regions,
     /// The region that carries ids, its size and what of it is free.
     pub(crate) source: Option<(RegionId, u64, Extents)>,
@@ -63,6 +66,7 @@ impl<P: ClientPort> Session<P> {
             flight,
             id: SESSIONS.fetch_add(1, Ordering::Relaxed),
             plan: Plan::new(),
+            view: TakenIn::default(),
             regions: Regions::default(),
             source,
             tables: None,

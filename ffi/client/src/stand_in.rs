@@ -4,11 +4,11 @@
 //! alike in each dimension but for their id: dimension `d` of row `id` is `id + d`.
 
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rowmill_arena::{HugePages, Region, Window, sealed_memfd};
-use rowmill_port::{ClientPort, PortError, RegionId};
+use rowmill_port::{ClientPort, PortError, RegionId, Rest, WakeFds};
 use rowmill_wire::control::{TableEntry, Welcome};
 use rowmill_wire::request::{Header, Request};
 use rowmill_wire::status::NOWHERE;
@@ -34,6 +34,8 @@ pub(crate) struct Arrived {
     pub(crate) bags: Vec<Vec<Bag>>,
     /// Of each feature, where in its block the part begins.
     pub(crate) first_ids: Vec<u32>,
+    /// As it came.
+    pub(crate) frame: Vec<u8>,
 }
 
 pub(crate) struct StandIn {
@@ -136,6 +138,7 @@ impl StandIn {
             inline,
             bags,
             first_ids: request.spans().map(|span| span.first_id).collect(),
+            frame: frame.to_vec(),
         }
     }
 
@@ -294,6 +297,7 @@ impl ClientPort for StandIn {
                     inline: true,
                     bags: Vec::new(),
                     first_ids: Vec::new(),
+                    frame: Vec::new(),
                 },
                 CompletionKind::Final,
                 Refusal::whole(Status::Ok),
@@ -332,10 +336,22 @@ impl ClientPort for StandIn {
         }
     }
 
-    fn wait(&mut self, _limit: Option<Duration>) -> Result<(), PortError> {
+    fn lie_down(&mut self, limit: Option<Duration>) -> Rest {
+        Rest::Quiet(limit)
+    }
+
+    fn wake_fds(&self) -> WakeFds<BorrowedFd<'_>> {
+        WakeFds::none()
+    }
+
+    fn sleep(&mut self, _limit: Option<Duration>) -> Result<(), PortError> {
         if let Some(status) = self.answers_in_wait {
             self.answer_all(status);
         }
+        Ok(())
+    }
+
+    fn get_up(&mut self) -> Result<(), PortError> {
         Ok(())
     }
 }

@@ -244,7 +244,7 @@ macro_rules! conformance_tests {
     ($harness:ty, threads, when $ready:expr) => {
         $crate::conformance_tests!(@single $harness, $ready);
         $crate::conformance_tests!(@cases $harness, $ready, threads:
-            bytes_before_record, no_lost_wake_up, unregister_under_load, waits_end_in_time,
+            bytes_before_record, no_lost_wake_up, a_sleeper_holds_up_nobody, unregister_under_load, waits_end_in_time,
             death_ends_a_wait, a_bind_holds_up_nobody, a_bind_that_takes_too_long_is_refused, an_end_abandons_a_bind);
     };
     (@single $harness:ty, $ready:expr) => {

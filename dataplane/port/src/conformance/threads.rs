@@ -1,12 +1,13 @@
 //! Cases for ports whose workers and clients run on threads of their own.
 
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rowmill_wire::{CompletionKind, Pooling, Schema, Status};
 
-use super::{Answers, Bench, Harness, Task, pattern};
-use crate::{ClientPort, PortError};
+use super::{Answers, Bench, Harness, Patience, Task, fingerprint, pattern};
+use crate::{ClientPort, PortError, Rest};
 
 /// Several clients on several lanes, each checking that all bytes of a slice are there when its record is.
 pub fn bytes_before_record<H: Harness>()
@@ -79,9 +80,7 @@ where
             scope.spawn(move || {
                 let mut random = 0x9e37_79b9 + number as u64;
                 for round in 0..ROUNDS {
-                    random = random
-                        .wrapping_mul(6_364_136_223_846_793_005)
-                        .wrapping_add(1);
+                    random = next_random(random);
                     let lane = (random >> 40 & 1) as u16;
                     delay(random >> 48);
                     let frame = Task::echo(16, random);
@@ -98,6 +97,74 @@ where
             });
         }
     });
+}
+
+/// One thread of a client sleeps without the lock around it, while another one submits, and takes some of the records
+/// itself: neither holds up the other, and no record is slept through.
+pub fn a_sleeper_holds_up_nobody<H: Harness>()
+where
+    H::Client: Send,
+{
+    const ROUNDS: u64 = 3000;
+    let limit = Duration::from_secs(10);
+    let mut bench = Bench::<H>::start(2);
+    let client = bench.client("shared", 2);
+    let fds = client.wake_fds().try_to_owned().expect("descriptors");
+    // The client, and the request in flight: the fingerprint of its frame.
+    let shared = Mutex::new((client, 0));
+    let take = |(client, asked): &mut (H::Client, u64)| {
+        let record = (0..2).find_map(|lane| client.poll(lane).expect("open"))?;
+        assert_eq!(record.request, *asked);
+        *asked = 0;
+        Some(record.request)
+    };
+    let last = fingerprint(&Task::echo(16, ROUNDS));
+    let lock = || shared.lock().expect("no thread has panicked");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            loop {
+                let mut own = lock();
+                if take(&mut own) == Some(last) {
+                    return;
+                }
+                let rest = own.0.lie_down(Some(limit));
+                drop(own);
+                if let Rest::Quiet(most) = rest {
+                    let since = Instant::now();
+                    fds.sleep(most).expect("a sleep");
+                    assert!(since.elapsed() < limit / 2, "a lost wake-up");
+                    lock().0.get_up().expect("up");
+                }
+            }
+        });
+        let mut random = 0x9e37_79b9;
+        for round in 1..=ROUNDS {
+            random = next_random(random);
+            let (lane, slot) = ((random >> 40 & 1) as u16, (round % 2) as u16);
+            let frame = Task::echo(16, round);
+            let mut own = lock();
+            own.0.submit(lane, slot, &frame).expect("open");
+            let asked = fingerprint(&frame);
+            own.1 = asked;
+            drop(own);
+            let polls = random >> 32 & 1 == 0;
+            let patience = Patience::new("a record, or who was to take it,");
+            while lock().1 == asked && asked != last {
+                patience.check();
+                delay(random >> 48);
+                if polls {
+                    take(&mut lock());
+                }
+            }
+        }
+    });
+}
+
+/// The next number of a linear congruential generator (Knuth's MMIX).
+fn next_random(random: u64) -> u64 {
+    random
+        .wrapping_mul(6_364_136_223_846_793_005)
+        .wrapping_add(1)
 }
 
 /// Nothing, a few turns, or a few tens of microseconds.

@@ -1,6 +1,5 @@
 //! The client half of the port over RDMA: control calls, what it looks at, and the end with its fence.
 
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rowmill_verbs::{
@@ -13,12 +12,11 @@ use rustix::io::Errno;
 
 use super::client_lane::{ClientLane, destroy};
 use super::config::RdmaClientConfig;
-use super::connect::wait_for;
 use super::failure::lost;
 use super::link::{Heard, Link};
 use super::memory::OwnRegion;
 use super::sleep::{self, Sleeper};
-use crate::{Lost, PortError};
+use crate::{ClientPort, Lost, PortError};
 
 /// How long a goodbye may take after something has failed: it says whether that was the dataplane's doing.
 const GRACE: Duration = Duration::from_millis(500);
@@ -123,6 +121,15 @@ impl RdmaClient {
             call: "poll",
             source: errno.into(),
         })
+    }
+
+    /// How long a sleep of at most `limit` may be: the clock is to be looked at, too.
+    pub(super) fn at_most(&self, limit: Option<Duration>) -> Duration {
+        let look = match self.suspect {
+            Some(_) => Duration::from_millis(5),
+            None => self.config.silent_limit / 4,
+        };
+        limit.unwrap_or(look).min(look)
     }
 
     /// Looks at the control stream, at the connection manager and at the clock.
@@ -292,14 +299,8 @@ impl Sleeper for RdmaClient {
         !records && self.ended.is_none() && self.answer.is_none()
     }
 
-    /// Wakes up for the clock too.
     fn wait(&mut self, limit: Option<Duration>) -> Result<(), Errno> {
-        let look = match self.suspect {
-            Some(_) => Duration::from_millis(5),
-            None => self.config.silent_limit / 4,
-        };
-        let fds = [self.completion_channel.as_fd(), self.channel.as_fd()];
-        wait_for(&fds, Some(limit.unwrap_or(look).min(look)))
+        self.wake_fds().poll(Some(self.at_most(limit)))
     }
 
     fn take_events(&mut self) {

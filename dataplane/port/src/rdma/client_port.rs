@@ -1,17 +1,20 @@
 //! What a client asks of its half of the port.
 
-use std::time::{Duration, Instant};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use rowmill_arena::Window;
 use rowmill_wire::control::{Control, Rights, TableEntry, Welcome};
 use rowmill_wire::limits::MAX_REGIONS;
 use rowmill_wire::{Completion, Schema};
+use rustix::event::PollFlags;
 
 use super::client::{End, RdmaClient};
 use super::client_lane::ClientLane;
 use super::memory::OwnRegion;
+use super::sleep::{self, Sleeper};
 use crate::calls::{self, unexpected};
-use crate::{ClientPort, Lost, PortError, RegionId};
+use crate::{ClientPort, Lost, PortError, RegionId, Rest, WakeFds};
 
 /// Polls that find nothing between two looks at the clock.
 const POLLS_PER_GLANCE: u32 = 512;
@@ -140,19 +143,25 @@ impl ClientPort for RdmaClient {
         Ok(None)
     }
 
-    fn wait(&mut self, limit: Option<Duration>) -> Result<(), PortError> {
-        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
-        loop {
-            if self.ended.is_some() || self.lanes.iter().any(ClientLane::has_record) {
-                return Ok(()); // The next poll says what it is.
-            }
-            let now = Instant::now();
-            let left = until.map(|until| until.saturating_duration_since(now));
-            self.doze(left.unwrap_or(Duration::MAX))?;
-            self.lanes.iter_mut().for_each(ClientLane::drain);
-            if left.is_some_and(|left| left <= now.elapsed()) {
-                return Ok(());
-            }
+    fn lie_down(&mut self, limit: Option<Duration>) -> Rest {
+        // What has come before, the next poll finds.
+        match self.is_quiet() && sleep::lie_down(self) {
+            true => Rest::Quiet(Some(self.at_most(limit))),
+            false => Rest::Disturbed,
         }
+    }
+
+    /// Completions, and what the connection manager tells.
+    fn wake_fds(&self) -> WakeFds<BorrowedFd<'_>> {
+        WakeFds::of([
+            (self.completion_channel.as_fd(), PollFlags::IN),
+            (self.channel.as_fd(), PollFlags::IN),
+        ])
+    }
+
+    fn get_up(&mut self) -> Result<(), PortError> {
+        self.take_events();
+        self.lanes.iter_mut().for_each(ClientLane::drain);
+        Ok(())
     }
 }

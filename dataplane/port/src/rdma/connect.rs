@@ -3,19 +3,18 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rowmill_verbs::{
     CmEvent, CmEventKind, Connecting, EventChannel, Parameters, Resolution, Resolved, Resolving,
 };
 use rowmill_wire::Refusal;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::event::PollFlags;
 
 use super::config::ConnectionParameters;
 use super::failure::in_full;
 use super::private_data::parse_refusal;
-use crate::PortError;
+use crate::{PortError, WakeFds};
 
 /// Reasons of a rejection: nobody listens there; the peer takes it for an old connection; the peer's program says why.
 const NOBODY_LISTENS: i32 = 8;
@@ -120,27 +119,9 @@ impl Attempt<'_> {
             if left.is_zero() {
                 return Err(self.unreachable(io::ErrorKind::TimedOut.into()));
             }
-            wait_for(&[self.channel.as_fd()], Some(left))
+            WakeFds::of([(self.channel.as_fd(), PollFlags::IN)])
+                .poll(Some(left))
                 .map_err(|e| self.unreachable(e.into()))?;
         }
-    }
-}
-
-/// Waits until one of at most four descriptors is readable, or the time has passed.
-pub(super) fn wait_for(
-    fds: &[std::os::fd::BorrowedFd<'_>],
-    limit: Option<Duration>,
-) -> Result<(), Errno> {
-    let limit = limit.map(|limit| Timespec {
-        tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
-        tv_nsec: limit.subsec_nanos().into(),
-    });
-    let mut polled: arrayvec::ArrayVec<PollFd<'_>, 4> = fds
-        .iter()
-        .map(|fd| PollFd::new(fd, PollFlags::IN))
-        .collect();
-    match poll(&mut polled, limit.as_ref()) {
-        Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(errno) => Err(errno),
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rowmill_verbs::{CompletionChannel, CompletionQueue, Slab, Trouble};
 use rowmill_wire::control::Rights;
 use rowmill_wire::limits::SLOT_BYTES;
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll;
 use rustix::io::Errno;
 
 use super::bounds::GREETING_MAX;
@@ -19,6 +19,7 @@ use super::seat::{Seat, Submission};
 use super::seats::Seats;
 use super::sleep::{self, Sleeper};
 use super::turn::{POLLED_MAX, Turn, cut, free_pull};
+use crate::rest::timespec;
 use crate::{ConnId, Event, RegionError, RegionId};
 
 /// How long what was announced to a connection that ends in order may take to arrive.
@@ -439,10 +440,7 @@ impl Sleeper for RdmaLane {
     }
 
     fn wait(&mut self, limit: Option<Duration>) -> Result<(), Errno> {
-        let limit = limit.map(|limit| Timespec {
-            tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: limit.subsec_nanos().into(),
-        });
+        let limit = limit.map(timespec);
         let mut events = [MaybeUninit::uninit(); 4];
         self.life.sleeps();
         let outcome = epoll::wait(&self.shared.epoll, &mut events, limit.as_ref());

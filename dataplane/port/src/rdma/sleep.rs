@@ -39,16 +39,22 @@ pub(super) trait Sleeper {
     fn take_events(&mut self);
 }
 
-/// Sleeps for at most `limit`, unless something has come. To be called by who has polled and found nothing.
+/// Arms the queues and looks once more. True if nothing has come: then it sleeps until an event may have, and takes the
+/// events. To be called by who has polled and found nothing.
+pub(super) fn lie_down(sleeper: &mut impl Sleeper) -> bool {
+    if !sleeper.arm() {
+        return false; // Whoever can't sleep polls.
+    }
+    sleeper.progress();
+    sleeper.is_quiet()
+}
+
+/// Sleeps for at most `limit`, unless something has come.
 ///
 /// # Errors
 /// Of the system call.
 pub(super) fn sleep(sleeper: &mut impl Sleeper, limit: Option<Duration>) -> Result<(), Errno> {
-    if !sleeper.arm() {
-        return Ok(()); // Whoever can't sleep polls.
-    }
-    sleeper.progress();
-    if !sleeper.is_quiet() {
+    if !lie_down(sleeper) {
         return Ok(());
     }
     let outcome = sleeper.wait(limit);

@@ -21,7 +21,7 @@ use super::stream;
 use super::wake::WakeSocket;
 use crate::calls::{self, unexpected};
 use crate::control::Bell;
-use crate::{ClientPort, PortError, RegionId};
+use crate::{ClientPort, PortError, RegionId, Rest, WakeFds};
 
 /// Polls that find nothing between two looks at the stream, which cost a system call: about 50 us of
 /// spinning, so that the call takes less than a hundredth of the time.
@@ -238,23 +238,6 @@ impl ShmClient {
         }
     }
 
-    /// Sleeps until the stream ends or a worker wakes this client: whether either has happened.
-    fn wait_for_bells(&self, limit: Option<Duration>) -> Result<(bool, bool), PortError> {
-        let limit = limit.map(|limit| Timespec {
-            tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: limit.subsec_nanos().into(),
-        });
-        let mut fds = [
-            PollFd::new(&self.stream, PollFlags::RDHUP),
-            PollFd::new(&self.wake, PollFlags::IN),
-        ];
-        match poll(&mut fds, limit.as_ref()) {
-            Ok(_) => Ok((!fds[0].revents().is_empty(), !fds[1].revents().is_empty())),
-            Err(Errno::INTR) => Ok((false, false)),
-            Err(errno) => Err(system("poll", errno)),
-        }
-    }
-
     /// Makes memory and registers it.
     fn register_own(&mut self, bytes: usize, rights: Rights) -> Result<RegionId, PortError> {
         if self.closed {
@@ -366,18 +349,28 @@ impl ClientPort for ShmClient {
         }
     }
 
-    fn wait(&mut self, limit: Option<Duration>) -> Result<(), PortError> {
-        if self.closed {
-            return Ok(()); // The next poll says so.
+    fn lie_down(&mut self, limit: Option<Duration>) -> Rest {
+        match handoff::lie_down(self.lanes.iter(), || !self.closed) {
+            true => Rest::Quiet(limit),
+            false => Rest::Disturbed,
         }
-        let wait = || self.wait_for_bells(limit);
-        let slept = handoff::sleep(self.lanes.iter(), || true, wait);
-        let (ended, woken) = slept.unwrap_or(Ok((false, false)))?;
-        self.closed |= ended;
-        if woken {
-            self.wake.drain();
+    }
+
+    /// The end of the stream, and what a worker wakes this client by.
+    fn wake_fds(&self) -> WakeFds<BorrowedFd<'_>> {
+        WakeFds::of([
+            (self.stream.as_fd(), PollFlags::RDHUP),
+            (self.wake.as_fd(), PollFlags::IN),
+        ])
+    }
+
+    fn get_up(&mut self) -> Result<(), PortError> {
+        handoff::get_up(self.lanes.iter());
+        if self.wake.drain() {
+            return Ok(());
         }
-        Ok(())
+        // No worker ended the sleep, so it may have been the end of the stream.
+        self.look_at_stream()
     }
 }
 

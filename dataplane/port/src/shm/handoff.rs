@@ -49,22 +49,28 @@ pub(super) trait Consumer {
     fn sleeping(&self) -> &AtomicU32;
 }
 
-/// Consumer: sleeps on all its rings by `wait`, unless one has an entry or `is_quiet` says that something else has come.
-/// `None` if it did not sleep.
-pub(super) fn sleep<'r, R: Consumer + 'r, T>(
+/// Consumer: says on all its rings that it sleeps, unless one has an entry or `is_quiet` says that something else has come.
+/// True if it may: then it sleeps until it is rung, and gets up.
+pub(super) fn lie_down<'r, R: Consumer + 'r>(
     rings: impl Iterator<Item = &'r R> + Clone,
     is_quiet: impl FnOnce() -> bool,
-    wait: impl FnOnce() -> T,
-) -> Option<T> {
-    let flag = |value: u32| {
-        for ring in rings.clone() {
-            ring.sleeping().store(value.to_le(), Ordering::Relaxed);
-        }
-    };
-    flag(1);
+) -> bool {
+    say(rings.clone(), 1);
     fence(Ordering::SeqCst);
     let quiet = is_quiet() && !rings.clone().any(R::has_entry);
-    let outcome = quiet.then(wait);
-    flag(0);
-    outcome
+    if !quiet {
+        get_up(rings);
+    }
+    quiet
+}
+
+/// Consumer: says that it does not sleep any more.
+pub(super) fn get_up<'r, R: Consumer + 'r>(rings: impl Iterator<Item = &'r R>) {
+    say(rings, 0);
+}
+
+fn say<'r, R: Consumer + 'r>(rings: impl Iterator<Item = &'r R>, sleeps: u32) {
+    for ring in rings {
+        ring.sleeping().store(sleeps.to_le(), Ordering::Relaxed);
+    }
 }

@@ -8,12 +8,13 @@ use rowmill_arena::{Layout, Region, Staging, Strip, Window};
 use rowmill_wire::control::Rights;
 use rowmill_wire::limits::{MAX_REGIONS, SLOT_BYTES};
 use rowmill_wire::{Completion, Status};
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll;
 
 use super::block::Block;
 use super::handoff::{self, Consumer};
 use super::inbox::{LaneShared, Link, Message, Notice};
 use super::rings::{Submission, WorkerRings};
+use crate::rest::timespec;
 use crate::{
     ConnId, Event, Extent, Fetch, Idle, RegionError, RegionId, RoomError, ServerPort, Waker,
 };
@@ -203,16 +204,14 @@ impl ShmLane {
         if self.ending.is_some() {
             return; // The acknowledgement is for the next poll.
         }
-        let wait = || {
-            let limit = limit.map(|limit| Timespec {
-                tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
-                tv_nsec: limit.subsec_nanos().into(),
-            });
-            let mut events = [MaybeUninit::uninit(); 16];
-            // Whatever ends it, an interruption too, the caller polls again.
-            let _ = epoll::wait(&self.shared.epoll, &mut events, limit.as_ref());
-        };
-        handoff::sleep(self.active_rings(), || !self.has_message(), wait);
+        if !handoff::lie_down(self.active_rings(), || !self.has_message()) {
+            return;
+        }
+        let mut events = [MaybeUninit::uninit(); 16];
+        let limit = limit.map(timespec);
+        // Whatever ends it, an interruption too, the caller polls again.
+        let _ = epoll::wait(&self.shared.epoll, &mut events, limit.as_ref());
+        handoff::get_up(self.active_rings());
     }
 }
 

@@ -36,14 +36,12 @@ impl WakeSocket {
         let _ = send(&self.0, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
-    /// Takes the wake-ups that have come; the bound is above what 251 lanes can send for one sleep.
-    pub(super) fn drain(&self) {
-        for _ in 0..256 {
-            match recv(&self.0, &mut [0; 1], RecvFlags::DONTWAIT) {
-                Ok((1.., _)) => (),
-                _ => return,
-            }
-        }
+    /// Takes the wake-ups that have come, and says whether there were any; the bound is above what 251 lanes can send for
+    /// one sleep.
+    pub(super) fn drain(&self) -> bool {
+        let next = || recv(&self.0, &mut [0; 1], RecvFlags::DONTWAIT);
+        let taken = (0..256).take_while(|_| matches!(next(), Ok((1.., _))));
+        taken.count() > 0
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use super::log::What;
 use super::memory::SimMemory;
 use super::net::{Connection, Inbox, Net};
 use super::{Mistake, SimNet, refused};
-use crate::{ClientPort, ConnId, Event, Lost, PortError, RegionId};
+use crate::{ClientPort, ConnId, Event, Lost, PortError, RegionId, Rest, WakeFds};
 
 /// A client's connection. Dropping it is what the end of the client's process is.
 pub struct SimClient {
@@ -358,7 +359,20 @@ impl ClientPort for SimClient {
         Ok(None)
     }
 
-    fn wait(&mut self, limit: Option<Duration>) -> Result<(), PortError> {
+    fn lie_down(&mut self, limit: Option<Duration>) -> Rest {
+        let (due, now_ns) = (self.inbox.borrow().next_due(), self.net.now_ns());
+        match due.is_some_and(|due| due <= now_ns) {
+            true => Rest::Disturbed,
+            false => Rest::Quiet(limit),
+        }
+    }
+
+    fn wake_fds(&self) -> WakeFds<BorrowedFd<'_>> {
+        WakeFds::none()
+    }
+
+    /// Lets the world go on until something has come.
+    fn sleep(&mut self, limit: Option<Duration>) -> Result<(), PortError> {
         let until = limit.map_or(u64::MAX, |limit| {
             self.net
                 .now_ns()
@@ -369,5 +383,9 @@ impl ClientPort for SimClient {
             let now_ns = net.now_ns;
             now_ns >= until || inbox.borrow().next_due().is_some_and(|due| due <= now_ns)
         })
+    }
+
+    fn get_up(&mut self) -> Result<(), PortError> {
+        Ok(())
     }
 }

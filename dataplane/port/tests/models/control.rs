@@ -41,7 +41,7 @@ impl Bell {
     }
 }
 
-const UNHARMED: &str = "no thread has panicked";
+pub(crate) const UNHARMED: &str = "no thread has panicked";
 
 /// Messages that a model sends.
 const MESSAGES: u32 = 2;

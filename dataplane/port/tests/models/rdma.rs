@@ -8,7 +8,7 @@ use loom::sync::Mutex;
 use loom::thread;
 use rustix::io::Errno;
 
-use crate::control::{Bell, Letters};
+use crate::control::{Bell, Letters, UNHARMED};
 use crate::plant::{self, Mistake, is};
 use sleep::Sleeper;
 
@@ -39,7 +39,7 @@ impl Device {
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut Queue) -> T) -> T {
-        act(&mut self.queue.lock().expect("no thread has panicked"))
+        act(&mut self.queue.lock().expect(UNHARMED))
     }
 
     /// The device's side. Between the completion and the event anything can happen.
@@ -177,6 +177,57 @@ fn no_completion_is_slept_through() {
         Mistake::BellForgets,
     ];
     plant::assert_found(&mistakes, completions_only);
+}
+
+/// Two threads share a client: one drains the queue while the other sleeps without the lock.
+fn shared_queue() {
+    const COMPLETIONS: u32 = 2;
+    let letters = Letters::new(1, 1, Bell::new(), Arc::new(Bell::new()));
+    let device = Arc::new(Device::new(letters.bell().clone()));
+    let busy = {
+        let device = Arc::clone(&device);
+        thread::spawn(move || (0..COMPLETIONS).for_each(|number| device.complete(number)))
+    };
+    let shared = Arc::new(Mutex::new(Worker {
+        device: Arc::clone(&device),
+        letters: Arc::new(letters),
+        armed: false,
+        completed: 0,
+        messages: 0,
+        found: false,
+    }));
+    let other = {
+        let shared = Arc::clone(&shared);
+        thread::spawn(move || shared.lock().expect(UNHARMED).poll())
+    };
+    loop {
+        let mut own = shared.lock().expect(UNHARMED);
+        own.found = false;
+        if own.completed == COMPLETIONS {
+            break;
+        }
+        let quiet = sleep::lie_down(&mut *own);
+        drop(own);
+        if quiet {
+            device.bell.wait();
+            let mut own = shared.lock().expect(UNHARMED);
+            own.take_events();
+            own.poll();
+        }
+    }
+    busy.join().expect("the device ends");
+    other.join().expect("the other thread ends");
+}
+
+#[test]
+fn a_client_sleeps_while_another_thread_polls() {
+    crate::check(shared_queue);
+    let mistakes = [
+        Mistake::ArmsLast,
+        Mistake::ForgetsToArm,
+        Mistake::BellForgets,
+    ];
+    plant::assert_found(&mistakes, shared_queue);
 }
 
 /// And one that sends messages.

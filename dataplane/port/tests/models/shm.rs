@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
+use loom::sync::Mutex;
 use loom::thread;
 use rowmill_port::shm::layout;
 use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::{Completion, CompletionKind, Status};
 
-use crate::control::Bell;
+use crate::control::{Bell, UNHARMED};
 use crate::plant::{self, Mistake, is};
 use block::{Block, Memory};
 use handoff::Consumer;
@@ -78,18 +79,23 @@ fn record(number: u32) -> Completion {
     }
 }
 
+/// Lies down as the ports do.
+fn lie_down<R: Consumer>(rings: &[&R]) -> bool {
+    if is(Mistake::LooksFirst) {
+        let quiet = !rings.iter().any(|ring| ring.has_entry());
+        let flag = |ring: &&R| ring.sleeping().store(1, crate::sync::Ordering::Relaxed);
+        rings.iter().filter(|_| quiet).for_each(flag);
+        return quiet;
+    }
+    handoff::lie_down(rings.iter().copied(), || true)
+}
+
 /// Sleeps as the ports do.
 fn sleep<R: Consumer>(rings: &[&R], bell: &Bell) {
-    let looks_first = is(Mistake::LooksFirst);
-    if looks_first {
-        if rings.iter().any(|ring| ring.has_entry()) {
-            return;
-        }
-        let flag = |ring: &&R| ring.sleeping().store(1, crate::sync::Ordering::Relaxed);
-        rings.iter().for_each(flag);
-        return bell.wait();
+    if lie_down(rings) {
+        bell.wait();
+        handoff::get_up(rings.iter().copied());
     }
-    handoff::sleep(rings.iter().copied(), || true, || bell.wait());
 }
 
 /// A client that sends `count` requests in the same slot, each after the record of the one before.
@@ -183,6 +189,48 @@ fn two_clients() {
 fn a_worker_sleeps_on_the_rings_of_all_its_clients() {
     crate::check(two_clients);
     plant::assert_found(&MISTAKES, two_clients);
+}
+
+/// Two threads share a client: one submits while the other sleeps without the lock.
+fn shared_client() {
+    let (lane, doorbell) = (Arc::new(Lane::new()), Arc::new(Bell::new()));
+    let rings = ClientRings::new(Block::of(&lane.memory), layout());
+    let rings = Arc::new(Mutex::new(rings));
+    let sender = {
+        let (rings, doorbell) = (Arc::clone(&rings), Arc::clone(&doorbell));
+        thread::spawn(move || {
+            let rings = &mut *rings.lock().expect(UNHARMED);
+            if rings.submit(0, &1u32.to_le_bytes()) {
+                doorbell.ring();
+            }
+        })
+    };
+    let sleeper = {
+        let lane = Arc::clone(&lane);
+        thread::spawn(move || {
+            loop {
+                let mut own = rings.lock().expect(UNHARMED);
+                if let Some(record) = own.next().expect("an honest worker") {
+                    return record.request;
+                }
+                let quiet = lie_down(&[&*own]);
+                drop(own);
+                if quiet {
+                    lane.wake.wait();
+                    handoff::get_up(std::iter::once(&*rings.lock().expect(UNHARMED)));
+                }
+            }
+        })
+    };
+    serve(&[lane], &doorbell, 1);
+    sender.join().expect("the sender ends");
+    assert_eq!(sleeper.join().expect("the sleeper ends"), 1);
+}
+
+#[test]
+fn a_client_sleeps_while_another_thread_submits() {
+    crate::check(shared_client);
+    plant::assert_found(&MISTAKES, shared_client);
 }
 
 /// The flag goes down with the first entry, so that the bell rings once a sleep.

@@ -3,6 +3,7 @@
 mod answers;
 mod bounds;
 mod split;
+mod view;
 
 use crate::stand_in::{DIM, StandIn};
 use crate::*;

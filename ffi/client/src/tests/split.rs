@@ -7,13 +7,13 @@ use crate::stand_in::Bag;
 
 /// A batch in the plain form that a test compares with.
 #[derive(Clone, Debug)]
-struct Plain {
-    wide: bool,
-    weighted: bool,
-    features: Vec<Vec<Bag>>,
+pub(super) struct Plain {
+    pub(super) wide: bool,
+    pub(super) weighted: bool,
+    pub(super) features: Vec<Vec<Bag>>,
 }
 
-fn plain() -> impl Strategy<Value = Plain> {
+pub(super) fn plain() -> impl Strategy<Value = Plain> {
     let shape = (
         1usize..6,
         1usize..200,
