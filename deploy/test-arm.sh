@@ -37,7 +37,8 @@ not_emulated=(
     arena_of_reserved_pages memfd_of_reserved_pages
     hole_in_small_pages_reads_as_zeros holes_in_a_peers_memory_are_not_filled
     hole_in_huge_pages_with_an_empty_pool_loses_the_region lost_region
-    unrelated_sigbus_still_kills sent_sigbus_still_kills table_of_mappings_is_bounded
+    unwatched_faults_kill_where sent_signals_kill_where ignored_signals_are_ignored_and_faults_kill
+    the_handler_before_is_called_with a_handler_before_that_wants table_of_mappings_is_bounded
     control_memory_is_freed_though_it_is_kept a_killed_server_is_noticed
 )
 cargo test --release --no-fail-fast --target "$target" --no-default-features --lib --tests \
