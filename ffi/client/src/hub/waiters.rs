@@ -117,6 +117,19 @@ impl Turns {
     }
 }
 
+#[cfg(test)]
+impl<P: ClientPort> Inner<P> {
+    /// Whether a thread leads that waits in person.
+    pub(crate) fn is_led_in_person(&self) -> bool {
+        self.waiters.led == Lead::Person
+    }
+
+    /// Whether the thread that looks for answers has nothing to do.
+    pub(crate) fn is_parked(&self) -> bool {
+        self.parked
+    }
+}
+
 impl<P: ClientPort> Shared<P> {
     /// Lets others have the lock for a moment.
     fn relock<'a>(

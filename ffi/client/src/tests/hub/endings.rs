@@ -10,6 +10,10 @@ fn an_end_of_the_connection_is_told_to_all_that_wait() {
     let hub = hub(8, sleepy(), HubOptions::default());
     let schema = bind(&hub);
     let options = RequestOptions::default();
+    let bell = hub.bell().expect("a bell");
+    let belled = hub.submit(&schema, &ask(&[9]), Place::Pool, &options);
+    let mut belled = belled.expect("sent");
+    belled.ring(&bell, 9).expect("in flight");
     thread::scope(|scope| {
         let waiting: Vec<_> = (0..4)
             .map(|id| {
@@ -25,6 +29,11 @@ fn an_end_of_the_connection_is_told_to_all_that_wait() {
             assert_eq!(outcome, Err(Failure::Disconnected));
         }
     });
+    assert_eq!(listen(&bell, 1), [9]);
+    let reply = belled.try_take().expect("ended").expect("rung");
+    assert_eq!(reply.outcome, Err(Failure::Disconnected));
+    assert!(hub.is_closed());
+    drop(reply);
     let sent = hub.submit(&schema, &ask(&[1]), Place::Pool, &options);
     assert!(matches!(sent, Err(ClientError::Closed)));
     assert_eq!(hub.held().expect("open"), 0);
@@ -35,6 +44,10 @@ fn a_record_that_makes_no_sense_stops_all_threads() {
     let hub = hub(8, sleepy(), HubOptions::default());
     let schema = bind(&hub);
     let options = RequestOptions::default();
+    let bell = hub.bell().expect("a bell");
+    let belled = hub.submit(&schema, &ask(&[9]), Place::Pool, &options);
+    let mut belled = belled.expect("sent");
+    belled.ring(&bell, 9).expect("in flight");
     thread::scope(|scope| {
         let waiting: Vec<_> = (0..4)
             .map(|id| {
@@ -53,6 +66,9 @@ fn a_record_that_makes_no_sense_stops_all_threads() {
             assert!(matches!(error, ClientError::Stopped { .. }), "{error}");
         }
     });
+    assert_eq!(listen(&bell, 1), [9]);
+    let error = belled.try_take().expect_err("it has no answer");
+    assert!(matches!(error, ClientError::Stopped { .. }), "{error}");
     let sent = hub.submit(&schema, &ask(&[1]), Place::Pool, &options);
     assert!(matches!(sent, Err(ClientError::Stopped { .. })));
 }

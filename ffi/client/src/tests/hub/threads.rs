@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::*;
 
 /// Answers what has come, some of it at a time and in any order, until it is told to stop.
-fn dataplane(hub: &TestHub, stop: &AtomicBool) {
+pub(super) fn dataplane(hub: &TestHub, stop: &AtomicBool) {
     let mut random = fastrand::Rng::with_seed(7);
     while !stop.load(Ordering::Relaxed) {
         let mut inner = hub.shared.lock().expect("open");
@@ -24,10 +24,10 @@ fn dataplane(hub: &TestHub, stop: &AtomicBool) {
 }
 
 /// A thread that wants answers; the dataplane stops with the last of them, also where one panics.
-struct Running<'a> {
-    hub: &'a TestHub,
-    running: &'a AtomicUsize,
-    stop: &'a AtomicBool,
+pub(super) struct Running<'a> {
+    pub(super) hub: &'a TestHub,
+    pub(super) running: &'a AtomicUsize,
+    pub(super) stop: &'a AtomicBool,
 }
 
 impl Drop for Running<'_> {
