@@ -327,8 +327,9 @@ impl Client {
     }
 
     /// A descriptor for an event loop; see :mod:`rowmill._await`.
-    fn _bell(&self) -> PyResult<Bell> {
-        let bell = self.open()?.bell();
+    fn _bell(&self, py: Python<'_>) -> PyResult<Bell> {
+        let hub = self.open()?;
+        let bell = py.detach(|| hub.bell());
         Ok(Bell::of(bell.map_err(|error| Fault::of(error, &[]))?))
     }
 
@@ -356,8 +357,9 @@ impl Client {
     /// Raises:
     ///     ClosedError: The connection has ended.
     #[getter]
-    fn generation(&self) -> PyResult<u64> {
-        let generation = self.open()?.generation();
+    fn generation(&self, py: Python<'_>) -> PyResult<u64> {
+        let hub = self.open()?;
+        let generation = py.detach(|| hub.generation());
         Ok(generation.map_err(|error| Fault::of(error, &[]))?)
     }
 
@@ -370,8 +372,8 @@ impl Client {
     ///     ClosedError: The connection has ended.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let hub = self.open()?;
-        let pending = hub.pending().map_err(|error| Fault::of(error, &[]))?;
-        let held = hub.held().map_err(|error| Fault::of(error, &[]))?;
+        let counts = py.detach(|| Ok((hub.pending()?, hub.held()?)));
+        let (pending, held) = counts.map_err(|error| Fault::of(error, &[]))?;
         let stats = PyDict::new(py);
         stats.set_item("pending", pending)?;
         stats.set_item("held", held)?;
