@@ -8,7 +8,7 @@ BENCH := $(PROGRAMS)/rowmill-bench
 SEEDS ?= 1000
 FUZZ_SECONDS ?= 60
 
-.PHONY: help run test test-arm peers check test-full bench targets faults sim build setup lab test-rxe bench-rxe
+.PHONY: help run test test-arm test-c archive install peers check test-full bench targets faults sim build setup lab test-rxe bench-rxe
 
 help: ## List these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -32,6 +32,16 @@ check: setup ## Format, lints and documents with warnings denied, workspace rule
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps --quiet
 	$(CARGO) test --release -p rowmill-tests --test workspace
+
+archive: setup # The programs, and the archive that librowmill.so is linked from
+	$(CARGO) build --release --lib --bins
+
+test-c: archive ## The C interface: header, symbols, examples against a real service, plainly, under valgrind, with sanitizers
+	@deploy/test-c.sh
+
+PREFIX ?= /usr/local
+install: archive ## librowmill.so, rowmill.h and rowmill.pc to PREFIX=/usr/local (DESTDIR= before it, for packages)
+	@ffi/capi/install.sh "$(PREFIX)" "$(PROGRAMS)"
 
 test-arm: setup ## The pure crates and shm, cross-built for arm64 and run on an emulated Cortex-A72
 	@deploy/test-arm.sh

@@ -28,6 +28,7 @@ stage check 900 make check
 stage test 900 make test
 stage large 600 cargo test --release -p rowmill-table --test bounds -- --ignored
 stage faults 300 make faults
+stage test-c 480 make test-c
 stage models 1800 env ROWMILL_MODEL_PREEMPTIONS=4 cargo test --release -p rowmill-port --test models
 stage simulation 3600 make sim SEEDS="$SEEDS"
 if rustup toolchain list 2>/dev/null | grep -q nightly; then
