@@ -52,6 +52,7 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
         "ffi/client",
         &["rowmill-wire", "rowmill-arena", "rowmill-port"],
     ),
+    ("rowmill-python", "ffi/python", &["rowmill-client"]),
     (
         "rowmill-cli",
         "control/rowmill",
