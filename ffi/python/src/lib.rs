@@ -9,6 +9,7 @@ mod buffer_protocol;
 mod client;
 mod dlpack;
 mod errors;
+mod export;
 mod future;
 mod memory;
 mod request;
@@ -22,6 +23,8 @@ mod _rowmill {
     use crate::batch::Jagged;
     #[pymodule_export]
     use crate::client::{Client, connect};
+    #[pymodule_export]
+    use crate::export::write_generation;
     #[pymodule_export]
     use crate::future::Future;
     #[pymodule_export]
