@@ -158,12 +158,7 @@ impl Array {
         match object.getattr(intern!(object.py(), "data_ptr")) {
             Ok(_) => Array::of_tensor(object, role),
             Err(error) if error.is_instance_of::<PyAttributeError>(object.py()) => {
-                let given = object.get_type().name()?.to_string();
-                let text = format!(
-                    "{} are of type {given}; give a NumPy array or a torch tensor",
-                    role.name()
-                );
-                Err(Fault::new(Class::Dtype, text))
+                Err(neither(&format!("the array of {}", role.name()), object))
             }
             Err(error) => Err(error.into()),
         }
@@ -290,6 +285,61 @@ impl Array {
             _ => i64::from_ne_bytes(bytes),
         }
     }
+}
+
+/// The memory of an array or tensor of any type.
+pub(crate) struct Memory {
+    pub(crate) address: usize,
+    pub(crate) bytes: usize,
+    /// The type's name, without that of its library.
+    pub(crate) dtype: String,
+    pub(crate) contiguous: bool,
+    pub(crate) writable: bool,
+}
+
+impl Memory {
+    /// That of an array with the buffer protocol, or of a torch tensor on the CPU.
+    pub(crate) fn of(object: &Bound<'_, PyAny>) -> Outcome<Memory> {
+        let py = object.py();
+        let dtype = object.getattr(intern!(py, "dtype"));
+        let dtype = dtype
+            .map_err(|_| neither("out", object))?
+            .str()?
+            .to_string();
+        let dtype = dtype.rsplit('.').next().unwrap_or_default().to_string();
+        // SAFETY: the object is alive, and the GIL is held.
+        if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
+            let buffer = PyUntypedBuffer::get(object)?;
+            return Ok(Memory {
+                address: buffer.buf_ptr().addr(),
+                bytes: buffer.len_bytes(),
+                dtype,
+                contiguous: buffer.is_c_contiguous(),
+                writable: !buffer.readonly(),
+            });
+        }
+        let address = object.call_method0(intern!(py, "data_ptr"));
+        let bytes = object.getattr(intern!(py, "nbytes"));
+        let contiguous = object.call_method0(intern!(py, "is_contiguous"));
+        let (Ok(address), Ok(bytes), Ok(contiguous)) = (address, bytes, contiguous) else {
+            return Err(neither("out", object));
+        };
+        Ok(Memory {
+            address: address.extract()?,
+            bytes: bytes.extract()?,
+            dtype,
+            contiguous: contiguous.is_truthy()?,
+            writable: true,
+        })
+    }
+}
+
+/// What is no array.
+fn neither(what: &str, given: &Bound<'_, PyAny>) -> Fault {
+    let given = given.get_type().name();
+    let given = given.map_or_else(|_| "?".into(), |name| name.to_string());
+    let text = format!("{what} is of type {given}; give a NumPy array or a torch tensor");
+    Fault::new(Class::Dtype, text)
 }
 
 fn check_dims(role: Role, dims: usize) -> Outcome<()> {

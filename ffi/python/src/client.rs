@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use rowmill_client::{Hub, HubOptions, Options, Place, RequestOptions, Wait};
+use rowmill_client::{Hub, HubOptions, Options, RequestOptions, Wait};
 
 use crate::array::{Array, Dtype};
 use crate::batch::{Batch, Division};
+use crate::buffer::{Buffer, Buffers, Out};
 use crate::errors::{Class, Fault, Outcome};
-use crate::future::Future;
+use crate::future::{Bell, Future};
 use crate::request::{self, Request};
 use crate::result::Result;
 use crate::schema::{Columns, Feature, Schema, Table, output};
@@ -23,6 +24,7 @@ use crate::schema::{Columns, Feature, Schema, Table, output};
 pub(crate) struct Client {
     pub(crate) hub: Hub,
     pub(crate) wait: Wait,
+    buffers: Buffers,
     closed: AtomicBool,
     url: String,
 }
@@ -95,6 +97,7 @@ pub(crate) fn connect(
     Ok(Client {
         hub: hub.map_err(|error| Fault::of(error, &[]))?,
         wait,
+        buffers: Buffers::default(),
         closed: AtomicBool::new(false),
         url: url.into(),
     })
@@ -160,6 +163,9 @@ impl Client {
     ///         in this machine's memory: ids int32, int64, uint32 or uint64, lengths and offsets int32 or int64, weights
     ///         float32.
     ///     weights: A float32 for each id, in the place of the batch's own.
+    ///     out: Where the result is to be written: a :class:`Buffer` of this client, or an array or tensor of the schema's output
+    ///         type in one, contiguous, of at least ``schema.result_bytes(bags)`` bytes. The result then sees this memory, which
+    ///         is the caller's; no other request in flight may have any of it.
     ///     generation: The generation wanted; 0 for the newest.
     ///     deadline: Seconds after which nobody wants the answer, from the dataplane's receipt on.
     ///     timeout: Seconds to wait at most.
@@ -176,7 +182,7 @@ impl Client {
     ///     BusyError: The memory for results is held by others.
     ///     WaitTimeout: There was no answer within ``timeout``.
     ///     ClosedError: The connection has ended.
-    #[pyo3(signature = (schema, batch, *, weights = None, generation = 0, deadline = None, timeout = None))]
+    #[pyo3(signature = (schema, batch, *, weights = None, out = None, generation = 0, deadline = None, timeout = None))]
     #[expect(clippy::too_many_arguments, reason = "they are keyword arguments")]
     fn lookup(
         &self,
@@ -184,13 +190,15 @@ impl Client {
         schema: &Schema,
         batch: &Bound<'_, PyAny>,
         weights: Option<&Bound<'_, PyAny>>,
+        out: Option<&Bound<'_, PyAny>>,
         generation: u64,
         deadline: Option<f64>,
         timeout: Option<f64>,
     ) -> PyResult<Result> {
+        let batch = Batch::of(schema, batch, weights)?;
         let request = Request {
-            batch: Batch::of(schema, batch, weights)?,
-            place: Place::Pool,
+            out: Out::of(&self.buffers, out, schema, batch.bags)?,
+            batch,
             options: request_options(generation, deadline, 0)?,
         };
         request::lookup(py, self, schema, &request, timeout)
@@ -202,6 +210,9 @@ impl Client {
     ///     schema: Made by :meth:`bind` of this client.
     ///     batch: As :meth:`lookup` takes it. Its arrays can be filled anew when this returns.
     ///     weights: A float32 for each id, in the place of the batch's own.
+    ///     out: Where the result is to be written: a :class:`Buffer` of this client, or an array or tensor of the schema's output
+    ///         type in one, contiguous, of at least ``schema.result_bytes(bags)`` bytes. The result then sees this memory, which
+    ///         is the caller's; no other request in flight may have any of it.
     ///     generation: The generation wanted; 0 for the newest.
     ///     deadline: Seconds after which nobody wants the answer, from the dataplane's receipt on.
     ///     slices: Bags of a worker's part of the batch after which it announces what it has; 0 for only at the end.
@@ -212,19 +223,22 @@ impl Client {
     /// Raises:
     ///     BusyError: All credits or all memory is in use; take results of earlier requests first.
     ///     InputError, DtypeError, FeatureError, ClosedError: As :meth:`lookup`.
-    #[pyo3(signature = (schema, batch, *, weights = None, generation = 0, deadline = None, slices = 0))]
+    #[pyo3(signature = (schema, batch, *, weights = None, out = None, generation = 0, deadline = None, slices = 0))]
+    #[expect(clippy::too_many_arguments, reason = "they are keyword arguments")]
     fn submit(
         slf: &Bound<'_, Self>,
         schema: &Schema,
         batch: &Bound<'_, PyAny>,
         weights: Option<&Bound<'_, PyAny>>,
+        out: Option<&Bound<'_, PyAny>>,
         generation: u64,
         deadline: Option<f64>,
         slices: u32,
     ) -> PyResult<Future> {
+        let batch = Batch::of(schema, batch, weights)?;
         let request = Request {
-            batch: Batch::of(schema, batch, weights)?,
-            place: Place::Pool,
+            out: Out::of(&slf.get().buffers, out, schema, batch.bags)?,
+            batch,
             options: request_options(generation, deadline, slices)?,
         };
         let sent = request::submit(slf.py(), slf.get(), schema, &request)?;
@@ -241,14 +255,14 @@ impl Client {
     ///     weights: The address of as many float32 as there are ids; 0 without.
     ///     columns: Which of the batch's columns each feature of the schema takes; its own if not given.
     ///     column_count: Columns of the batch.
-    ///     generation, deadline, timeout: As :meth:`lookup`.
+    ///     out, generation, deadline, timeout: As :meth:`lookup`.
     ///
     /// Returns:
     ///     Result: The vectors.
     ///
     /// Raises:
     ///     InputError: As :meth:`lookup`. What the addresses say is believed.
-    #[pyo3(signature = (schema, ids, division, is_offsets, weights, columns, column_count, generation = 0, deadline = None, timeout = None))]
+    #[pyo3(signature = (schema, ids, division, is_offsets, weights, columns, column_count, out = None, generation = 0, deadline = None, timeout = None))]
     #[expect(clippy::too_many_arguments, reason = "an inner call of few types")]
     fn _lookup_flat(
         &self,
@@ -260,6 +274,7 @@ impl Client {
         weights: usize,
         columns: Option<Vec<u32>>,
         column_count: usize,
+        out: Option<&Bound<'_, PyAny>>,
         generation: u64,
         deadline: Option<f64>,
         timeout: Option<f64>,
@@ -279,17 +294,47 @@ impl Client {
             true => Division::Offsets(division),
             false => Division::Lengths(division),
         };
+        let batch = Batch::flat_arrays(division, ids, weights, columns)?;
         let request = Request {
-            batch: Batch::flat_arrays(division, ids, weights, columns)?,
-            place: Place::Pool,
+            out: Out::of(&self.buffers, out, schema, batch.bags)?,
+            batch,
             options: request_options(generation, deadline, 0)?,
         };
         request::lookup(py, self, schema, &request, timeout)
     }
 
+    /// Makes memory that is registered with the dataplane, for ``out=``. A client can have 7 at a time, or more where its own memory
+    /// for results needs fewer; one is given back after it and all that sees it are gone.
+    ///
+    /// Args:
+    ///     nbytes: Its size in bytes, at least 1; the dataplane has a limit (``limits.max_region_bytes``).
+    ///
+    /// Returns:
+    ///     Buffer: Zeros.
+    ///
+    /// Raises:
+    ///     InputError: It is too large.
+    ///     RefusedError: The dataplane refuses it, such as for the number of regions.
+    ///     ClosedError: The connection has ended.
+    fn buffer(&self, py: Python<'_>, nbytes: u64) -> PyResult<Buffer> {
+        let hub = self.open()?;
+        if nbytes == 0 {
+            return Err(Fault::input("a buffer of 0 bytes; give at least 1").into());
+        }
+        let buffer = py.detach(|| self.buffers.make(hub, nbytes));
+        Ok(buffer.map_err(|error| Fault::of(error, &[]))?)
+    }
+
+    /// A descriptor for an event loop; see :mod:`rowmill._await`.
+    fn _bell(&self) -> PyResult<Bell> {
+        let bell = self.open()?.bell();
+        Ok(Bell::of(bell.map_err(|error| Fault::of(error, &[]))?))
+    }
+
     /// Ends the connection. Requests in flight get :class:`ClosedError`; results stay readable. Twice is fine.
-    fn close(&self) {
+    fn close(&self, py: Python<'_>) {
         self.closed.store(true, Ordering::Release);
+        py.detach(|| self.hub.close());
     }
 
     /// Whether :meth:`close` was called.
@@ -330,8 +375,8 @@ impl Client {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, _exception: &Bound<'_, PyAny>) {
-        self.close();
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
+        self.close(py);
     }
 
     fn __repr__(&self) -> String {

@@ -1,5 +1,6 @@
 //! Requests in flight, as futures.
 
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use pyo3::prelude::*;
@@ -165,8 +166,57 @@ impl Future {
         Ok(cancelled.map_err(|error| Fault::of(error, &[]))?)
     }
 
+    /// For ``await``, in any event loop that has ``add_reader``. Where the only task that awaits it is cancelled, so is the request.
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        static WAIT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let wait = WAIT.import(slf.py(), "rowmill._await", "wait")?;
+        wait.call1((slf,))
+    }
+
+    /// The client whose request it is.
+    #[getter]
+    fn _client(&self, py: Python<'_>) -> Py<Client> {
+        self.client.clone_ref(py)
+    }
+
+    /// Has the bell rung when there is an answer: with the token, and at once where it is there.
+    fn _ring(&self, py: Python<'_>, bell: &Bell, token: u64) -> PyResult<()> {
+        let rung = py.detach(|| match &*self.lock() {
+            State::InFlight(pending) => pending.ring(&bell.bell, token),
+            State::Answered(_) | State::Taken => Ok(()),
+        });
+        Ok(rung.map_err(|error| Fault::of(error, &[]))?)
+    }
+
     fn __repr__(&self) -> PyResult<String> {
         let state = if self.done()? { "done" } else { "in flight" };
         Ok(format!("Future({state})"))
+    }
+}
+
+/// A descriptor that is readable while requests that ring it have been answered.
+#[pyclass(frozen, name = "_Bell", module = "rowmill._rowmill")]
+pub(crate) struct Bell {
+    bell: rowmill_client::Bell,
+}
+
+impl Bell {
+    pub(crate) fn of(bell: rowmill_client::Bell) -> Bell {
+        Bell { bell }
+    }
+}
+
+#[pymethods]
+impl Bell {
+    /// The descriptor, which stays open as long as this lives.
+    fn fileno(&self) -> i32 {
+        self.bell.as_fd().as_raw_fd()
+    }
+
+    /// The tokens of requests that were answered since the last call.
+    fn heard(&self) -> Vec<u64> {
+        let mut tokens = Vec::new();
+        self.bell.heard(&mut tokens);
+        tokens
     }
 }

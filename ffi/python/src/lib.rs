@@ -5,6 +5,7 @@
 
 mod array;
 mod batch;
+mod buffer;
 mod buffer_protocol;
 mod client;
 mod dlpack;
@@ -22,11 +23,13 @@ mod _rowmill {
     #[pymodule_export]
     use crate::batch::Jagged;
     #[pymodule_export]
+    use crate::buffer::Buffer;
+    #[pymodule_export]
     use crate::client::{Client, connect};
     #[pymodule_export]
     use crate::export::write_generation;
     #[pymodule_export]
-    use crate::future::Future;
+    use crate::future::{Bell, Future};
     #[pymodule_export]
     use crate::result::{Array, Result};
     #[pymodule_export]

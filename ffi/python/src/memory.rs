@@ -8,35 +8,54 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
-use rowmill_client::{Lease, Output};
+use rowmill_client::{Lease, Output, Window};
 
+use crate::buffer::Registered;
 use crate::errors::{Fault, Outcome};
+
+/// What keeps a result's memory.
+#[derive(Clone)]
+pub(crate) enum Keeper {
+    /// A range of the pool.
+    Lease(Lease),
+    /// The caller's own, from this byte on. It stays mapped, and is written to again when the caller says so.
+    Buffer(Arc<Registered>, usize),
+}
+
+impl Keeper {
+    fn part(&self, offset: usize, bytes: usize) -> Option<Window<'_>> {
+        match self {
+            Keeper::Lease(lease) => lease.window().part(offset, bytes),
+            Keeper::Buffer(registered, first) => registered.window().part(first + offset, bytes),
+        }
+    }
+}
 
 /// A result's memory, until it is released.
 pub(crate) struct Held {
-    lease: Mutex<Option<Lease>>,
+    keeper: Mutex<Option<Keeper>>,
     /// Arrays, tensors and capsules that see it.
     exports: AtomicUsize,
 }
 
 impl Held {
-    pub(crate) fn new(lease: Lease) -> Arc<Held> {
+    pub(crate) fn new(keeper: Keeper) -> Arc<Held> {
         Arc::new(Held {
-            lease: Mutex::new(Some(lease)),
+            keeper: Mutex::new(Some(keeper)),
             exports: AtomicUsize::new(0),
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Lease>> {
-        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Option<Keeper>> {
+        self.keeper.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives the memory back, unless somebody sees it.
     pub(crate) fn release(&self) -> PyResult<()> {
-        let mut lease = self.lock();
+        let mut keeper = self.lock();
         match self.exports.load(Ordering::Acquire) {
             0 => {
-                *lease = None;
+                *keeper = None;
                 Ok(())
             }
             views => Err(PyBufferError::new_err(format!(
@@ -55,13 +74,13 @@ impl Held {
 
     /// Lends it.
     fn export(self: &Arc<Held>) -> Outcome<Export> {
-        let lease = self.lock();
-        let Some(lease) = &*lease else {
+        let keeper = self.lock();
+        let Some(keeper) = &*keeper else {
             return Err(released());
         };
         self.exports.fetch_add(1, Ordering::Relaxed);
         Ok(Export {
-            lease: Some(lease.clone()),
+            keeper: Some(keeper.clone()),
             held: Arc::clone(self),
         })
     }
@@ -73,14 +92,14 @@ fn released() -> Fault {
 
 /// The right to see a result's memory.
 pub(crate) struct Export {
-    lease: Option<Lease>,
+    keeper: Option<Keeper>,
     held: Arc<Held>,
 }
 
 impl Drop for Export {
     fn drop(&mut self) {
-        // The lease goes first: who sees no exports may take the memory to be free.
-        self.lease = None;
+        // The keeper goes first: who sees no exports may take the memory to be free.
+        self.keeper = None;
         self.held.exports.fetch_sub(1, Ordering::Release);
     }
 }
@@ -90,7 +109,7 @@ impl Drop for Export {
 pub(crate) struct Matrix {
     /// `None` where it has no elements.
     pub(crate) held: Option<Arc<Held>>,
-    /// Bytes from the lease's begin to its first element.
+    /// Bytes from the result's begin to its first element.
     pub(crate) offset: usize,
     pub(crate) rows: usize,
     pub(crate) columns: usize,
@@ -123,14 +142,14 @@ impl Matrix {
             Some(held) => Some(held.export()?),
             None => None,
         };
-        let lease = export.as_ref().and_then(|export| export.lease.as_ref());
+        let keeper = export.as_ref().and_then(|export| export.keeper.as_ref());
         let bytes = match self.rows {
             0 => 0,
             rows => ((rows - 1) * self.stride + self.columns) * self.output.bytes() as usize,
         };
-        let address = match lease {
-            Some(lease) => {
-                let part = lease.window().part(self.offset, bytes);
+        let address = match keeper {
+            Some(keeper) => {
+                let part = keeper.part(self.offset, bytes);
                 part.expect("vectors lie in their result").as_ptr().addr()
             }
             None => (&raw const NOTHING).addr(),

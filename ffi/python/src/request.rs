@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use rowmill_client::{ClientError, Pending, Place, Reply, RequestOptions};
+use rowmill_client::{ClientError, Pending, Reply, RequestOptions};
 
 use crate::batch::Batch;
+use crate::buffer::{Out, Registered};
 use crate::client::Client;
 use crate::errors::{Class, Fault, Outcome};
-use crate::memory::Held;
+use crate::memory::{Held, Keeper};
 use crate::result::Result as Answer;
 use crate::schema::{Layout, Schema};
 
@@ -19,7 +20,7 @@ const SLICE: Duration = Duration::from_millis(20);
 /// What is to be sent.
 pub(crate) struct Request {
     pub(crate) batch: Batch,
-    pub(crate) place: Place,
+    pub(crate) out: Out,
     pub(crate) options: RequestOptions,
 }
 
@@ -29,6 +30,8 @@ pub(crate) struct Asked {
     names: Arc<[String]>,
     bags: usize,
     vectors: Option<Vec<usize>>,
+    /// The caller's memory for it.
+    out: Option<(Arc<Registered>, usize)>,
 }
 
 /// A request that was sent.
@@ -39,12 +42,14 @@ pub(crate) struct Sent {
 }
 
 impl Asked {
-    fn of(schema: &Schema, batch: &Batch) -> Asked {
+    fn of(schema: &Schema, request: &Request) -> Asked {
+        let Request { batch, out, .. } = request;
         Asked {
             layout: Arc::clone(&schema.layout),
             names: Arc::clone(&schema.names),
             bags: batch.bags,
             vectors: batch.vectors(schema),
+            out: out.memory.clone(),
         }
     }
 
@@ -67,12 +72,17 @@ impl Asked {
         reply
             .outcome
             .map_err(|failure| Fault::of_failure(failure, names))?;
+        // A place of the caller's own is the caller's again; what is in the pool is lent.
+        let keeper = match &self.out {
+            Some((registered, offset)) => Keeper::Buffer(Arc::clone(registered), *offset),
+            None => Keeper::Lease(reply.lease),
+        };
         Ok(Answer {
             layout: Arc::clone(&self.layout),
             names: Arc::clone(names),
             bags: self.bags,
             vectors: self.vectors.clone(),
-            held: Some(Held::new(reply.lease)),
+            held: Some(Held::new(keeper)),
             generation: reply.generation,
             service_s: reply.service_ns as f64 / 1e9,
         })
@@ -141,7 +151,7 @@ pub(crate) fn lookup(
     timeout: Option<f64>,
 ) -> PyResult<Answer> {
     let (hub, wait) = (client.open()?, client.wait);
-    let asked = Asked::of(schema, &request.batch);
+    let asked = Asked::of(schema, request);
     if asked.bags == 0 {
         return Ok(asked.nothing(0));
     }
@@ -152,8 +162,8 @@ pub(crate) fn lookup(
         if sent.is_none() {
             let began = Instant::now();
             sent = request.batch.with_view(|view| {
-                let Request { place, options, .. } = request;
-                hub.submit_within(&schema.bound, view, *place, options, wait, Some(slice))
+                let Request { out, options, .. } = request;
+                hub.submit_within(&schema.bound, view, out.place, options, wait, Some(slice))
             })?;
             limit = slice.saturating_sub(began.elapsed());
         }
@@ -182,15 +192,15 @@ pub(crate) fn submit(
     request: &Request,
 ) -> PyResult<Sent> {
     let hub = client.open()?;
-    let asked = Asked::of(schema, &request.batch);
+    let asked = Asked::of(schema, request);
     if asked.bags == 0 {
         let pending = None;
         return Ok(Sent { asked, pending });
     }
     let pending = py.detach(|| {
         request.batch.with_view(|view| {
-            let Request { place, options, .. } = request;
-            hub.submit(&schema.bound, view, *place, options)
+            let Request { out, options, .. } = request;
+            hub.submit(&schema.bound, view, out.place, options)
         })
     });
     let pending = pending.map_err(|error| of_batch(error, schema, &request.batch))?;

@@ -406,7 +406,7 @@ impl Schema {
     ///
     /// Returns:
     ///     Bytes.
-    fn result_bytes(&self, bags: u32) -> u64 {
+    pub(crate) fn result_bytes(&self, bags: u32) -> u64 {
         match bags {
             0 => 0,
             bags => self.bound.target_bytes(bags),

@@ -24,6 +24,7 @@ use rowmill_wire::control::{TableEntry, Welcome};
 pub use self::bell::Bell;
 pub use self::lease::Lease;
 pub use self::pending::{Pending, Reply};
+pub use self::pool::RegionMemory;
 
 use self::pool::Pool;
 use self::shared::{Inner, Owner, Shared};
@@ -230,6 +231,14 @@ impl<P: ClientPort> Hub<P> {
     /// As [`Session::region`].
     pub fn region(&self, bytes: u64) -> Result<Region, ClientError> {
         self.ask(|inner| inner.pool.make(&mut inner.session, bytes))
+    }
+
+    /// The memory of a region that [`Hub::region`] has made.
+    ///
+    /// # Errors
+    /// [`ClientError::OtherClient`]; [`ClientError::Stopped`], [`ClientError::Forked`].
+    pub fn memory(&self, region: Region) -> Result<RegionMemory, ClientError> {
+        self.shared.lock()?.pool.memory(&region)
     }
 
     /// Gives a region up that was made by [`Hub::region`].

@@ -7,6 +7,7 @@ torch tensors see without a copy.
 
 from rowmill._rowmill import (
     Array,
+    Buffer,
     Client,
     Feature,
     Future,
@@ -35,6 +36,7 @@ from rowmill.errors import (
 
 __all__ = [
     "Array",
+    "Buffer",
     "BusyError",
     "CancelledError",
     "Client",

@@ -158,7 +158,7 @@ fn threads_that_wait_in_person_take_the_lead() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| waits.wait(Wait::Block).expect("answered"));
         // The other one has got up, and follows.
-        while !hub.shared.lock().expect("open").is_led_in_person() || !hub.shared.sleeps() {
+        while !hub.shared.lock().expect("open").is_led_in_person() {
             thread::yield_now();
         }
         // The waiter rings for the other's, and sleeps on.
