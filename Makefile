@@ -77,7 +77,7 @@ targets: build ## Every bound that has to be reached: PASS, SHORT or NOT MEASURE
 	$(BENCH) targets
 
 peers: build ## PyTorch's embedding_bag beside ours (installs PyTorch into the cache, about 6 GB)
-	@deploy/setup-peers.sh
+	@deploy/setup-torch.sh
 	$(BENCH) peers
 
 faults: build ## Every fault that has to be survived, as a named test (FILTER=regex picks some)

@@ -53,6 +53,7 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
         &["rowmill-wire", "rowmill-arena", "rowmill-port"],
     ),
     ("rowmill-capi", "ffi/capi", &["rowmill-client"]),
+    ("rowmill-python", "ffi/python", &["rowmill-client"]),
     (
         "rowmill-cli",
         "control/rowmill",

@@ -1,5 +1,6 @@
 //! Sending requests, which takes memory for their results.
 
+use core::time::Duration;
 use std::sync::Arc;
 
 use rowmill_port::ClientPort;
@@ -52,20 +53,21 @@ impl<P: ClientPort> Hub<P> {
         }
     }
 
-    /// Sends a request and waits for its answer; waits before that for a slot, where all are in flight.
+    /// Sends a request; waits before that for a slot, where all are in flight. `None`: there was none within `limit`.
     ///
     /// # Errors
-    /// As [`Hub::submit`] and [`Pending::wait`]. What the dataplane refuses is the reply's outcome.
-    pub fn lookup<'a>(
+    /// As [`Hub::submit`].
+    pub fn submit_within<'a>(
         &self,
         schema: &BoundSchema,
         ids: impl Into<Ids<'a>>,
         place: Place,
         options: &RequestOptions,
         how: Wait,
-    ) -> Result<Reply, ClientError> {
+        limit: Option<Duration>,
+    ) -> Result<Option<Pending<P>>, ClientError> {
         let ids = ids.into();
-        let pending = match self.submit(schema, ids, place, options) {
+        match self.submit(schema, ids, place, options) {
             Err(error) if error.would_block() => {
                 let mut tried = None;
                 let again = |inner: &mut Inner<P>| {
@@ -78,11 +80,27 @@ impl<P: ClientPort> Hub<P> {
                         outcome => Some(outcome),
                     }
                 };
-                let pending = self.shared.wait_until(Seat::Room, how, None, again)?;
-                pending.expect("a wait without limit ends with something")?
+                let pending = self.shared.wait_until(Seat::Room, how, limit, again)?;
+                pending.transpose()
             }
-            outcome => outcome?,
-        };
+            outcome => outcome.map(Some),
+        }
+    }
+
+    /// Sends a request and waits for its answer; waits before that for a slot, where all are in flight.
+    ///
+    /// # Errors
+    /// As [`Hub::submit`] and [`Pending::wait`]. What the dataplane refuses is the reply's outcome.
+    pub fn lookup<'a>(
+        &self,
+        schema: &BoundSchema,
+        ids: impl Into<Ids<'a>>,
+        place: Place,
+        options: &RequestOptions,
+        how: Wait,
+    ) -> Result<Reply, ClientError> {
+        let sent = self.submit_within(schema, ids, place, options, how, None)?;
+        let pending = sent.expect("a wait without limit ends with something");
         pending.wait(how)
     }
 
