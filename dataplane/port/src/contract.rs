@@ -509,4 +509,12 @@ pub trait ClientPort {
     /// # Errors
     /// [`PortError`] of a failed system call.
     fn get_up(&mut self) -> Result<(), PortError>;
+
+    /// Ends the connection from this side, without waiting for the dataplane; nothing happens where it has ended. From now on
+    /// it is as if the dataplane had closed it: records that have come can still be polled for, then every call is
+    /// [`PortError::Closed`], and who sleeps on [`ClientPort::wake_fds`] may be woken or not.
+    ///
+    /// Memory that is shared stays mapped. A dataplane that stores to it in place may go on with what is in flight until it
+    /// has learned of the end; over RDMA nothing is written any more.
+    fn close(&mut self);
 }

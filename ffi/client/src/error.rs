@@ -129,8 +129,8 @@ pub enum ClientError {
     /// The port failed.
     #[error(transparent)]
     Port(PortError),
-    /// The dataplane is gone; whatever was in flight came back as [`crate::Failure::Disconnected`].
-    #[error("the dataplane closed the connection; connect again")]
+    /// The dataplane is gone, or the client was closed; whatever was in flight came back as [`crate::Failure::Disconnected`].
+    #[error("the connection was closed, by the dataplane or by this client; connect again")]
     Closed,
     /// The connection was lost; whatever was in flight came back as [`crate::Failure::Disconnected`], and nothing
     /// more is written to its targets.

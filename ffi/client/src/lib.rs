@@ -95,7 +95,7 @@ pub use answer::{Answer, Slice, Ticket};
 pub use batch::{Batch, Division, IdSlice};
 pub use connector::Connector;
 pub use error::{BatchError, ClientError, Failure, Unsent};
-pub use hub::{Hub, HubOptions, Ids, Lease, Pending, Place, Reply};
+pub use hub::{Bell, Hub, HubOptions, Ids, Lease, Pending, Place, Reply};
 pub use memory::{Region, Target};
 #[cfg(feature = "rdma")]
 pub use options::RdmaOptions;

@@ -165,6 +165,10 @@ impl ClientPort for AnyPort {
     fn get_up(&mut self) -> Result<(), PortError> {
         each!(self, port => port.get_up())
     }
+
+    fn close(&mut self) {
+        each!(self, port => port.close());
+    }
 }
 
 #[cfg(test)]

@@ -395,6 +395,14 @@ impl<P: ClientPort> Session<P> {
         }
     }
 
+    /// Ends the connection from this side.
+    pub(crate) fn close(&mut self) {
+        self.port.close();
+        // A record that makes no sense changes nothing about the end.
+        let _ = self.drain();
+        self.end();
+    }
+
     /// Ends every request in flight: the dataplane is gone.
     fn end(&mut self) {
         self.closed = true;

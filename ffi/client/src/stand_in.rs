@@ -360,6 +360,10 @@ impl ClientPort for StandIn {
     fn get_up(&mut self) -> Result<(), PortError> {
         Ok(())
     }
+
+    fn close(&mut self) {
+        self.closed = true;
+    }
 }
 
 /// A refusal of one id, as a worker sends it.

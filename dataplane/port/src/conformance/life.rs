@@ -186,6 +186,36 @@ pub fn client_drop_detaches<H: Harness>() {
     }
 }
 
+/// A client that closes its end is detached everywhere, though it lives on; every call of it says closed, and its memory stays.
+pub fn client_close_detaches<H: Harness>() {
+    let mut bench = Bench::<H>::start(2);
+    let mut client = bench.client("closing", 4);
+    let region = client.register(4096).expect("a region");
+    assert_eq!(bench.ask(&mut client, 0, &fill(region)).status, Status::Ok);
+    let mut before = [0; 64];
+    let memory = client.memory(region).expect("registered");
+    memory.read(0, &mut before);
+    client.submit(1, 3, &Task::Hold.frame()).expect("open");
+    client.close();
+    for lane in 0..2 {
+        bench.closed(&mut client, lane);
+    }
+    client.close();
+    let closed = |outcome| matches!(outcome, Err(PortError::Closed));
+    assert!(closed(client.submit(0, 0, &Task::Echo.frame())));
+    assert!(closed(client.cancel(1, 3)));
+    assert!(closed(client.register(4096).map(drop)));
+    assert!(closed(client.tables().map(drop)));
+    let waited = client.wait(Some(core::time::Duration::from_millis(1)));
+    assert!(waited.is_ok() || closed(waited));
+    let answers = bench.answers.clone();
+    bench.until("the end of the connection", || answers.gone().len() == 1);
+    let mut after = [0; 64];
+    let memory = client.memory(region).expect("registered");
+    memory.read(0, &mut after);
+    assert_eq!(before, after);
+}
+
 /// One client more than the bound is refused with the reason; when one leaves there is room again.
 pub fn connection_limit<H: Harness>() {
     let mut bench = Bench::<H>::start(1);

@@ -255,7 +255,7 @@ macro_rules! conformance_tests {
         $crate::conformance_tests!(@cases $harness, $ready, life:
             welcome, credits_are_bounded, tables_in_pages, bind_and_refusal, regions_come_and_go,
             region_too_large, too_many_regions, unregister_ends_access, client_drop_detaches,
-            connection_limit, server_gone, worker_cuts_off, two_clients_apart, poll_is_fair,
+            client_close_detaches, connection_limit, server_gone, worker_cuts_off, two_clients_apart, poll_is_fair,
             violations_cut_only_the_violator);
     };
     (@cases $harness:ty, $ready:expr, $group:ident: $($case:ident),*) => {

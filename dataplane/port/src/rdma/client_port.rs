@@ -170,4 +170,8 @@ impl ClientPort for RdmaClient {
         self.lanes.iter_mut().for_each(ClientLane::drain);
         Ok(())
     }
+
+    fn close(&mut self) {
+        self.finish(End::Closed);
+    }
 }

@@ -379,6 +379,12 @@ impl ClientPort for ShmClient {
         // No worker ended the sleep, so it may have been the end of the stream.
         self.look_at_stream()
     }
+
+    fn close(&mut self) {
+        // It fails where the dataplane was first.
+        let _ = rustix::net::shutdown(&self.stream, rustix::net::Shutdown::Both);
+        self.closed = true;
+    }
 }
 
 /// See [`ShmClient::raw_lane`].

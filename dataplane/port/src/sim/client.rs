@@ -393,4 +393,18 @@ impl ClientPort for SimClient {
     fn get_up(&mut self) -> Result<(), PortError> {
         Ok(())
     }
+
+    fn close(&mut self) {
+        if !self.is_cut() {
+            self.net.net.borrow_mut().cut(self.conn);
+        }
+        let now_ns = self.net.now_ns();
+        let mut inbox = self.inbox.borrow_mut();
+        for records in &mut inbox.records {
+            records.cut_off(now_ns);
+        }
+        inbox.cut_due = Some(now_ns);
+        drop(inbox);
+        self.fence();
+    }
 }

@@ -16,6 +16,11 @@ impl<T> InParent<T> {
         let value = Some(value);
         InParent { process, value }
     }
+
+    /// The value, in the process that it belongs to.
+    pub(crate) fn into_inner(mut self) -> T {
+        self.value.take().expect("it is there until the drop")
+    }
 }
 
 impl<T> Deref for InParent<T> {

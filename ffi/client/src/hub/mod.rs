@@ -4,10 +4,13 @@
 //! in a pool of memory or where the caller says, and come as leases (`lease.rs`); what is dropped, a lease or a request that
 //! is waited for no more, goes into a queue without the lock, and is taken in with the next call.
 
+mod bell;
 mod fork;
 mod lease;
 mod pending;
 mod pool;
+mod progress;
+mod shared;
 mod table;
 mod waiters;
 
@@ -17,11 +20,13 @@ use rowmill_port::ClientPort;
 use rowmill_wire::Schema;
 use rowmill_wire::control::{TableEntry, Welcome};
 
+pub use self::bell::Bell;
 pub use self::lease::Lease;
 pub use self::pending::{Pending, Reply};
 
 use self::pool::Pool;
-use self::waiters::{Inner, Seat, Shared};
+use self::shared::{Inner, Owner, Shared};
+use self::waiters::Seat;
 use crate::answer::Ticket;
 use crate::batch::Batch;
 use crate::error::{BatchError, ClientError, Unsent};
@@ -124,7 +129,7 @@ pub enum Place {
 /// A child of the process has no part in the connection: every call there is [`ClientError::Forked`], and what is dropped there is
 /// left to the parent.
 pub struct Hub<P: ClientPort = AnyPort> {
-    pub(crate) shared: Arc<Shared<P>>,
+    pub(crate) shared: Arc<Owner<P>>,
     welcome: Arc<Welcome>,
     session: u64,
 }
@@ -159,7 +164,7 @@ impl<P: ClientPort> Hub<P> {
         let pool = Pool::new(options.pool_region_bytes);
         let shared = Shared::new(session, options.results.max(1), pool)?;
         Ok(Hub {
-            shared: Arc::new(shared),
+            shared: Arc::new(Owner::new(shared)),
             welcome,
             session: id,
         })
@@ -244,15 +249,50 @@ impl<P: ClientPort> Hub<P> {
         })
     }
 
+    /// Makes a bell, to be rung when requests have been answered; see [`Pending::ring`].
+    ///
+    /// # Errors
+    /// [`ClientError::TooLarge`] where there are 16; [`ClientError::Port`] where the process has no descriptors left;
+    /// [`ClientError::Closed`], [`ClientError::Stopped`], [`ClientError::Forked`].
+    pub fn bell(&self) -> Result<Bell<P>, ClientError> {
+        let mut inner = self.shared.lock()?;
+        if inner.ended {
+            return Err(ClientError::Closed);
+        }
+        // As many again as can be in flight may wait to be heard.
+        let most = 2 * inner.session.flight.most_requests();
+        inner.bells.add(self.shared.process, self.session, most)
+    }
+
+    /// Ends the connection for all threads. Requests in flight end with [`Failure::Disconnected`](crate::Failure::Disconnected), which
+    /// those who wait for them are told; later calls are [`ClientError::Closed`]. Answers that have come can still be taken, and
+    /// leases be read. Where a dataplane stores to shared memory, it may write to the results of requests that were in flight
+    /// until it has noticed.
+    ///
+    /// It waits for no request, but for a control call of another thread. Closing twice is closing once; in a forked child nothing
+    /// happens.
+    pub fn close(&self) {
+        self.shared.close();
+    }
+
+    /// Whether the connection is known to have ended, by [`Hub::close`] or otherwise, or belongs to another process.
+    pub fn is_closed(&self) -> bool {
+        let inner = self.shared.lock();
+        inner.map_or(true, |inner| inner.session.closed)
+    }
+
     /// A call that may ask the dataplane, and so takes what would have woken the leader.
     fn ask<T>(
         &self,
         call: impl FnOnce(&mut Inner<P>) -> Result<T, ClientError>,
     ) -> Result<T, ClientError> {
         let mut inner = self.shared.lock()?;
+        if inner.ended {
+            return Err(ClientError::Closed);
+        }
         let outcome = call(&mut inner);
         self.shared.hand_out(&mut inner);
-        self.shared.ring(&mut inner);
+        self.shared.rouse(&mut inner);
         outcome
     }
 
@@ -384,7 +424,7 @@ impl<P: ClientPort> Hub<P> {
                 let target = pool.take(session, bytes);
                 if pool.asked != before {
                     // The answer may have come with what the leader sleeps for.
-                    self.shared.ring(inner);
+                    self.shared.rouse(inner);
                 }
                 target
             }

@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use rowmill_port::ClientPort;
 
+use super::bell::{Bell, Ring};
 use super::lease::Lease;
-use super::waiters::{Inner, Seat, Shared};
+use super::shared::{Inner, Owner};
+use super::waiters::Seat;
 use crate::error::{ClientError, Failure};
 use crate::options::Wait;
 use crate::ports::AnyPort;
@@ -16,7 +18,7 @@ use crate::ports::AnyPort;
 /// is dropped with its result.
 #[must_use = "dropped, it loses its answer"]
 pub struct Pending<P: ClientPort = AnyPort> {
-    shared: Arc<Shared<P>>,
+    shared: Arc<Owner<P>>,
     at: u32,
     taken: bool,
 }
@@ -42,7 +44,7 @@ pub struct Reply {
 }
 
 impl<P: ClientPort> Pending<P> {
-    pub(super) fn new(shared: Arc<Shared<P>>, at: u32) -> Pending<P> {
+    pub(super) fn new(shared: Arc<Owner<P>>, at: u32) -> Pending<P> {
         let taken = false;
         Pending { shared, at, taken }
     }
@@ -84,6 +86,24 @@ impl<P: ClientPort> Pending<P> {
         Ok(reply)
     }
 
+    /// Takes the answer, if it is there. Looks once for what has come. After `None` the request is still in flight.
+    ///
+    /// # Errors
+    /// As [`Pending::wait`].
+    pub fn try_take(&mut self) -> Result<Option<Reply>, ClientError> {
+        if self.taken {
+            return Err(ClientError::UnknownTicket);
+        }
+        let mut inner = self.shared.lock()?;
+        self.shared.turn(&mut inner)?;
+        let reply = take(&mut inner, self.at);
+        if reply.is_some() {
+            self.shared.changed(&mut inner);
+            self.taken = true;
+        }
+        Ok(reply)
+    }
+
     /// Whether the answer has come, and was not taken yet.
     ///
     /// # Errors
@@ -106,6 +126,32 @@ impl<P: ClientPort> Pending<P> {
         let outcome = ticket.map_or(Ok(()), |ticket| inner.session.cancel(ticket));
         self.shared.hand_out(&mut inner);
         outcome
+    }
+}
+
+impl<P: ClientPort + Send + 'static> Pending<P> {
+    /// Has the bell rung with `token` when the answer has come: at once, if it has already. From now on a thread of the
+    /// client's own looks for the answer, while no thread waits in person. A bell that the request was given before is not
+    /// rung for it any more; nor is any when the `Pending` is dropped, unless it was rung before that.
+    ///
+    /// # Errors
+    /// [`ClientError::OtherClient`] for another client's bell; [`ClientError::TooLarge`] where too many of the bell's requests were
+    /// answered and not heard; [`ClientError::Port`] where the thread can't be started; as [`Pending::wait`].
+    pub fn ring(&self, bell: &Bell<P>, token: u64) -> Result<(), ClientError> {
+        if self.taken {
+            return Err(ClientError::UnknownTicket);
+        }
+        let mut inner = self.shared.lock()?;
+        if bell.chime.session != inner.session.id {
+            return Err(ClientError::OtherClient { what: "bell" });
+        }
+        self.shared.turn(&mut inner)?;
+        if !inner.table.has_answer(self.at) {
+            self.shared.shared().start_progress(&mut inner)?;
+        }
+        inner.table.ring(self.at, Ring::new(&bell.chime, token)?);
+        self.shared.wake_progress(&mut inner);
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! The requests of a hub: whose answer has come, and whose nobody wants any more.
 
+use super::bell::Ring;
 use crate::answer::{Answer, Ticket};
 
 /// No request of the table.
@@ -17,6 +18,8 @@ struct Request {
     state: State,
     /// The number of its result.
     lease: u32,
+    /// The bell that is to be rung when the answer has come.
+    ring: Option<Ring>,
 }
 
 /// An answer, and the number of its result.
@@ -31,6 +34,8 @@ pub(crate) struct Table {
     free: Vec<u32>,
     /// The request of each entry of the session.
     by_entry: Vec<u32>,
+    /// Requests with a bell.
+    ringing: usize,
 }
 
 impl Table {
@@ -38,11 +43,13 @@ impl Table {
         let request = || Request {
             state: State::Free,
             lease: 0,
+            ring: None,
         };
         Table {
             requests: (0..most).map(|_| request()).collect(),
             free: (0..most as u32).rev().collect(),
             by_entry: vec![NONE; most],
+            ringing: 0,
         }
     }
 
@@ -59,7 +66,8 @@ impl Table {
     pub(crate) fn begin(&mut self, ticket: Ticket, lease: u32) -> u32 {
         let at = self.free.pop().expect("asked before");
         let state = State::InFlight(ticket);
-        self.requests[at as usize] = Request { state, lease };
+        let ring = None;
+        self.requests[at as usize] = Request { state, lease, ring };
         self.by_entry[ticket.index as usize] = at;
         at
     }
@@ -78,7 +86,44 @@ impl Table {
             return Err((answer, Some(self.requests[at as usize].lease)));
         }
         request.state = State::Answered(answer);
+        if let Some(ring) = self.silence(at) {
+            ring.ring();
+        }
         Ok(at)
+    }
+
+    /// Requests that a bell is to be rung for.
+    pub(crate) fn ringing(&self) -> usize {
+        self.ringing
+    }
+
+    /// Has a bell rung for a request, and no other one any more: at once, if it has been answered.
+    pub(crate) fn ring(&mut self, at: u32, ring: Ring) {
+        if let Some(before) = self.silence(at) {
+            before.give_up();
+        }
+        match self.ticket(at) {
+            Some(_) => {
+                self.requests[at as usize].ring = Some(ring);
+                self.ringing += 1;
+            }
+            None => ring.ring(),
+        }
+    }
+
+    /// Rings for all that were to be rung for: their answers will not come.
+    pub(crate) fn ring_all(&mut self) {
+        for at in 0..self.requests.len() {
+            if let Some(ring) = self.silence(at as u32) {
+                ring.ring();
+            }
+        }
+    }
+
+    fn silence(&mut self, at: u32) -> Option<Ring> {
+        let ring = self.requests[at as usize].ring.take();
+        self.ringing -= usize::from(ring.is_some());
+        ring
     }
 
     /// Takes the answer of a request, if it has come.
@@ -99,6 +144,9 @@ impl Table {
 
     /// Nobody will ask for this answer. Gives it back where it has come.
     pub(crate) fn abandon(&mut self, at: u32) -> Option<Ended> {
+        if let Some(ring) = self.silence(at) {
+            ring.give_up();
+        }
         let ended = self.take(at);
         if ended.is_none() {
             self.requests[at as usize].state = State::Abandoned;

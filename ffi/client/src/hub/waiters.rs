@@ -4,25 +4,21 @@
 //! a condition variable of their request's. When nothing comes for a while the leader sleeps on the port's descriptors, without the
 //! lock, so that others may submit meanwhile. Who leaves wakes a follower to be the next leader, if there is none: while
 //! anybody waits, somebody leads, or has been woken to.
+//!
+//! The thread that looks for answers where nobody waits in person (`progress.rs`) waits like the others, but for that: whoever
+//! waits in person takes the lead from it. So they find their answers as fast as if it were not there.
 
 use core::hint::spin_loop;
 use core::time::Duration;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::Condvar;
+use std::sync::atomic::Ordering;
 use std::thread::yield_now;
 
-use crossbeam_queue::ArrayQueue;
-use rowmill_port::{ClientPort, ParentFd, PortError, Process, Rest, WakeFds};
-use rustix::event::{EventfdFlags, eventfd};
+use rowmill_port::{ClientPort, Rest};
 
-use super::fork::InParent;
-use super::lease::Leases;
-use super::pool::Pool;
-use super::table::Table;
+use super::shared::{Guard, Inner, Shared, panicked};
 use crate::error::ClientError;
 use crate::options::{Backoff, Wait};
-use crate::session::Session;
 use crate::waiting::{Pause, Waiting};
 
 /// Polls between which the leader keeps the lock: some 2 to 4 us.
@@ -39,125 +35,102 @@ pub(crate) enum Seat {
     Request(u32),
     /// That there is room for another request.
     Room,
+    /// That no request is left that nobody waits for in person.
+    Progress,
+}
+
+/// Who leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lead {
+    Nobody,
+    /// The thread that waits for nothing in person.
+    Progress,
+    Person,
+}
+
+impl Seat {
+    fn lead(self) -> Lead {
+        match self {
+            Seat::Progress => Lead::Progress,
+            Seat::Request(_) | Seat::Room => Lead::Person,
+        }
+    }
 }
 
 /// Who waits.
 pub(crate) struct Waiters {
-    /// Whether somebody leads, awake or asleep.
-    led: bool,
-    /// What the leader waits for, while it sleeps.
+    /// Who leads, awake or asleep.
+    led: Lead,
+    /// What the sleeper waits for. It is the leader, or was when it lay down.
     sleeper: Option<Seat>,
-    /// Whether the bell has been rung for this sleep.
-    rung: bool,
+    /// Whether the alarm was given for this sleep.
+    roused: bool,
     /// The requests whose followers sleep.
     followers: Vec<u32>,
     /// Followers that sleep until there is room.
     room: usize,
+    /// Whether the thread that looks for answers sleeps as a follower.
+    progress: bool,
     /// Threads that wait for an answer, which each of them will take.
-    requests: usize,
+    pub(super) requests: usize,
 }
 
-/// What the lock guards.
-pub(crate) struct Inner<P: ClientPort> {
-    pub(crate) session: InParent<Session<P>>,
-    pub(crate) table: Table,
-    pub(crate) leases: Leases,
-    pub(crate) pool: Pool,
-    waiters: Waiters,
-    /// How often an answer has come or been taken: whether it is worth while to try for room again.
-    pub(crate) changes: u64,
-    /// Why the client can't go on.
-    stopped: Option<String>,
+impl Waiters {
+    /// Nobody; with room for followers of `most` requests.
+    pub(super) fn new(most: usize) -> Waiters {
+        Waiters {
+            led: Lead::Nobody,
+            sleeper: None,
+            roused: false,
+            followers: Vec::with_capacity(most),
+            room: 0,
+            progress: false,
+            requests: 0,
+        }
+    }
 }
 
-/// A session that threads share.
-pub(crate) struct Shared<P: ClientPort> {
-    inner: Mutex<Inner<P>>,
-    /// Threads that want the lock, which a leader that polls lets go first.
-    wanting: AtomicU32,
+/// What followers sleep on.
+pub(super) struct Turns {
     /// For the follower of each request.
-    turns: Box<[Condvar]>,
+    requests: Box<[Condvar]>,
     room: Condvar,
-    /// Ends the leader's sleep.
-    bell: OwnedFd,
-    fds: WakeFds<ParentFd>,
-    backoff: Backoff,
-    pub(crate) process: Process,
-    /// Requests that nobody waits for any more, each at most once: never full.
-    pub(crate) dropped: ArrayQueue<u32>,
+    /// For the thread that looks for answers, parked or a follower.
+    pub(super) progress: Condvar,
 }
 
-pub(crate) type Guard<'a, P> = MutexGuard<'a, Inner<P>>;
+impl Turns {
+    pub(super) fn new(most: usize) -> Turns {
+        Turns {
+            requests: (0..most).map(|_| Condvar::new()).collect(),
+            room: Condvar::new(),
+            progress: Condvar::new(),
+        }
+    }
 
+    fn of(&self, seat: Seat) -> &Condvar {
+        match seat {
+            Seat::Request(at) => &self.requests[at as usize],
+            Seat::Room => &self.room,
+            Seat::Progress => &self.progress,
+        }
+    }
+}
+
+#[cfg(test)]
 impl<P: ClientPort> Inner<P> {
-    /// Whether room will come without anybody's doing: a request in flight ends, or a thread takes the answer that it waits for.
-    pub(crate) fn can_wait(&self) -> bool {
-        self.session.can_wait() || self.waiters.requests > 0
+    /// Whether a thread leads that waits in person.
+    pub(crate) fn is_led_in_person(&self) -> bool {
+        self.waiters.led == Lead::Person
+    }
+
+    /// Whether the thread that looks for answers has nothing to do.
+    pub(crate) fn is_parked(&self) -> bool {
+        self.parked
     }
 }
 
 impl<P: ClientPort> Shared<P> {
-    pub(crate) fn new(
-        session: Session<P>,
-        results: u32,
-        pool: Pool,
-    ) -> Result<Shared<P>, ClientError> {
-        let process = Process::this()?;
-        let failed = |source: std::io::Error| {
-            let call = "making an eventfd";
-            ClientError::Port(PortError::System { call, source })
-        };
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let bell = bell.map_err(|errno| failed(errno.into()))?;
-        let fds = session.port.wake_fds().try_to_owned()?;
-        let fds = fds.with(bell.try_clone().map_err(failed)?)?;
-        let most = session.flight.most_requests();
-        let backoff = session.options.backoff;
-        let waiters = Waiters {
-            led: false,
-            sleeper: None,
-            rung: false,
-            followers: Vec::with_capacity(most),
-            room: 0,
-            requests: 0,
-        };
-        let inner = Inner {
-            session: InParent::new(process, session),
-            table: Table::new(most),
-            leases: Leases::new(process, results),
-            pool,
-            waiters,
-            changes: 0,
-            stopped: None,
-        };
-        Ok(Shared {
-            inner: Mutex::new(inner),
-            wanting: AtomicU32::new(0),
-            turns: (0..most).map(|_| Condvar::new()).collect(),
-            room: Condvar::new(),
-            bell,
-            fds,
-            backoff,
-            process,
-            dropped: ArrayQueue::new(most),
-        })
-    }
-
-    /// The lock, in the process that has connected.
-    pub(crate) fn lock(&self) -> Result<Guard<'_, P>, ClientError> {
-        if !self.process.is_this() {
-            return Err(ClientError::Forked);
-        }
-        self.wanting.fetch_add(1, Ordering::Relaxed);
-        let inner = self.inner.lock();
-        self.wanting.fetch_sub(1, Ordering::Relaxed);
-        let inner = inner.map_err(|_| panicked())?;
-        match &inner.stopped {
-            Some(why) => Err(ClientError::Stopped { why: why.clone() }),
-            None => Ok(inner),
-        }
-    }
-
     /// Lets others have the lock for a moment.
     fn relock<'a>(
         &'a self,
@@ -171,86 +144,44 @@ impl<P: ClientPort> Shared<P> {
         self.lock()
     }
 
-    /// Takes in what has come, and what was dropped, and hands it out.
-    pub(crate) fn turn(&self, inner: &mut Inner<P>) -> Result<(), ClientError> {
-        match inner.session.take_in() {
-            Ok(()) => {
-                self.hand_out(inner);
-                Ok(())
-            }
-            // The record that made no sense may have been an answer that somebody waits for.
-            Err(error) => Err(self.stop(inner, &error)),
-        }
-    }
-
-    /// Hands answers that were taken in to their requests.
-    pub(crate) fn hand_out(&self, inner: &mut Inner<P>) {
-        while let Some(at) = self.dropped.pop() {
-            if let Some(ended) = inner.table.abandon(at) {
-                inner.session.release(ended.answer.target);
-                inner.leases.give(ended.lease);
-                self.changed(inner);
-            }
-        }
-        while let Some(answer) = inner.session.flight.take_any() {
-            match inner.table.end(answer) {
-                Ok(at) => self.wake(inner, Seat::Request(at)),
-                Err((answer, lease)) => {
-                    inner.session.release(answer.target);
-                    if let Some(lease) = lease {
-                        inner.leases.give(lease);
-                    }
-                }
-            }
-            self.changed(inner);
-        }
-    }
-
-    /// There may be room now.
-    pub(crate) fn changed(&self, inner: &mut Inner<P>) {
-        inner.changes += 1;
-        self.wake(inner, Seat::Room);
-    }
-
-    /// Whether the leader sleeps, and goes on sleeping.
+    /// Whether somebody sleeps on the port, and goes on sleeping.
     #[cfg(test)]
     pub(crate) fn sleeps(&self) -> bool {
         let inner = self.lock().expect("open");
-        inner.waiters.sleeper.is_some() && !inner.waiters.rung
+        inner.waiters.sleeper.is_some() && !inner.waiters.roused
     }
 
-    fn wake(&self, inner: &mut Inner<P>, seat: Seat) {
+    /// What those with this seat wait for is there.
+    pub(super) fn wake(&self, inner: &mut Inner<P>, seat: Seat) {
         if inner.waiters.sleeper == Some(seat) {
-            self.ring(inner);
+            self.rouse(inner);
         }
         match seat {
             Seat::Request(at) if inner.waiters.followers.contains(&at) => {
-                self.turns[at as usize].notify_one();
+                self.turns.of(seat).notify_one();
             }
-            Seat::Room if inner.waiters.room > 0 => self.room.notify_all(),
+            Seat::Room if inner.waiters.room > 0 => self.turns.room.notify_all(),
             _ => (),
         }
     }
 
-    /// Ends the leader's sleep.
-    pub(crate) fn ring(&self, inner: &mut Inner<P>) {
-        if inner.waiters.sleeper.is_some() && !inner.waiters.rung {
-            inner.waiters.rung = true;
-            // It fails only where the bell has been rung 2^64 - 2 times.
-            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    /// Wakes all, to see what has become of the client.
+    pub(super) fn wake_all(&self, inner: &mut Inner<P>) {
+        for &at in &inner.waiters.followers {
+            self.turns.of(Seat::Request(at)).notify_one();
         }
+        self.turns.room.notify_all();
+        self.turns.progress.notify_all();
+        self.rouse(inner);
     }
 
-    /// Ends the client for all threads.
-    fn stop(&self, inner: &mut Inner<P>, error: &ClientError) -> ClientError {
-        let why = error.to_string();
-        inner.stopped = Some(why.clone());
-        for &at in &inner.waiters.followers {
-            self.turns[at as usize].notify_one();
+    /// Ends the sleep of who sleeps on the port.
+    pub(crate) fn rouse(&self, inner: &mut Inner<P>) {
+        if inner.waiters.sleeper.is_some() && !inner.waiters.roused {
+            inner.waiters.roused = true;
+            // It fails only where the alarm was given 2^64 - 2 times.
+            let _ = rustix::io::write(&self.alarm, &1u64.to_ne_bytes());
         }
-        self.room.notify_all();
-        self.ring(inner);
-        ClientError::Stopped { why }
     }
 
     /// Waits until `ready` gives something, which is asked with the lock held; `None` when the time is over.
@@ -263,7 +194,7 @@ impl<P: ClientPort> Shared<P> {
     ) -> Result<Option<T>, ClientError> {
         let mut waiting = Waiting::new(how, limit);
         let mut inner = self.lock()?;
-        let for_request = usize::from(seat != Seat::Room);
+        let for_request = usize::from(matches!(seat, Seat::Request(_)));
         inner.waiters.requests += for_request;
         let (mut leads, mut polls) = (false, 0u32);
         loop {
@@ -271,15 +202,17 @@ impl<P: ClientPort> Shared<P> {
             if let Ok(None) = outcome {
                 outcome = self.turn(&mut inner).map(|()| ready(&mut inner));
             }
+            // The lead may have been taken from it while it slept.
+            leads &= inner.waiters.led == seat.lead();
             if !matches!(outcome, Ok(None)) || waiting.is_over() {
-                inner.waiters.led &= !leads;
+                if leads {
+                    inner.waiters.led = Lead::Nobody;
+                }
                 inner.waiters.requests -= for_request;
                 self.pass_on(&mut inner);
                 return outcome;
             }
-            if !leads && !inner.waiters.led {
-                (leads, inner.waiters.led) = (true, true);
-            }
+            leads = leads || self.take_lead(&mut inner, seat);
             inner = if leads || !waiting.sleeps() {
                 polls = polls.wrapping_add(1);
                 let lets_go = polls.is_multiple_of(BURST);
@@ -290,14 +223,29 @@ impl<P: ClientPort> Shared<P> {
         }
     }
 
+    /// Takes the lead where nobody has it, or the one that yields to those who wait in person.
+    fn take_lead(&self, inner: &mut Inner<P>, seat: Seat) -> bool {
+        match (inner.waiters.led, seat.lead()) {
+            (Lead::Nobody, _) => (),
+            // It sleeps, and records that come meanwhile would wake it.
+            (Lead::Progress, Lead::Person) => self.rouse(inner),
+            _ => return false,
+        }
+        inner.waiters.led = seat.lead();
+        true
+    }
+
     /// Wakes a follower to lead, where nobody does.
     fn pass_on(&self, inner: &mut Inner<P>) {
-        match inner.waiters.followers.last() {
-            _ if inner.waiters.led => (),
-            Some(&at) => self.turns[at as usize].notify_one(),
-            None if inner.waiters.room > 0 => self.room.notify_one(),
-            None => (),
-        }
+        let waiters = &inner.waiters;
+        let next = match waiters.followers.last() {
+            _ if waiters.led != Lead::Nobody => return,
+            Some(&at) => Seat::Request(at),
+            None if waiters.room > 0 => Seat::Room,
+            None if waiters.progress => Seat::Progress,
+            None => return,
+        };
+        self.turns.of(next).notify_one();
     }
 
     /// Lets a moment pass between two polls.
@@ -308,12 +256,23 @@ impl<P: ClientPort> Shared<P> {
         waiting: &mut Waiting,
         lets_go: bool,
     ) -> Result<Guard<'a, P>, ClientError> {
-        match waiting.pause(self.backoff) {
+        let backoff = match seat {
+            // Nobody has this core for it.
+            Seat::Progress => Backoff {
+                spins: 0,
+                yields: 0,
+                ..self.backoff
+            },
+            Seat::Request(_) | Seat::Room => self.backoff,
+        };
+        match waiting.pause(backoff) {
             Pause::Spin if lets_go => self.relock(inner, false),
             Pause::Spin => {
                 spin_loop();
                 Ok(inner)
             }
+            // One sleeps at a time. Who does had the lead before, and gets up.
+            Pause::Sleep(_) if inner.waiters.sleeper.is_some() => self.relock(inner, true),
             Pause::Yield => self.relock(inner, true),
             Pause::Sleep(limit) => self.sleep(inner, seat, limit),
         }
@@ -334,9 +293,9 @@ impl<P: ClientPort> Shared<P> {
         let slept = self.fds.sleep(limit);
         let mut inner = self.lock()?;
         inner.waiters.sleeper = None;
-        if std::mem::take(&mut inner.waiters.rung) {
-            // It has been rung, so there is something to read.
-            let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+        if std::mem::take(&mut inner.waiters.roused) {
+            // The alarm was given, so there is something to read.
+            let _ = rustix::io::read(&self.alarm, &mut [0u8; 8]);
         }
         match inner.session.get_up(slept) {
             Ok(()) => Ok(inner),
@@ -351,30 +310,22 @@ impl<P: ClientPort> Shared<P> {
         seat: Seat,
         waiting: &Waiting,
     ) -> Result<Guard<'a, P>, ClientError> {
-        let turn = match seat {
-            Seat::Request(at) => {
-                inner.waiters.followers.push(at);
-                &self.turns[at as usize]
-            }
-            Seat::Room => {
-                inner.waiters.room += 1;
-                &self.room
-            }
-        };
-        let woken = turn.wait_timeout(inner, waiting.left(FOLLOW.max(self.backoff.sleep)));
-        let (mut inner, _) = woken.map_err(|_| panicked())?;
+        let waiters = &mut inner.waiters;
         match seat {
-            Seat::Request(at) => inner.waiters.followers.retain(|&other| other != at),
-            Seat::Room => inner.waiters.room -= 1,
+            Seat::Request(at) => waiters.followers.push(at),
+            Seat::Room => waiters.room += 1,
+            Seat::Progress => waiters.progress = true,
         }
-        match &inner.stopped {
-            Some(why) => Err(ClientError::Stopped { why: why.clone() }),
-            None => Ok(inner),
+        let limit = waiting.left(FOLLOW.max(self.backoff.sleep));
+        let woken = self.turns.of(seat).wait_timeout(inner, limit);
+        let (mut inner, _) = woken.map_err(|_| panicked())?;
+        let waiters = &mut inner.waiters;
+        match seat {
+            Seat::Request(at) => waiters.followers.retain(|&other| other != at),
+            Seat::Room => waiters.room -= 1,
+            Seat::Progress => waiters.progress = false,
         }
+        inner.check()?;
+        Ok(inner)
     }
-}
-
-fn panicked() -> ClientError {
-    let why = "a thread has panicked in it".into();
-    ClientError::Stopped { why }
 }

@@ -1,0 +1,181 @@
+//! Where results lie, and who holds them.
+
+use super::*;
+
+#[test]
+fn what_is_dropped_comes_back() {
+    let hub = hub(2, Backoff::default(), HubOptions::default());
+    let schema = bind(&hub);
+    let options = RequestOptions::default();
+    let submit = || hub.submit(&schema, &ask(&[5]), Place::Pool, &options);
+    // Before its answer, and after.
+    for answers_first in [false, true] {
+        let pending = submit().expect("sent");
+        if answers_first {
+            with_port(&hub, |port| port.answer_all(Status::Ok));
+            assert!(pending.is_done().expect("open"));
+        }
+        drop(pending);
+        assert_eq!(hub.pending().expect("open"), usize::from(!answers_first));
+        with_port(&hub, |port| port.answer_all(Status::Ok));
+        assert_eq!(hub.pending().expect("open"), 0);
+        assert_eq!(hub.held().expect("open"), 0);
+    }
+    // Only the last clone gives back, from another thread.
+    let pending = submit().expect("sent");
+    with_port(&hub, |port| port.answer_all(Status::Ok));
+    let Reply { lease, .. } = pending.wait(Wait::Poll).expect("answered");
+    let other = lease.clone();
+    drop(lease);
+    assert_eq!(hub.held().expect("open"), 1);
+    thread::scope(|scope| scope.spawn(move || drop(other)).join().expect("no panic"));
+    assert_eq!(hub.held().expect("open"), 0);
+    // A lease outlives its client, and so does its memory.
+    let pending = submit().expect("sent");
+    with_port(&hub, |port| port.answer_all(Status::Ok));
+    let reply = pending.wait(Wait::Poll).expect("answered");
+    let schema = schema.clone();
+    drop(hub);
+    assert_answers(&reply, &schema, &[5]);
+}
+
+#[test]
+fn held_results_bound_what_can_be_asked_for() {
+    let few = HubOptions {
+        results: 3,
+        ..HubOptions::default()
+    };
+    // A region of the stand-in has at most 4 MiB; results of 1 MiB fill it.
+    let wide = HubOptions {
+        pool_region_bytes: 1,
+        ..HubOptions::default()
+    };
+    for (options, bytes, most) in [(few, 32, 3), (wide, 1 << 20, 32)] {
+        let hub = hub(8, Backoff::default(), options);
+        let (mut schema, _) = Schema::side_by_side(64, [("item", "items", Pooling::Sum, DIM)]);
+        schema.features[0].offset = bytes - 4 * u64::from(DIM);
+        let schema = hub.bind(schema).expect("bound");
+        let mut batch = Batch::new(1).expect("a bag");
+        let pushed = batch.push(Division::Lengths(&[1]), &[3u32][..]);
+        pushed.expect("a feature");
+        let mut held = Vec::new();
+        let options = RequestOptions::default();
+        let error = loop {
+            match hub.submit(&schema, &batch, Place::Pool, &options) {
+                Ok(pending) => {
+                    with_port(&hub, |port| port.answer_all(Status::Ok));
+                    held.push(pending.wait(Wait::Poll).expect("answered").lease);
+                }
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(held.len(), most);
+        assert!(!error.would_block(), "waiting would not help");
+        assert!(
+            matches!(error, ClientError::ResultsHeld { needed, held } if needed == bytes && held == most),
+            "{error}"
+        );
+        held.pop();
+        let pending = hub.submit(&schema, &batch, Place::Pool, &options);
+        drop(pending.expect("room again"));
+    }
+}
+
+#[test]
+fn a_place_of_ones_own_is_used_and_given_back() {
+    let hub = hub(2, Backoff::default(), HubOptions::default());
+    let schema = bind(&hub);
+    let region = hub.region(4096).expect("a region");
+    let options = RequestOptions::default();
+    let submit = |at| hub.submit(&schema, &ask(&[9]), Place::At(region, at), &options);
+    let pending = submit(64).expect("sent");
+    assert!(matches!(
+        submit(80),
+        Err(ClientError::TargetInUse { offset: 80, .. })
+    ));
+    assert!(matches!(submit(4090), Err(ClientError::TargetPlace { .. })));
+    assert!(matches!(
+        hub.unregister(region),
+        Err(ClientError::RegionInUse { targets: 1 })
+    ));
+    with_port(&hub, |port| port.answer_all(Status::Ok));
+    let reply = pending.wait(Wait::Poll).expect("answered");
+    assert_answers(&reply, &schema, &[9]);
+    assert_eq!(reply.lease.window().len(), 2 * 4 * DIM as usize);
+    drop(reply);
+    hub.unregister(region).expect("free");
+    let gone = ClientError::OtherClient { what: "region" }.to_string();
+    assert_eq!(submit(64).expect_err("given up").to_string(), gone);
+    assert_eq!(hub.unregister(region).expect_err("twice").to_string(), gone);
+}
+
+#[test]
+fn what_belongs_to_another_client_is_an_error() {
+    let (a, b) = (
+        hub(2, Backoff::default(), HubOptions::default()),
+        hub(2, Backoff::default(), HubOptions::default()),
+    );
+    let (of_a, of_b) = (bind(&a), bind(&b));
+    let region = b.region(4096).expect("a region");
+    let options = RequestOptions::default();
+    let is_other = |error: ClientError, what: &str| {
+        assert!(
+            matches!(error, ClientError::OtherClient { what: w } if w == what),
+            "{error}"
+        );
+    };
+    let refused = |schema, place| a.submit(schema, &ask(&[1]), place, &options);
+    is_other(refused(&of_b, Place::Pool).expect_err("b's"), "schema");
+    let place = Place::At(region, 0);
+    is_other(refused(&of_a, place).expect_err("b's"), "region");
+    is_other(a.unregister(region).expect_err("b's"), "region");
+    assert_eq!(a.held().expect("open"), 0);
+
+    let pending = refused(&of_a, Place::Pool).expect("sent");
+    with_port(&a, |port| port.answer_all(Status::Ok));
+    let lease = pending.wait(Wait::Poll).expect("answered").lease;
+    let mut vector = [0.0; DIM as usize];
+    let mut read = |schema, feature, vector_of, len: usize| {
+        lease.read_vector(schema, feature, vector_of, &mut vector[..len])
+    };
+    is_other(read(&of_b, 0, 0, 4).expect_err("b's"), "schema");
+    for (feature, number, len) in [(2, 0, 4), (0, 1, 4), (0, u32::MAX, 4), (0, 0, 3)] {
+        let error = read(&of_a, feature, number, len).expect_err("not there");
+        assert!(matches!(error, ClientError::NotInResult { .. }), "{error}");
+    }
+    for (offset, len) in [(0, 33), (32, 1), (u64::MAX, 1)] {
+        let error = lease.read(offset, &mut vec![0; len]).expect_err("outside");
+        assert!(matches!(error, ClientError::NotInResult { limit: 32, .. }));
+    }
+}
+
+#[test]
+fn bad_batches_take_nothing() {
+    let hub = hub(2, Backoff::default(), HubOptions::default());
+    let schema = bind(&hub);
+    let options = RequestOptions::default();
+    let mut one = Batch::new(1).expect("a bag");
+    one.push(Division::Lengths(&[1]), &[3u32][..]).expect("one");
+    let sent = hub.submit(&schema, &one, Place::Pool, &options);
+    assert!(matches!(
+        sent,
+        Err(ClientError::FeatureCount { given: 1, bound: 2 })
+    ));
+    let large = ask(&[1; 65]);
+    let sent = hub.submit(&schema, &large, Place::Pool, &options);
+    assert!(matches!(
+        sent,
+        Err(ClientError::TooLarge {
+            given: 65,
+            limit: 64,
+            ..
+        })
+    ));
+    let view = JaggedView::features(0, &[]);
+    let sent = hub.submit(&schema, &view, Place::Pool, &options);
+    assert!(matches!(
+        sent,
+        Err(ClientError::Batch(BatchError::Bags { bags: 0 }))
+    ));
+    assert_eq!(hub.held().expect("open"), 0);
+}
