@@ -60,7 +60,7 @@
 //!
 //! # Threads
 //! A session is used by one thread at a time. Threads that want to share a connection share a [`Hub`]: it takes results' memory
-//! from a pool, and a [`Lease`] on it comes with each [`Reply`].
+//! from a pool, and a [`Lease`] on it comes with each [`Reply`]. A [`Bell`] tells an event loop of them.
 //!
 //! # Memory
 //! The session allocates when it connects, binds, registers, and when a request is larger than every
@@ -91,11 +91,11 @@ mod stand_in;
 #[cfg(test)]
 mod tests;
 
-pub use answer::{Answer, Slice, Ticket};
+pub use answer::{Answer, Part, Slice, Ticket};
 pub use batch::{Batch, Division, IdSlice};
 pub use connector::Connector;
 pub use error::{BatchError, ClientError, Failure, Unsent};
-pub use hub::{Bell, Hub, HubOptions, Ids, Lease, Pending, Place, Reply};
+pub use hub::{Bell, Hub, HubOptions, Ids, Lease, Pending, Place, Reply, Watcher};
 pub use memory::{Region, Target};
 #[cfg(feature = "rdma")]
 pub use options::RdmaOptions;

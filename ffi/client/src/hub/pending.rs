@@ -19,7 +19,7 @@ use crate::ports::AnyPort;
 #[must_use = "dropped, it loses its answer"]
 pub struct Pending<P: ClientPort = AnyPort> {
     shared: Arc<Owner<P>>,
-    at: u32,
+    pub(super) at: u32,
     taken: bool,
 }
 

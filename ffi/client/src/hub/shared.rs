@@ -65,7 +65,7 @@ impl<P: ClientPort> Inner<P> {
 
     /// Whether there is something to do for the thread that looks for answers.
     pub(super) fn has_progress(&self) -> bool {
-        self.table.ringing() > 0 && !self.ended
+        self.table.unattended() > 0 && !self.ended
     }
 
     pub(super) fn check(&self) -> Result<(), ClientError> {
@@ -157,6 +157,12 @@ impl<P: ClientPort> Shared<P> {
                 self.changed(inner);
             }
         }
+        while let Some(ticket) = inner.session.flight.take_news() {
+            if let Some(watcher) = inner.table.watcher(ticket) {
+                let each = |slice| watcher.slice(slice);
+                inner.session.flight.report_slices(ticket, each);
+            }
+        }
         while let Some(answer) = inner.session.flight.take_any() {
             match inner.table.end(answer) {
                 Ok(at) => self.wake(inner, Seat::Request(at)),
@@ -184,7 +190,7 @@ impl<P: ClientPort> Shared<P> {
     pub(super) fn stop(&self, inner: &mut Inner<P>, error: &ClientError) -> ClientError {
         let why = error.to_string();
         inner.stopped = Some(why.clone());
-        inner.table.ring_all();
+        inner.table.end_all();
         self.wake_all(inner);
         ClientError::Stopped { why }
     }

@@ -119,9 +119,10 @@ impl Turns {
 
 #[cfg(test)]
 impl<P: ClientPort> Inner<P> {
-    /// Whether a thread leads that waits in person.
+    /// Whether a thread leads that waits in person, and it is the one that sleeps.
     pub(crate) fn is_led_in_person(&self) -> bool {
-        self.waiters.led == Lead::Person
+        let asleep = self.waiters.sleeper.map(Seat::lead);
+        self.waiters.led == Lead::Person && asleep == Some(Lead::Person)
     }
 
     /// Whether the thread that looks for answers has nothing to do.

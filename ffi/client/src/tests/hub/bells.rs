@@ -31,7 +31,7 @@ fn submit(hub: &TestHub, schema: &BoundSchema, id: u32) -> Pending<StandIn> {
 }
 
 /// Waits until the thread that looks for answers has nothing to do.
-fn until_parked(hub: &TestHub) {
+pub(super) fn until_parked(hub: &TestHub) {
     while !hub.shared.lock().expect("open").is_parked() {
         thread::yield_now();
     }
@@ -158,7 +158,7 @@ fn threads_that_wait_in_person_take_the_lead() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| waits.wait(Wait::Block).expect("answered"));
         // The other one has got up, and follows.
-        while !hub.shared.lock().expect("open").is_led_in_person() || !hub.shared.sleeps() {
+        while !hub.shared.lock().expect("open").is_led_in_person() {
             thread::yield_now();
         }
         // The waiter rings for the other's, and sleeps on.
