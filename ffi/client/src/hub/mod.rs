@@ -20,6 +20,7 @@ mod watch;
 
 use std::sync::Arc;
 
+use rowmill_arena as arena;
 use rowmill_port::ClientPort;
 use rowmill_wire::Schema;
 use rowmill_wire::control::{TableEntry, Welcome};
@@ -28,6 +29,8 @@ pub use self::bell::Bell;
 pub use self::lease::Lease;
 pub use self::pending::{Pending, Reply};
 pub use self::watch::Watcher;
+
+pub(crate) use self::fork::InParent;
 
 use self::pool::Pool;
 use self::shared::{Inner, Owner, Shared};
@@ -81,7 +84,7 @@ impl<'a> From<&'a JaggedView<'a>> for Ids<'a> {
 }
 
 impl Ids<'_> {
-    fn bags(&self) -> usize {
+    pub(crate) fn bags(&self) -> usize {
         match self {
             Ids::Batch(batch) => batch.bags() as usize,
             Ids::View(view) => view.bags(),
@@ -250,6 +253,11 @@ impl<P: ClientPort> Hub<P> {
             leases.take_in(session);
             pool.unmake(session, region)
         })
+    }
+
+    /// The memory of a region that [`Hub::region`] has made.
+    pub(crate) fn memory_of(&self, region: &Region) -> Result<Arc<arena::Region>, ClientError> {
+        self.shared.lock()?.pool.memory(region)
     }
 
     /// Makes a bell, to be rung when requests have been answered; see [`Pending::ring`].

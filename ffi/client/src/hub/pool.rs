@@ -104,6 +104,19 @@ impl Pool {
         }
     }
 
+    /// The memory of a region of this client.
+    pub(crate) fn memory(&self, region: &Region) -> Result<Arc<arena::Region>, ClientError> {
+        let known = self.memory.iter().find(|(known, _)| known == region);
+        let (_, memory) = known.ok_or(ClientError::OtherClient { what: "region" })?;
+        Ok(Arc::clone(memory))
+    }
+
+    /// Regions that there are.
+    #[cfg(test)]
+    pub(crate) fn regions(&self) -> usize {
+        self.memory.len()
+    }
+
     /// The memory that a target lies in.
     pub(crate) fn memory_of(&self, target: &Target) -> Arc<arena::Region> {
         let memory = self.memory.iter().find(|(r, _)| r.id == target.region);
