@@ -72,6 +72,7 @@
 mod answer;
 mod batch;
 mod connector;
+mod device;
 mod error;
 mod flight;
 mod frame;
@@ -94,6 +95,7 @@ mod tests;
 pub use answer::{Answer, Part, Slice, Ticket};
 pub use batch::{Batch, Division, IdSlice};
 pub use connector::Connector;
+pub use device::{Gpu, GpuOptions, StreamFailure};
 pub use error::{BatchError, ClientError, Failure, Unsent};
 pub use hub::{
     Bell, Canceller, Hub, HubOptions, Ids, Lease, Pending, Place, RegionMemory, Reply, Watcher,
@@ -104,6 +106,8 @@ pub use options::RdmaOptions;
 pub use options::{Backoff, Options, RequestOptions, Retry, Wait};
 pub use ports::{AnyPort, Client};
 pub use rowmill_arena::{ReadWindow, Window};
+/// CUDA's devices, contexts, streams and memory.
+pub use rowmill_cuda as cuda;
 #[cfg(feature = "rdma")]
 pub use rowmill_port::rdma::{AckTimeout, ConnectionParameters, PathMtu, RetryCount, RnrTimer};
 pub use rowmill_port::{ClientPort, PortError, Process};

@@ -30,6 +30,8 @@ pub use self::pending::{Canceller, Pending, Reply};
 pub use self::pool::RegionMemory;
 pub use self::watch::Watcher;
 
+pub(crate) use self::fork::InParent;
+
 use self::pool::Pool;
 use self::shared::{Inner, Owner, Shared};
 use crate::batch::Batch;
@@ -82,7 +84,7 @@ impl<'a> From<&'a JaggedView<'a>> for Ids<'a> {
 }
 
 impl Ids<'_> {
-    fn bags(&self) -> usize {
+    pub(crate) fn bags(&self) -> usize {
         match self {
             Ids::Batch(batch) => batch.bags() as usize,
             Ids::View(view) => view.bags(),

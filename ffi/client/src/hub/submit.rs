@@ -147,7 +147,7 @@ impl<P: ClientPort> Hub<P> {
     }
 
     /// What can be said before any memory is taken.
-    fn check(&self, schema: &BoundSchema, ids: Ids<'_>) -> Result<(), ClientError> {
+    pub(crate) fn check(&self, schema: &BoundSchema, ids: Ids<'_>) -> Result<(), ClientError> {
         if schema.session != self.session {
             return Err(ClientError::OtherClient { what: "schema" });
         }
