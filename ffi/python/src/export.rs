@@ -91,7 +91,9 @@ pub(crate) fn write_generation(
     Ok(outcome.map_err(fault)?)
 }
 
-fn table((name, rows, dim, element, address, format): Given) -> Outcome<(TableSpec, RowFormat, Memory)> {
+fn table(
+    (name, rows, dim, element, address, format): Given,
+) -> Outcome<(TableSpec, RowFormat, Memory)> {
     let parsed = |format: &str| -> Outcome<RowFormat> {
         format
             .parse()

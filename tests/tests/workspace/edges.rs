@@ -52,7 +52,11 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
         "ffi/client",
         &["rowmill-wire", "rowmill-arena", "rowmill-port"],
     ),
-    ("rowmill-python", "ffi/python", &["rowmill-client"]),
+    (
+        "rowmill-python",
+        "ffi/python",
+        &["rowmill-client", "rowmill-table"],
+    ),
     (
         "rowmill-cli",
         "control/rowmill",
