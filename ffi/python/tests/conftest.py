@@ -103,6 +103,12 @@ def own_service(model: tuple[pathlib.Path, dict[str, np.ndarray]], tmp_path: pat
 
 
 @pytest.fixture(scope="session")
+def programs() -> str:
+    """The folder of the programs."""
+    return str(pathlib.Path(program("rowmilld")).parent)
+
+
+@pytest.fixture(scope="session")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[pathlib.Path], Service]]:
     """Starts services of other generations, which end with the tests."""
     services = []

@@ -62,7 +62,11 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
         ],
     ),
     ("rowmill-capi", "ffi/capi", &["rowmill-client"]),
-    ("rowmill-python", "ffi/python", &["rowmill-client"]),
+    (
+        "rowmill-python",
+        "ffi/python",
+        &["rowmill-client", "rowmill-table"],
+    ),
     (
         "rowmill-cli",
         "control/rowmill",
