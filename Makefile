@@ -80,5 +80,5 @@ peers: build ## PyTorch's embedding_bag beside ours (installs PyTorch into the c
 	@deploy/setup-torch.sh
 	$(BENCH) peers
 
-faults: build ## Every fault that has to be survived, as a named test (FILTER=regex picks some)
+faults: archive ## Every fault that has to be survived, as a named test (FILTER=regex picks some)
 	$(PROGRAMS)/faults $(if $(FILTER),--filter '$(FILTER)')
