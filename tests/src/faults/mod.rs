@@ -24,6 +24,7 @@ mod refusals;
 mod regions;
 mod run;
 mod schemas;
+mod sharing;
 mod site;
 mod starts;
 mod stream;
