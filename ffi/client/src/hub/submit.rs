@@ -67,24 +67,25 @@ impl<P: ClientPort> Hub<P> {
         limit: Option<Duration>,
     ) -> Result<Option<Pending<P>>, ClientError> {
         let ids = ids.into();
-        match self.submit(schema, ids, place, options) {
-            Err(error) if error.would_block() => {
-                let mut tried = None;
-                let again = |inner: &mut Inner<P>| {
-                    if tried.replace(inner.changes) == Some(inner.changes) {
-                        return None;
-                    }
-                    match self.try_submit(inner, schema, ids, place, options) {
-                        // There will be room, and that will be a change.
-                        Err(error) if error.would_block() && inner.can_wait() => None,
-                        outcome => Some(outcome),
-                    }
-                };
-                let pending = self.shared.wait_until(Seat::Room, how, limit, again)?;
-                pending.transpose()
-            }
-            outcome => outcome.map(Some),
+        let mut inner = self.shared.lock()?;
+        match self.submit_now(&mut inner, schema, ids, place, options) {
+            Err(error) if error.would_block() => (),
+            outcome => return outcome.map(Some),
         }
+        let mut tried = None;
+        let again = |inner: &mut Inner<P>| {
+            if tried.replace(inner.changes) == Some(inner.changes) {
+                return None;
+            }
+            match self.try_submit(inner, schema, ids, place, options) {
+                // There will be room, and that will be a change.
+                Err(error) if error.would_block() && inner.can_wait() => None,
+                outcome => Some(outcome),
+            }
+        };
+        let shared = &self.shared;
+        let pending = shared.wait_with(inner, Seat::Room, how, limit, again)?;
+        pending.transpose()
     }
 
     /// Sends a request and waits for its answer; waits before that for a slot, where all are in flight.
@@ -99,6 +100,13 @@ impl<P: ClientPort> Hub<P> {
         options: &RequestOptions,
         how: Wait,
     ) -> Result<Reply, ClientError> {
+        let ids = ids.into();
+        let mut inner = self.shared.lock()?;
+        match self.submit_now(&mut inner, schema, ids, place, options) {
+            Err(error) if error.would_block() => (),
+            outcome => return outcome?.wait_with(inner, how),
+        }
+        drop(inner);
         let sent = self.submit_within(schema, ids, place, options, how, None)?;
         let pending = sent.expect("a wait without limit ends with something");
         pending.wait(how)
