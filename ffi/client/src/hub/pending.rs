@@ -8,7 +8,7 @@ use rowmill_port::ClientPort;
 
 use super::bell::{Bell, Ring};
 use super::lease::Lease;
-use super::shared::{Inner, Owner};
+use super::shared::{Guard, Inner, Owner, Shared};
 use super::waiters::Seat;
 use crate::answer::Ticket;
 use crate::error::{ClientError, Failure};
@@ -60,6 +60,19 @@ impl<P: ClientPort> Pending<P> {
         Ok(reply.expect("a wait without limit ends with an answer"))
     }
 
+    /// As [`Pending::wait`], for who has the lock.
+    pub(super) fn wait_with(
+        mut self,
+        inner: Guard<'_, P>,
+        how: Wait,
+    ) -> Result<Reply, ClientError> {
+        let (shared, at) = (&self.shared, self.at);
+        let take = |inner: &mut Inner<P>| take(shared, inner, at);
+        let reply = shared.wait_with(inner, Seat::Request(at), how, None, take)?;
+        self.taken = reply.is_some();
+        Ok(reply.expect("a wait without limit ends with an answer"))
+    }
+
     /// Waits for the answer, at most for `limit`. After `None` the request is still in flight.
     ///
     /// # Errors
@@ -77,11 +90,7 @@ impl<P: ClientPort> Pending<P> {
             return Err(ClientError::UnknownTicket);
         }
         let (shared, at) = (&self.shared, self.at);
-        let take = |inner: &mut Inner<P>| {
-            let reply = take(inner, at)?;
-            shared.changed(inner);
-            Some(reply)
-        };
+        let take = |inner: &mut Inner<P>| take(shared, inner, at);
         let reply = shared.wait_until(Seat::Request(at), how, limit, take)?;
         self.taken = reply.is_some();
         Ok(reply)
@@ -97,11 +106,8 @@ impl<P: ClientPort> Pending<P> {
         }
         let mut inner = self.shared.lock()?;
         self.shared.turn(&mut inner)?;
-        let reply = take(&mut inner, self.at);
-        if reply.is_some() {
-            self.shared.changed(&mut inner);
-            self.taken = true;
-        }
+        let reply = take(&self.shared, &mut inner, self.at);
+        self.taken = reply.is_some();
         Ok(reply)
     }
 
@@ -223,8 +229,9 @@ impl<P: ClientPort> Drop for Pending<P> {
 }
 
 /// Takes a request's answer, if it has come.
-fn take<P: ClientPort>(inner: &mut Inner<P>, at: u32) -> Option<Reply> {
+fn take<P: ClientPort>(shared: &Shared<P>, inner: &mut Inner<P>, at: u32) -> Option<Reply> {
     let ended = inner.table.take(at)?;
+    shared.changed(inner);
     let answer = ended.answer;
     let memory = inner.pool.memory_of(&answer.target);
     Some(Reply {
