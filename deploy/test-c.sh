@@ -91,9 +91,9 @@ compile() {
     mkdir -p "$to"
     flags=$(PKG_CONFIG_PATH=$prefix/lib/pkgconfig pkg-config --cflags --libs rowmill)
     local strict=(-g -O1 -Wall -Wextra -Wpedantic -Werror -Wl,-rpath,"$prefix/lib")
-    for name in lookup pipelined threads misuse; do
+    for name in lookup rows pipelined threads misuse; do
         # shellcheck disable=SC2086
-        cc -std=gnu11 "${strict[@]}" "$@" "ffi/capi/examples/$name.c" -o "$to/$name" $flags -lpthread
+        cc -std=gnu11 "${strict[@]}" "$@" "ffi/capi/examples/$name.c" -o "$to/$name" $flags -lpthread -lm
     done
     # shellcheck disable=SC2086
     c++ -std=c++17 "${strict[@]}" "$@" ffi/capi/examples/lookup.cpp -o "$to/lookup-cpp" $flags
@@ -121,7 +121,7 @@ run_all() {
     local url=shm:$socket
     shift
     start
-    for example in "lookup $url" "lookup-cpp $url" "pipelined $url 500" "threads $url 200" "misuse $url $service"; do
+    for example in "lookup $url" "rows $url" "lookup-cpp $url" "pipelined $url 500" "threads $url 200" "misuse $url $service"; do
         echo "-- $example"
         # shellcheck disable=SC2086
         timeout 110 "$@" "$from"/$example

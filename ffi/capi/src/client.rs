@@ -50,6 +50,17 @@ pub(crate) struct Taken {
     pub(crate) reply: Reply,
 }
 
+/// The options of a caller who gives none.
+const DEFAULTS: rowmill_options = rowmill_options {
+    size: size_of::<rowmill_options>() as u32,
+    credits: 0,
+    name: core::ptr::null(),
+    source_bytes: 0,
+    reply_limit_us: 0,
+    waiting: ROWMILL_WAIT_BLOCK as u32,
+    reserved: 0,
+};
+
 /// The client's options for the caller's.
 ///
 /// # Safety
@@ -108,17 +119,8 @@ impl Client {
         url: &str,
         given: Option<&rowmill_options>,
     ) -> Result<Client, Error> {
-        let (options, how) = match given {
-            // SAFETY: as this function's.
-            Some(given) => unsafe { options(given) }?,
-            None => (
-                Options {
-                    name: "librowmill".into(),
-                    ..Options::default()
-                },
-                Wait::Block,
-            ),
-        };
+        // SAFETY: as this function's.
+        let (options, how) = unsafe { options(given.unwrap_or(&DEFAULTS)) }?;
         let hub = Hub::connect(url, options, HubOptions::default())?;
         let welcome = hub.welcome();
         let most = usize::from(welcome.split.lanes) * usize::from(welcome.credits);

@@ -2,14 +2,15 @@
 //!
 //! A handle is a number in the disguise of a pointer, and is looked up at each call: one that was closed, that is of another kind, or
 //! that is no handle at all is refused with a sentence, and what it stood for lives as long as a call of another thread still
-//! uses it. Numbers are not used again. The lookup takes some 20 ns.
+//! uses it. Numbers are not used again. A call that does nothing but look one up takes
+//! some 70 ns.
 //!
 //! After a fork the child has a table of its own, since another thread may have held the parent's locked; handles from before are
 //! told by their numbers.
 
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use rowmill_client::Process;
@@ -95,7 +96,7 @@ struct Table {
     /// The first number of this process: those below are its parent's.
     first: u64,
     next: AtomicU64,
-    entries: RwLock<HashMap<u64, Entry>>,
+    entries: RwLock<BTreeMap<u64, Entry>>,
     /// The parent's, which is not used any more, and kept so that what it holds does not look like a leak.
     _parent: *const Table,
 }
