@@ -51,10 +51,10 @@ impl Future {
 
     /// Waits until it is answered.
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let patience = Patience::new(timeout)?;
         if self.outcome.get(py).is_some() {
             return Ok(());
         }
-        let patience = Patience::new(timeout)?;
         let how = self.client.get().wait;
         let answered = patience.wait(py, |slice| {
             let mut state = self.lock();
