@@ -107,6 +107,7 @@ endpoints = ["shm:$socket"]
 model.directory = "$folder/model"
 admin.address = "127.0.0.1:0"
 END
+    : >"$folder/log" # so that no other service's is read below
     "$programs/rowmilld" --config "$folder/rowmilld.toml" 2>"$folder/log" &
     service=$!
     timeout 30 sh -c "until grep -q ready: '$folder/log'; do sleep 0.1; done" || {
