@@ -2,7 +2,7 @@
 
 use super::{
     Fault, Over, capi, clients, endings, far, files, ids, imports, large_imports, limits, load,
-    modes, rdma, refusals, regions, schemas, starts, stream,
+    modes, rdma, refusals, regions, schemas, sharing, starts, stream,
 };
 
 /// What all faults beside an innocent client are bound by, beside what the table says.
@@ -414,6 +414,12 @@ pub const ALL: &[Fault] = &[
         endings::killed,
     )
     .over(Over::Any),
+    Fault::new(
+        "sigkill-shared-client",
+        "Disconnected",
+        "all threads told within 1 s, bells rung",
+        sharing::killed,
+    ),
     Fault::new(
         "sigstop",
         "None, then OK",

@@ -73,7 +73,8 @@ impl<P: ClientPort> Pending<P> {
         Ok(reply.expect("a wait without limit ends with an answer"))
     }
 
-    /// Waits for the answer, at most for `limit`. After `None` the request is still in flight.
+    /// Waits for the answer, at most for `limit`. After `None` the request is still in flight. A signal's handler runs
+    /// meanwhile, but does not end the wait: who wants to look at what it has done waits a little at a time.
     ///
     /// # Errors
     /// As [`Pending::wait`].
