@@ -21,6 +21,7 @@ mod rdma;
 mod report;
 mod serve;
 mod service;
+mod sharing;
 mod tables;
 mod targets;
 mod workload;

@@ -43,11 +43,28 @@ pub struct Answer {
     pub attempt: u16,
 }
 
+/// A part of a request: the bags that one worker pools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its number, from 0 on.
+    pub number: u32,
+    /// The first bag, counted over the whole batch.
+    pub first_bag: u32,
+    /// How many bags.
+    pub bags: u32,
+    /// In how many slices they are placed; all have as many bags but the last.
+    pub slices: u32,
+}
+
 /// A run of bags whose vectors are placed, of a request that may still go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
     /// Of which request.
     pub ticket: Ticket,
+    /// Of which part of it.
+    pub part: u32,
+    /// Which of the part's slices, from 0 on.
+    pub number: u32,
     /// The first bag, counted over the whole batch.
     pub first_bag: u32,
     /// How many bags.

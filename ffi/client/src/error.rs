@@ -6,6 +6,7 @@ use rowmill_port::{Lost, PortError};
 use rowmill_wire::Refusal;
 use rowmill_wire::limits::{MAX_BATCH, MAX_FEATURES, MAX_IDS_PER_BAG};
 
+use crate::device::StreamFailure;
 use crate::memory::Target;
 
 /// Why a batch is refused before anything is sent. Features and bags are counted from 0.
@@ -271,6 +272,12 @@ pub enum ClientError {
         /// Why.
         why: String,
     },
+    /// Something of CUDA failed.
+    #[error(transparent)]
+    Cuda(#[from] rowmill_cuda::Error),
+    /// A stream has gone on without the result that it waited for.
+    #[error("a stream went on without its result, in whose place are NaNs: {0}")]
+    NoResult(StreamFailure),
     /// A ticket whose answer was taken.
     #[error("the ticket's answer has already been taken")]
     UnknownTicket,

@@ -10,7 +10,7 @@ use rowmill_wire::limits::MAX_LANES;
 use rowmill_wire::status::NOWHERE;
 use rowmill_wire::{Completion, CompletionKind, Refusal, Status};
 
-use crate::answer::{Answer, Slice, Ticket};
+use crate::answer::{self, Answer, Slice, Ticket};
 use crate::error::Failure;
 use crate::memory::{Extent, Target};
 
@@ -58,6 +58,10 @@ struct Entry {
     failure: Option<(u8, Failure)>,
     generation: u64,
     service_ns: u64,
+    /// Whether somebody wants to know of its slices as they come.
+    watched: bool,
+    /// Whether it is in the list of those with news.
+    has_news: bool,
 }
 
 /// What a new request is, apart from its parts.
@@ -82,6 +86,8 @@ pub(crate) struct Flight {
     free: Vec<u32>,
     /// Entries whose last part has ended and whose answer was not taken, in that order.
     ended: VecDeque<u32>,
+    /// Watched requests with slices that were not reported, each once.
+    news: Vec<u32>,
     next_serial: u64,
     /// Lanes picked for the next request, and where the search for equals begins.
     picked: Vec<u16>,
@@ -105,6 +111,8 @@ impl Flight {
             failure: None,
             generation: 0,
             service_ns: 0,
+            watched: false,
+            has_news: false,
         };
         let lane = || Lane {
             free: (0..credits).rev().collect(),
@@ -120,6 +128,7 @@ impl Flight {
             entries: (0..2 * most).map(|_| entry()).collect(),
             free: (0..2 * most as u32).rev().collect(),
             ended: VecDeque::with_capacity(2 * most),
+            news: Vec::with_capacity(2 * most),
             next_serial: 1,
             picked: Vec::with_capacity(usize::from(lanes)),
             turn: 0,
@@ -211,7 +220,31 @@ impl Flight {
         entry.failure = None;
         entry.generation = 0;
         entry.service_ns = 0;
+        entry.watched = false;
         Ticket { index, serial }
+    }
+
+    /// Has the request listed when slices of it are placed; tells its parts.
+    pub(crate) fn watch(&mut self, ticket: Ticket, mut each: impl FnMut(answer::Part)) {
+        let entry = &mut self.entries[ticket.index as usize];
+        entry.watched = true;
+        for (number, part) in (0..).zip(&entry.parts) {
+            each(answer::Part {
+                number,
+                first_bag: part.first_bag,
+                bags: part.bags,
+                slices: slices(part.bags, entry.slice_bags),
+            });
+        }
+    }
+
+    /// The next watched request that has slices to be reported.
+    pub(crate) fn take_news(&mut self) -> Option<Ticket> {
+        let index = self.news.pop()?;
+        let entry = &mut self.entries[index as usize];
+        entry.has_news = false;
+        let serial = entry.serial;
+        Some(Ticket { index, serial })
     }
 
     /// Enters the next part; gives its lane and slot.
@@ -263,6 +296,9 @@ impl Flight {
         if !unparsed && (c.request, c.attempt, c.part) != (entry.serial, entry.attempt, holder.part)
         {
             return Err("a completion names another request than its slot holds");
+        }
+        if entry.watched && !std::mem::replace(&mut entry.has_news, true) {
+            self.news.push(holder.request);
         }
         let part = &mut entry.parts[usize::from(holder.part)];
         let all = slices(part.bags, entry.slice_bags);
@@ -365,18 +401,21 @@ impl Flight {
     /// Calls `each` for every slice of the request that was placed and not reported before.
     pub(crate) fn report_slices(&mut self, ticket: Ticket, mut each: impl FnMut(Slice)) {
         let entry = &mut self.entries[ticket.index as usize];
-        for part in &mut entry.parts {
+        for (number, part) in (0..).zip(&mut entry.parts) {
             let step = if entry.slice_bags == 0 {
                 part.bags
             } else {
                 entry.slice_bags
             };
             while part.slices_reported < part.slices_done {
-                let from = part.slices_reported * step;
+                let slice = part.slices_reported;
+                let from = slice * step;
                 part.slices_reported += 1;
                 let bags = step.min(part.bags - from);
                 each(Slice {
                     ticket,
+                    part: number,
+                    number: slice,
                     first_bag: part.first_bag + from,
                     bags,
                 });

@@ -60,7 +60,7 @@
 //!
 //! # Threads
 //! A session is used by one thread at a time. Threads that want to share a connection share a [`Hub`]: it takes results' memory
-//! from a pool, and a [`Lease`] on it comes with each [`Reply`].
+//! from a pool, and a [`Lease`] on it comes with each [`Reply`]. A [`Bell`] tells an event loop of them.
 //!
 //! # Memory
 //! The session allocates when it connects, binds, registers, and when a request is larger than every
@@ -72,6 +72,7 @@
 mod answer;
 mod batch;
 mod connector;
+mod device;
 mod error;
 mod flight;
 mod frame;
@@ -91,21 +92,27 @@ mod stand_in;
 #[cfg(test)]
 mod tests;
 
-pub use answer::{Answer, Slice, Ticket};
+pub use answer::{Answer, Part, Slice, Ticket};
 pub use batch::{Batch, Division, IdSlice};
 pub use connector::Connector;
+pub use device::{Gpu, GpuOptions, StreamFailure};
 pub use error::{BatchError, ClientError, Failure, Unsent};
-pub use hub::{Bell, Hub, HubOptions, Ids, Lease, Pending, Place, RegionMemory, Reply};
+pub use hub::{
+    Bell, Canceller, Hub, HubOptions, Ids, Lease, Pending, Place, RegionMemory, Reply, Watcher,
+};
 pub use memory::{Region, Target};
 #[cfg(feature = "rdma")]
 pub use options::RdmaOptions;
 pub use options::{Backoff, Options, RequestOptions, Retry, Wait};
 pub use ports::{AnyPort, Client};
 pub use rowmill_arena::{ReadWindow, Window};
+/// CUDA's devices, contexts, streams and memory.
+pub use rowmill_cuda as cuda;
 #[cfg(feature = "rdma")]
 pub use rowmill_port::rdma::{AckTimeout, ConnectionParameters, PathMtu, RetryCount, RnrTimer};
-pub use rowmill_port::{ClientPort, PortError};
+pub use rowmill_port::{ClientPort, PortError, Process};
 pub use rowmill_wire::control::{TableEntry, Welcome};
+pub use rowmill_wire::limits::MAX_FEATURES;
 pub use rowmill_wire::{Feature, Output, Pooling, Refusal, Schema, Status};
 pub use schema::BoundSchema;
 pub use session::Session;

@@ -144,7 +144,7 @@ impl StandIn {
     }
 
     /// Pools the frame's bags into its target.
-    fn pool(&self, frame: &Arrived) {
+    pub(crate) fn pool(&self, frame: &Arrived) {
         let h = &frame.header;
         let region = self.regions[h.target_region as usize]
             .as_ref()

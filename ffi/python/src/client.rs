@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use rowmill_client::{Hub, HubOptions, Options, RequestOptions, Wait};
+use rowmill_client::{Backoff, Hub, HubOptions, Options, RequestOptions, Wait};
 
 use crate::array::{Array, Dtype};
 use crate::batch::{Batch, Division};
@@ -50,7 +50,8 @@ impl Client {
 ///     source_bytes: Bytes for the ids, lengths and weights of all requests in flight that are larger than 8 KiB.
 ///     pool_bytes: Bytes of a region of memory for results, of which there can be 8; 4 MiB if not given, and more
 ///         where four results don't fit.
-///     wait: ``"block"`` sleeps after some 200 us without an answer; ``"poll"`` keeps a core busy for the lowest latency.
+///     wait: ``"block"`` sleeps after some 200 us without an answer; ``"sleep"`` sleeps at once, and leaves
+///         its core to a worker that has to share it; ``"poll"`` keeps a core busy for the lowest latency.
 ///     reply_limit: Seconds to wait for the answer to a call that is no lookup, this one too.
 ///
 /// Returns:
@@ -72,11 +73,20 @@ pub(crate) fn connect(
     wait: &str,
     reply_limit: f64,
 ) -> PyResult<Client> {
-    let wait = match wait {
-        "block" => Wait::Block,
-        "poll" => Wait::Poll,
+    let usual = Backoff::default();
+    let at_once = Backoff {
+        spins: 0,
+        yields: 0,
+        ..usual
+    };
+    let (wait, backoff) = match wait {
+        "block" => (Wait::Block, usual),
+        "sleep" => (Wait::Block, at_once),
+        "poll" => (Wait::Poll, usual),
         other => {
-            let text = format!("no way of waiting is called `{other}`; take \"block\" or \"poll\"");
+            let text = format!(
+                "no way of waiting is called `{other}`; take \"block\", \"sleep\" or \"poll\""
+            );
             return Err(Fault::input(text).into());
         }
     };
@@ -85,6 +95,7 @@ pub(crate) fn connect(
         credits,
         source_bytes,
         reply_limit: request::seconds("reply_limit", reply_limit)?,
+        backoff,
         ..Options::default()
     };
     let usual = HubOptions::default();

@@ -14,6 +14,7 @@ pub(crate) enum Class {
     Closed,
     Busy,
     WaitTimeout,
+    Device,
     Refused,
     Id,
     Overloaded,
@@ -32,6 +33,7 @@ impl Class {
             Class::Closed => "ClosedError",
             Class::Busy => "BusyError",
             Class::WaitTimeout => "WaitTimeout",
+            Class::Device => "DeviceError",
             Class::Refused => "RefusedError",
             Class::Id => "IdError",
             Class::Overloaded => "OverloadedError",
@@ -221,6 +223,7 @@ fn class_of(error: &ClientError) -> Class {
         | ClientError::NotInResult { .. }
         | ClientError::OtherClient { .. }
         | ClientError::UnknownTicket => Class::Input,
+        ClientError::Cuda(_) | ClientError::NoResult(_) => Class::Device,
         ClientError::Port(PortError::Refused { refusal, .. }) => Class::of_status(refusal.status),
         ClientError::Port(PortError::Protocol(_) | PortError::System { .. }) => Class::Error,
     }

@@ -10,6 +10,7 @@ mod buffer_protocol;
 mod client;
 mod dlpack;
 mod errors;
+mod export;
 mod future;
 mod memory;
 mod request;
@@ -25,6 +26,8 @@ mod _rowmill {
     use crate::buffer::Buffer;
     #[pymodule_export]
     use crate::client::{Client, connect};
+    #[pymodule_export]
+    use crate::export::write_generation;
     #[pymodule_export]
     use crate::future::{Bell, Future};
     #[pymodule_export]

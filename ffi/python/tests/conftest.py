@@ -8,7 +8,7 @@ import pathlib
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -101,6 +101,26 @@ def own_service(model: tuple[pathlib.Path, dict[str, np.ndarray]], tmp_path: pat
     service = Service(tmp_path, *model)
     yield service
     service.stop()
+
+
+@pytest.fixture(scope="session")
+def programs() -> str:
+    """The folder of the programs."""
+    return str(pathlib.Path(program("rowmilld")).parent)
+
+
+@pytest.fixture(scope="session")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[pathlib.Path], Service]]:
+    """Starts services of other generations, which end with the tests."""
+    services = []
+
+    def start(generation: pathlib.Path) -> Service:
+        services.append(Service(tmp_path_factory.mktemp("service"), generation, {}))
+        return services[-1]
+
+    yield start
+    for service in services:
+        service.stop()
 
 
 @pytest.fixture

@@ -18,6 +18,9 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
     ("rowmill-wire", "dataplane/wire", &[]),
     ("rowmill-arena", "dataplane/arena", &[]),
     ("rowmill-verbs", "ffi/verbs", &[]),
+    ("rowmill-cuda-stand-in", "ffi/cuda/stand-in", &[]),
+    // The stand-in for its tests alone.
+    ("rowmill-cuda", "ffi/cuda", &["rowmill-cuda-stand-in"]),
     ("rowmill-pooling", "dataplane/pooling", &["rowmill-arena"]),
     ("rowmill-table", "dataplane/table", &["rowmill-arena"]),
     (
@@ -50,9 +53,20 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
     (
         "rowmill-client",
         "ffi/client",
-        &["rowmill-wire", "rowmill-arena", "rowmill-port"],
+        &[
+            "rowmill-wire",
+            "rowmill-arena",
+            "rowmill-cuda-stand-in",
+            "rowmill-cuda",
+            "rowmill-port",
+        ],
     ),
-    ("rowmill-python", "ffi/python", &["rowmill-client"]),
+    ("rowmill-capi", "ffi/capi", &["rowmill-client"]),
+    (
+        "rowmill-python",
+        "ffi/python",
+        &["rowmill-client", "rowmill-table"],
+    ),
     (
         "rowmill-cli",
         "control/rowmill",

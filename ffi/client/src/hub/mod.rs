@@ -2,7 +2,9 @@
 //!
 //! `Hub` is a lock around a session with the table of its requests. Nobody holds the lock asleep: see `waiters.rs`. Results lie
 //! in a pool of memory or where the caller says, and come as leases (`lease.rs`); what is dropped, a lease or a request that
-//! is waited for no more, goes into a queue without the lock, and is taken in with the next call.
+//! is waited for no more, goes into a queue without the lock, and is taken in with the next call. Who has an event loop to run
+//! is told by a bell (`bell.rs`), and who wants to know of each slice by a watcher (`watch.rs`); a thread of the hub's own
+//! looks for their answers (`progress.rs`).
 
 mod bell;
 mod fork;
@@ -11,10 +13,11 @@ mod pending;
 mod pool;
 mod progress;
 mod shared;
+mod submit;
 mod table;
 mod waiters;
+mod watch;
 
-use core::time::Duration;
 use std::sync::Arc;
 
 use rowmill_port::ClientPort;
@@ -23,20 +26,21 @@ use rowmill_wire::control::{TableEntry, Welcome};
 
 pub use self::bell::Bell;
 pub use self::lease::Lease;
-pub use self::pending::{Pending, Reply};
+pub use self::pending::{Canceller, Pending, Reply};
 pub use self::pool::RegionMemory;
+pub use self::watch::Watcher;
+
+pub(crate) use self::fork::InParent;
 
 use self::pool::Pool;
 use self::shared::{Inner, Owner, Shared};
-use self::waiters::Seat;
-use crate::answer::Ticket;
 use crate::batch::Batch;
-use crate::error::{BatchError, ClientError, Unsent};
-use crate::memory::{Region, Target};
-use crate::options::{Options, RequestOptions, Wait};
+use crate::error::ClientError;
+use crate::memory::Region;
+use crate::options::Options;
 use crate::ports::{AnyPort, Client};
 use crate::schema::BoundSchema;
-use crate::session::{Session, within};
+use crate::session::Session;
 use crate::view::JaggedView;
 
 /// Choices for a [`Hub`].
@@ -80,7 +84,7 @@ impl<'a> From<&'a JaggedView<'a>> for Ids<'a> {
 }
 
 impl Ids<'_> {
-    fn bags(&self) -> usize {
+    pub(crate) fn bags(&self) -> usize {
         match self {
             Ids::Batch(batch) => batch.bags() as usize,
             Ids::View(view) => view.bags(),
@@ -195,6 +199,27 @@ impl<P: ClientPort> Hub<P> {
         Ok(inner.table.taken())
     }
 
+    /// Which of these requests has an answer that was not taken yet: the first one's place among them. All are of this hub.
+    ///
+    /// # Errors
+    /// [`ClientError::Stopped`], [`ClientError::Forked`]; [`ClientError::OtherClient`] for a request of another hub.
+    pub fn first_done<'p>(
+        &self,
+        among: impl IntoIterator<Item = &'p Pending<P>>,
+    ) -> Result<Option<usize>, ClientError>
+    where
+        P: 'p,
+    {
+        let mut inner = self.shared.lock()?;
+        self.shared.turn(&mut inner)?;
+        for (place, pending) in among.into_iter().enumerate() {
+            if pending.is_done_in(&self.shared, &inner)? {
+                return Ok(Some(place));
+            }
+        }
+        Ok(None)
+    }
+
     /// Results that are in flight or held.
     ///
     /// # Errors
@@ -305,180 +330,4 @@ impl<P: ClientPort> Hub<P> {
         self.shared.rouse(&mut inner);
         outcome
     }
-
-    /// Sends a request. Returns at once, but where the pool has to grow.
-    ///
-    /// # Errors
-    /// [`ClientError::NoCredit`] and [`ClientError::NoSourceSpace`] where answers have to be waited for first;
-    /// [`ClientError::ResultsHeld`] where results have to be dropped first; for a place of one's own as
-    /// [`Session::target_at`]; [`ClientError::OtherClient`]; the others of [`Session::submit`].
-    pub fn submit<'a>(
-        &self,
-        schema: &BoundSchema,
-        ids: impl Into<Ids<'a>>,
-        place: Place,
-        options: &RequestOptions,
-    ) -> Result<Pending<P>, ClientError> {
-        let ids = ids.into();
-        let mut inner = self.shared.lock()?;
-        match self.try_submit(&mut inner, schema, ids, place, options) {
-            // What has come and is still to be taken in may give room.
-            Err(error) if error.would_block() || error.is_full() => {
-                self.shared.turn(&mut inner)?;
-                self.try_submit(&mut inner, schema, ids, place, options)
-            }
-            outcome => outcome,
-        }
-    }
-
-    /// Sends a request; waits before that for a slot, where all are in flight. `None`: there was none within `limit`.
-    ///
-    /// # Errors
-    /// As [`Hub::submit`].
-    pub fn submit_within<'a>(
-        &self,
-        schema: &BoundSchema,
-        ids: impl Into<Ids<'a>>,
-        place: Place,
-        options: &RequestOptions,
-        how: Wait,
-        limit: Option<Duration>,
-    ) -> Result<Option<Pending<P>>, ClientError> {
-        let ids = ids.into();
-        match self.submit(schema, ids, place, options) {
-            Err(error) if error.would_block() => {
-                let mut tried = None;
-                let again = |inner: &mut Inner<P>| {
-                    if tried.replace(inner.changes) == Some(inner.changes) {
-                        return None;
-                    }
-                    match self.try_submit(inner, schema, ids, place, options) {
-                        // There will be room, and that will be a change.
-                        Err(error) if error.would_block() && inner.can_wait() => None,
-                        outcome => Some(outcome),
-                    }
-                };
-                let pending = self.shared.wait_until(Seat::Room, how, limit, again)?;
-                pending.transpose()
-            }
-            outcome => outcome.map(Some),
-        }
-    }
-
-    /// Sends a request and waits for its answer; waits before that for a slot, where all are in flight.
-    ///
-    /// # Errors
-    /// As [`Hub::submit`] and [`Pending::wait`]. What the dataplane refuses is the reply's outcome.
-    pub fn lookup<'a>(
-        &self,
-        schema: &BoundSchema,
-        ids: impl Into<Ids<'a>>,
-        place: Place,
-        options: &RequestOptions,
-        how: Wait,
-    ) -> Result<Reply, ClientError> {
-        let sent = self.submit_within(schema, ids, place, options, how, None)?;
-        let pending = sent.expect("a wait without limit ends with something");
-        pending.wait(how)
-    }
-
-    /// Sends a request if there is room for it and its result.
-    fn try_submit(
-        &self,
-        inner: &mut Inner<P>,
-        schema: &BoundSchema,
-        ids: Ids<'_>,
-        place: Place,
-        options: &RequestOptions,
-    ) -> Result<Pending<P>, ClientError> {
-        self.check(schema, ids)?;
-        let Inner {
-            session, leases, ..
-        } = inner;
-        leases.take_in(session);
-        if inner.table.is_full() {
-            return Err(ClientError::NoCredit);
-        }
-        let needed = schema.target_bytes(ids.bags() as u32);
-        let held = inner.leases.taken();
-        let full = ClientError::ResultsHeld { needed, held };
-        let Some(lease) = inner.leases.reserve() else {
-            return Err(full);
-        };
-        let sent = match self.target(inner, place, needed) {
-            Ok(Some(target)) => send(&mut inner.session, schema, ids, target, options),
-            Ok(None) => Err(full),
-            Err(error) => Err(error),
-        };
-        match sent {
-            Ok(ticket) => {
-                let at = inner.table.begin(ticket, lease);
-                Ok(Pending::new(Arc::clone(&self.shared), at))
-            }
-            Err(error) => {
-                inner.leases.give(lease);
-                // The connection's end has ended all others.
-                self.shared.hand_out(inner);
-                Err(error)
-            }
-        }
-    }
-
-    /// What can be said before any memory is taken.
-    fn check(&self, schema: &BoundSchema, ids: Ids<'_>) -> Result<(), ClientError> {
-        if schema.session != self.session {
-            return Err(ClientError::OtherClient { what: "schema" });
-        }
-        let (bags, most) = (ids.bags(), schema.schema().max_batch);
-        if bags == 0 {
-            return Err(BatchError::Bags { bags }.into());
-        }
-        let advice = "bind the schema with a larger max_batch";
-        within("bags of a batch", bags as u64, most.into(), advice)
-    }
-
-    /// Takes memory for a result; `None` where the pool has none.
-    fn target(
-        &self,
-        inner: &mut Inner<P>,
-        place: Place,
-        bytes: u64,
-    ) -> Result<Option<Target>, ClientError> {
-        let Inner { session, pool, .. } = inner;
-        match place {
-            Place::Pool => {
-                let before = pool.asked;
-                let target = pool.take(session, bytes);
-                if pool.asked != before {
-                    // The answer may have come with what the leader sleeps for.
-                    self.shared.rouse(inner);
-                }
-                target
-            }
-            Place::At(region, offset) => {
-                pool.check(&region)?;
-                session.target_at(&region, offset, bytes).map(Some)
-            }
-        }
-    }
-}
-
-/// Sends ids to a target, which is given back where they can't be.
-fn send<P: ClientPort>(
-    session: &mut Session<P>,
-    schema: &BoundSchema,
-    ids: Ids<'_>,
-    target: Target,
-    options: &RequestOptions,
-) -> Result<Ticket, ClientError> {
-    let sent = match ids {
-        Ids::Batch(batch) => session.submit(schema, batch, target, options),
-        Ids::View(view) => session.submit_view(schema, view, target, options),
-    };
-    sent.map_err(|Unsent { error, target }| {
-        if let Some(target) = target {
-            session.release(target);
-        }
-        error
-    })
 }

@@ -8,8 +8,9 @@ use rowmill_port::ClientPort;
 
 use super::bell::{Bell, Ring};
 use super::lease::Lease;
-use super::shared::{Inner, Owner};
+use super::shared::{Guard, Inner, Owner, Shared};
 use super::waiters::Seat;
+use crate::answer::Ticket;
 use crate::error::{ClientError, Failure};
 use crate::options::Wait;
 use crate::ports::AnyPort;
@@ -19,7 +20,7 @@ use crate::ports::AnyPort;
 #[must_use = "dropped, it loses its answer"]
 pub struct Pending<P: ClientPort = AnyPort> {
     shared: Arc<Owner<P>>,
-    at: u32,
+    pub(super) at: u32,
     taken: bool,
 }
 
@@ -59,7 +60,21 @@ impl<P: ClientPort> Pending<P> {
         Ok(reply.expect("a wait without limit ends with an answer"))
     }
 
-    /// Waits for the answer, at most for `limit`. After `None` the request is still in flight.
+    /// As [`Pending::wait`], for who has the lock.
+    pub(super) fn wait_with(
+        mut self,
+        inner: Guard<'_, P>,
+        how: Wait,
+    ) -> Result<Reply, ClientError> {
+        let (shared, at) = (&self.shared, self.at);
+        let take = |inner: &mut Inner<P>| take(shared, inner, at);
+        let reply = shared.wait_with(inner, Seat::Request(at), how, None, take)?;
+        self.taken = reply.is_some();
+        Ok(reply.expect("a wait without limit ends with an answer"))
+    }
+
+    /// Waits for the answer, at most for `limit`. After `None` the request is still in flight. A signal's handler runs
+    /// meanwhile, but does not end the wait: who wants to look at what it has done waits a little at a time.
     ///
     /// # Errors
     /// As [`Pending::wait`].
@@ -76,11 +91,7 @@ impl<P: ClientPort> Pending<P> {
             return Err(ClientError::UnknownTicket);
         }
         let (shared, at) = (&self.shared, self.at);
-        let take = |inner: &mut Inner<P>| {
-            let reply = take(inner, at)?;
-            shared.changed(inner);
-            Some(reply)
-        };
+        let take = |inner: &mut Inner<P>| take(shared, inner, at);
         let reply = shared.wait_until(Seat::Request(at), how, limit, take)?;
         self.taken = reply.is_some();
         Ok(reply)
@@ -96,11 +107,8 @@ impl<P: ClientPort> Pending<P> {
         }
         let mut inner = self.shared.lock()?;
         self.shared.turn(&mut inner)?;
-        let reply = take(&mut inner, self.at);
-        if reply.is_some() {
-            self.shared.changed(&mut inner);
-            self.taken = true;
-        }
+        let reply = take(&self.shared, &mut inner, self.at);
+        self.taken = reply.is_some();
         Ok(reply)
     }
 
@@ -114,6 +122,18 @@ impl<P: ClientPort> Pending<P> {
         Ok(!self.taken && inner.table.has_answer(self.at))
     }
 
+    /// [`Pending::is_done`] with the lock of this hub held.
+    pub(super) fn is_done_in(
+        &self,
+        shared: &Arc<Owner<P>>,
+        inner: &Inner<P>,
+    ) -> Result<bool, ClientError> {
+        match Arc::ptr_eq(&self.shared, shared) {
+            true => Ok(!self.taken && inner.table.has_answer(self.at)),
+            false => Err(ClientError::OtherClient { what: "request" }),
+        }
+    }
+
     /// Asks for an early end. The answer still comes: `Cancelled`, or whatever else it had become by then. Nothing happens where it
     /// has come.
     ///
@@ -121,11 +141,50 @@ impl<P: ClientPort> Pending<P> {
     /// [`ClientError::Stopped`], [`ClientError::Forked`]; where the connection has ended, [`ClientError::Closed`] or
     /// [`ClientError::Lost`].
     pub fn cancel(&self) -> Result<(), ClientError> {
+        self.canceller()?.cancel()
+    }
+
+    /// What cancels it while a thread waits for it.
+    ///
+    /// # Errors
+    /// [`ClientError::Stopped`], [`ClientError::Forked`].
+    pub fn canceller(&self) -> Result<Canceller<P>, ClientError> {
+        let ticket = self.shared.lock()?.table.ticket(self.at);
+        Ok(Canceller {
+            shared: Arc::clone(&self.shared),
+            at: self.at,
+            ticket: ticket.filter(|_| !self.taken),
+        })
+    }
+}
+
+/// Cancels a request from any thread, also while another one waits for it.
+pub struct Canceller<P: ClientPort = AnyPort> {
+    shared: Arc<Owner<P>>,
+    at: u32,
+    /// None where the answer had come.
+    ticket: Option<Ticket>,
+}
+
+impl<P: ClientPort> Canceller<P> {
+    /// As [`Pending::cancel`].
+    ///
+    /// # Errors
+    /// As [`Pending::cancel`].
+    pub fn cancel(&self) -> Result<(), ClientError> {
         let mut inner = self.shared.lock()?;
-        let ticket = inner.table.ticket(self.at).filter(|_| !self.taken);
+        // Its place may be another request's by now.
+        let ticket = inner.table.ticket(self.at);
+        let ticket = ticket.filter(|&ticket| self.ticket == Some(ticket));
         let outcome = ticket.map_or(Ok(()), |ticket| inner.session.cancel(ticket));
         self.shared.hand_out(&mut inner);
         outcome
+    }
+}
+
+impl<P: ClientPort> fmt::Debug for Canceller<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Canceller({:?})", self.ticket)
     }
 }
 
@@ -171,8 +230,9 @@ impl<P: ClientPort> Drop for Pending<P> {
 }
 
 /// Takes a request's answer, if it has come.
-fn take<P: ClientPort>(inner: &mut Inner<P>, at: u32) -> Option<Reply> {
+fn take<P: ClientPort>(shared: &Shared<P>, inner: &mut Inner<P>, at: u32) -> Option<Reply> {
     let ended = inner.table.take(at)?;
+    shared.changed(inner);
     let answer = ended.answer;
     let memory = inner.pool.memory_of(&answer.target);
     Some(Reply {

@@ -122,6 +122,12 @@ impl Pool {
         memory.ok_or(ClientError::OtherClient { what: "region" })
     }
 
+    /// Regions that there are.
+    #[cfg(test)]
+    pub(crate) fn regions(&self) -> usize {
+        self.memory.len()
+    }
+
     /// The memory that a target lies in.
     pub(crate) fn memory_of(&self, target: &Target) -> Arc<arena::Region> {
         let memory = self.memory.iter().find(|(r, _)| r.id == target.region);

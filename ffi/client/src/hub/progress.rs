@@ -1,7 +1,7 @@
 //! The thread that looks for answers where nobody waits in person.
 //!
 //! It is one of those that wait (`waiters.rs`): it leads while nobody else does, and then sleeps at once, without polling first.
-//! While no request has a bell it is parked.
+//! While no request has a bell or a watcher it is parked.
 
 use std::sync::Arc;
 use std::thread;
@@ -57,7 +57,7 @@ impl<P: ClientPort + Send + 'static> Shared<P> {
         let mut inner = self
             .acquire()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        inner.table.ring_all();
+        inner.table.end_all();
     }
 
     /// Sleeps until there is something to look for; false when the thread is to end.

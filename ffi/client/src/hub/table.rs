@@ -1,7 +1,11 @@
 //! The requests of a hub: whose answer has come, and whose nobody wants any more.
 
+use std::sync::Arc;
+
 use super::bell::Ring;
+use super::watch::Watcher;
 use crate::answer::{Answer, Ticket};
+use crate::error::Failure;
 
 /// No request of the table.
 const NONE: u32 = u32::MAX;
@@ -20,6 +24,8 @@ struct Request {
     lease: u32,
     /// The bell that is to be rung when the answer has come.
     ring: Option<Ring>,
+    /// Who is told of its slices and its end.
+    watcher: Option<Arc<dyn Watcher>>,
 }
 
 /// An answer, and the number of its result.
@@ -34,8 +40,8 @@ pub(crate) struct Table {
     free: Vec<u32>,
     /// The request of each entry of the session.
     by_entry: Vec<u32>,
-    /// Requests with a bell.
-    ringing: usize,
+    /// Bells that are to be rung, and watchers.
+    unattended: usize,
 }
 
 impl Table {
@@ -44,12 +50,13 @@ impl Table {
             state: State::Free,
             lease: 0,
             ring: None,
+            watcher: None,
         };
         Table {
             requests: (0..most).map(|_| request()).collect(),
             free: (0..most as u32).rev().collect(),
             by_entry: vec![NONE; most],
-            ringing: 0,
+            unattended: 0,
         }
     }
 
@@ -66,8 +73,12 @@ impl Table {
     pub(crate) fn begin(&mut self, ticket: Ticket, lease: u32) -> u32 {
         let at = self.free.pop().expect("asked before");
         let state = State::InFlight(ticket);
-        let ring = None;
-        self.requests[at as usize] = Request { state, lease, ring };
+        self.requests[at as usize] = Request {
+            state,
+            lease,
+            ring: None,
+            watcher: None,
+        };
         self.by_entry[ticket.index as usize] = at;
         at
     }
@@ -79,6 +90,7 @@ impl Table {
         if at == NONE {
             return Err((answer, None));
         }
+        self.dismiss(at, answer.outcome);
         let request = &mut self.requests[at as usize];
         if matches!(request.state, State::Abandoned) {
             request.state = State::Free;
@@ -92,9 +104,28 @@ impl Table {
         Ok(at)
     }
 
-    /// Requests that a bell is to be rung for.
-    pub(crate) fn ringing(&self) -> usize {
-        self.ringing
+    /// What is to be told to those who don't wait: bells to be rung, and watchers.
+    pub(crate) fn unattended(&self) -> usize {
+        self.unattended
+    }
+
+    /// Has somebody told of a request in flight.
+    pub(crate) fn watch(&mut self, at: u32, watcher: Arc<dyn Watcher>) {
+        self.requests[at as usize].watcher = Some(watcher);
+        self.unattended += 1;
+    }
+
+    /// Who is told of a request, if anybody.
+    pub(crate) fn watcher(&self, ticket: Ticket) -> Option<&dyn Watcher> {
+        let at = self.by_entry[ticket.index as usize];
+        self.requests.get(at as usize)?.watcher.as_deref()
+    }
+
+    fn dismiss(&mut self, at: u32, outcome: Result<(), Failure>) {
+        if let Some(watcher) = self.requests[at as usize].watcher.take() {
+            self.unattended -= 1;
+            watcher.end(outcome);
+        }
     }
 
     /// Has a bell rung for a request, and no other one any more: at once, if it has been answered.
@@ -105,16 +136,17 @@ impl Table {
         match self.ticket(at) {
             Some(_) => {
                 self.requests[at as usize].ring = Some(ring);
-                self.ringing += 1;
+                self.unattended += 1;
             }
             None => ring.ring(),
         }
     }
 
-    /// Rings for all that were to be rung for: their answers will not come.
-    pub(crate) fn ring_all(&mut self) {
-        for at in 0..self.requests.len() {
-            if let Some(ring) = self.silence(at as u32) {
+    /// Tells all who don't wait that no answers will come.
+    pub(crate) fn end_all(&mut self) {
+        for at in 0..self.requests.len() as u32 {
+            self.dismiss(at, Err(Failure::Disconnected));
+            if let Some(ring) = self.silence(at) {
                 ring.ring();
             }
         }
@@ -122,23 +154,24 @@ impl Table {
 
     fn silence(&mut self, at: u32) -> Option<Ring> {
         let ring = self.requests[at as usize].ring.take();
-        self.ringing -= usize::from(ring.is_some());
+        self.unattended -= usize::from(ring.is_some());
         ring
     }
 
     /// Takes the answer of a request, if it has come.
     pub(crate) fn take(&mut self, at: u32) -> Option<Ended> {
+        // Asked at each poll.
+        if !self.has_answer(at) {
+            return None;
+        }
         let request = &mut self.requests[at as usize];
+        let lease = request.lease;
         match std::mem::replace(&mut request.state, State::Free) {
             State::Answered(answer) => {
                 self.free.push(at);
-                let lease = request.lease;
                 Some(Ended { answer, lease })
             }
-            other => {
-                request.state = other;
-                None
-            }
+            _ => None,
         }
     }
 

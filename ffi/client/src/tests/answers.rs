@@ -222,6 +222,8 @@ fn slices_are_reported_once_and_can_be_read_early() {
         slices,
         [Slice {
             ticket,
+            part: 1,
+            number: 0,
             first_bag: 5,
             bags: 2
         }]

@@ -2,6 +2,7 @@
 
 mod answers;
 mod bounds;
+mod device;
 mod hub;
 mod split;
 mod view;

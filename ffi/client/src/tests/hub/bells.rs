@@ -31,7 +31,7 @@ fn submit(hub: &TestHub, schema: &BoundSchema, id: u32) -> Pending<StandIn> {
 }
 
 /// Waits until the thread that looks for answers has nothing to do.
-fn until_parked(hub: &TestHub) {
+pub(super) fn until_parked(hub: &TestHub) {
     while !hub.shared.lock().expect("open").is_parked() {
         thread::yield_now();
     }

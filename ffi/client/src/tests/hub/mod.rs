@@ -4,6 +4,7 @@ mod bells;
 mod endings;
 mod results;
 mod threads;
+mod watching;
 
 use std::thread;
 use std::time::{Duration, Instant};

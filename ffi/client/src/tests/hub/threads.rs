@@ -172,12 +172,17 @@ fn lookups_allocate_nothing() {
     let schema = bind(&hub);
     let options = RequestOptions::default();
     let batches = [ask(&[1]), ask(&[2; 64])];
-    let rounds = |count: usize| {
+    let bell = hub.bell().expect("a bell");
+    let mut tokens = Vec::new();
+    let mut rounds = |count: usize| {
         for i in 0..count {
             let batch = &batches[i % 2];
             let submit = || hub.submit(&schema, batch, Place::Pool, &options);
             let (first, dropped) = (submit().expect("sent"), submit().expect("sent"));
+            dropped.ring(&bell, i as u64).expect("sent");
             drop(dropped);
+            tokens.clear();
+            bell.heard(&mut tokens);
             let reply = first.wait(Wait::Block).expect("answered");
             let other = reply.lease.clone();
             drop(reply);

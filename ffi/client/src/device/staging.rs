@@ -1,0 +1,219 @@
+//! Results that come through pinned memory of the host, and the copies that bring them to the GPU in a stream's order.
+//!
+//! ```text
+//!   caller's stream   .. reads the output |                                     wait done | uses the output ..
+//!   copies                                wait ready | wait word, copy | wait word, copy | done
+//!   dataplane                      pools slice by slice into the staging
+//!   who takes answers in                               sets the word of a slice
+//! ```
+//!
+//! All of it is queued when the request has been sent, by the thread that sends. The copies of all requests are one stream's, so a
+//! request's copies wait for those of the requests before it.
+
+use core::ptr::NonNull;
+use std::sync::Arc;
+
+use rowmill_cuda::{Context, Current, DeviceMemory, Event, Pinned, Stream, Words};
+use rowmill_port::ClientPort;
+use rowmill_wire::limits::MAX_SLICES;
+
+use super::spans::Span;
+use super::watch::{Flags, Watch};
+use crate::error::ClientError;
+use crate::hub::{Pending, RegionMemory};
+use crate::memory::{Extent, Extents, Region};
+
+/// A request that is staged.
+struct Slot<P: ClientPort> {
+    watch: Arc<Watch>,
+    /// The request, which holds its place in the staging.
+    pending: Option<Pending<P>>,
+    /// Where its result is staged; None while it is free.
+    extent: Option<Extent>,
+    /// Its pieces, which the watch has, too: no lock that is needed to release streams is held while CUDA is called.
+    spans: Vec<Span>,
+    /// What its words are set to.
+    serial: u32,
+    /// The caller's stream has come to the request.
+    ready: Event,
+    /// All is copied.
+    done: Event,
+    /// Whether that could not be marked, so that nobody knows when it is.
+    lost: bool,
+}
+
+/// See the module's text.
+pub(crate) struct Staging<P: ClientPort> {
+    region: Region,
+    memory: Pinned<RegionMemory>,
+    pub(crate) flags: Arc<Flags>,
+    copies: Stream,
+    free: Extents,
+    slots: Vec<Slot<P>>,
+}
+
+impl<P: ClientPort> Staging<P> {
+    /// Pins `memory`, that of `region`, for at most `requests` requests at a time.
+    pub(crate) fn new(
+        context: &Context,
+        region: Region,
+        memory: RegionMemory,
+        requests: usize,
+        lanes: u16,
+        slices: u32,
+    ) -> Result<Staging<P>, ClientError> {
+        let window = memory.window();
+        let start = NonNull::new(window.as_ptr()).expect("memory is somewhere");
+        let (shared, bytes) = (memory.clone(), window.len());
+        let memory = Pinned::new(context, shared, start, bytes)?;
+        let spans = usize::from(lanes) * slices.clamp(1, MAX_SLICES) as usize;
+        let words = Words::new(context, requests * (1 + spans))?;
+        let flags = Arc::new(Flags::new(words));
+        let slot = |at: usize| -> Result<Slot<P>, ClientError> {
+            let watch = Watch::new(&flags, memory.owner(), at * (1 + spans), spans);
+            Ok(Slot {
+                watch: Arc::new(watch),
+                pending: None,
+                extent: None,
+                spans: Vec::with_capacity(spans),
+                serial: 0,
+                ready: Event::new(context)?,
+                done: Event::new(context)?,
+                lost: false,
+            })
+        };
+        let slots = (0..requests).map(slot).collect::<Result<_, _>>()?;
+        Ok(Staging {
+            region,
+            memory,
+            copies: Stream::new(context)?,
+            free: Extents::new(bytes as u64, requests),
+            slots,
+            flags,
+        })
+    }
+
+    pub(crate) fn region(&self) -> Region {
+        self.region
+    }
+
+    pub(crate) fn watches(&self) -> impl Iterator<Item = &Arc<Watch>> {
+        self.slots.iter().map(|slot| &slot.watch)
+    }
+
+    /// Takes a free slot and as much of the staging, once what has ended is given back. None where all is in use.
+    pub(crate) fn take(
+        &mut self,
+        current: &Current<'_>,
+        bytes: u64,
+    ) -> Result<Option<(usize, u64)>, ClientError> {
+        for slot in &mut self.slots {
+            let is_over = slot.extent.is_some()
+                && !slot.lost
+                && !slot.watch.is_in_flight()
+                && current.is_reached(&slot.done)?;
+            if let Some(extent) = slot.extent.take_if(|_| is_over) {
+                if let Some(mut pending) = slot.pending.take() {
+                    // The answer, with the hold on the result's place, is dropped; what it said, the watch was told.
+                    let _ = pending.try_take();
+                }
+                self.free.give(extent);
+            }
+        }
+        let at = self.slots.iter().position(|slot| slot.extent.is_none());
+        let Some(at) = at else { return Ok(None) };
+        let Some(extent) = self.free.take(bytes) else {
+            return Ok(None);
+        };
+        self.slots[at].extent = Some(extent);
+        Ok(Some((at, extent.offset)))
+    }
+
+    /// Requests that are in flight or being copied, as far as that is known.
+    pub(crate) fn taken(&self) -> usize {
+        self.slots
+            .iter()
+            .filter(|slot| slot.extent.is_some())
+            .count()
+    }
+
+    /// Begins with a request of the pieces that `fill` gives, before it is sent. Gives its watch, and its number there.
+    pub(crate) fn begin(
+        &mut self,
+        slot: usize,
+        fill: impl FnOnce(&mut Vec<Span>),
+    ) -> (Arc<Watch>, u32) {
+        let slot = &mut self.slots[slot];
+        let extent = slot.extent.as_ref().expect("it was taken");
+        fill(&mut slot.spans);
+        slot.serial = slot.watch.begin(extent.offset, &slot.spans);
+        (Arc::clone(&slot.watch), slot.serial)
+    }
+
+    /// Keeps a request that was sent.
+    pub(crate) fn keep(&mut self, slot: usize, pending: Pending<P>) {
+        self.slots[slot].pending = Some(pending);
+    }
+
+    /// Gives back what was taken for a request that was not sent.
+    pub(crate) fn give(&mut self, slot: usize) {
+        let slot = &mut self.slots[slot];
+        slot.watch.take_back();
+        if let Some(extent) = slot.extent.take() {
+            self.free.give(extent);
+        }
+    }
+
+    /// Queues the copies of a request that was sent, between what the stream has to do before and after.
+    pub(crate) fn queue(
+        &mut self,
+        current: &Current<'_>,
+        slot: usize,
+        (to, to_offset): (&DeviceMemory, u64),
+        stream: &Stream,
+    ) -> Result<(), ClientError> {
+        let at = slot;
+        let slot = &self.slots[at];
+        current.record(&slot.ready, stream)?;
+        // What the stream does with the output before, it does before it is written.
+        current.wait_event(&self.copies, &slot.ready)?;
+        let copied = self.queue_copies(current, slot, to, to_offset);
+        // Also where not all could be queued: what was is over before its place is used again.
+        if let Err(error) = current.record(&slot.done, &self.copies) {
+            self.slots[at].lost = true;
+            return Err(error.into());
+        }
+        current.wait_event(stream, &slot.done)?;
+        copied
+    }
+
+    fn queue_copies(
+        &self,
+        current: &Current<'_>,
+        slot: &Slot<P>,
+        to: &DeviceMemory,
+        to_offset: u64,
+    ) -> Result<(), ClientError> {
+        let extent = slot.extent.as_ref().expect("it was taken");
+        for (at, span) in slot.spans.iter().enumerate() {
+            let word = slot.watch.word(at);
+            current.wait_word(&self.copies, &self.flags.words, word, slot.serial)?;
+            let to = (to, to_offset + span.offset);
+            let from = (&self.memory, extent.offset + span.offset);
+            current.copy_in(&self.copies, to, from, span.bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Drops what it keeps of the hub's.
+    pub(crate) fn forget(&mut self) {
+        for slot in &mut self.slots {
+            slot.pending = None;
+        }
+    }
+
+    /// Waits until nothing is read any more of what is to be freed. All words are set.
+    pub(crate) fn settle(&self, current: &Current<'_>) -> Result<(), ClientError> {
+        Ok(current.synchronize(&self.copies)?)
+    }
+}
