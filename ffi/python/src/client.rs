@@ -209,7 +209,7 @@ impl Client {
         let request = Request {
             out: Out::of(&self.buffers, out, schema, batch.bags)?,
             batch,
-            options: request_options(generation, deadline, 0)?,
+            options: request_options(generation, deadline)?,
         };
         request::lookup(py, &hub, self.wait, schema, &request, timeout)
     }
@@ -225,7 +225,6 @@ impl Client {
     ///         is the caller's; no other request in flight may have any of it.
     ///     generation: The generation wanted; 0 for the newest.
     ///     deadline: Seconds after which nobody wants the answer, from the dataplane's receipt on.
-    ///     slices: Bags of a worker's part of the batch after which it announces what it has; 0 for only at the end.
     ///
     /// Returns:
     ///     Future: The result to come.
@@ -233,8 +232,7 @@ impl Client {
     /// Raises:
     ///     BusyError: All credits or all memory is in use; take results of earlier requests first.
     ///     InputError, DtypeError, FeatureError, ClosedError: As :meth:`lookup`.
-    #[pyo3(signature = (schema, batch, *, weights = None, out = None, generation = 0, deadline = None, slices = 0))]
-    #[expect(clippy::too_many_arguments, reason = "they are keyword arguments")]
+    #[pyo3(signature = (schema, batch, *, weights = None, out = None, generation = 0, deadline = None))]
     fn submit(
         slf: &Bound<'_, Self>,
         schema: &Schema,
@@ -243,14 +241,13 @@ impl Client {
         out: Option<&Bound<'_, PyAny>>,
         generation: u64,
         deadline: Option<f64>,
-        slices: u32,
     ) -> PyResult<Future> {
         let hub = slf.get().open()?;
         let batch = Batch::of(schema, batch, weights)?;
         let request = Request {
             out: Out::of(&slf.get().buffers, out, schema, batch.bags)?,
             batch,
-            options: request_options(generation, deadline, slices)?,
+            options: request_options(generation, deadline)?,
         };
         let sent = request::submit(slf.py(), &hub, schema, &request)?;
         Ok(Future::new(sent, slf.clone().unbind()))
@@ -310,7 +307,7 @@ impl Client {
         let request = Request {
             out: Out::of(&self.buffers, out, schema, batch.bags)?,
             batch,
-            options: request_options(generation, deadline, 0)?,
+            options: request_options(generation, deadline)?,
         };
         request::lookup(py, &hub, self.wait, schema, &request, timeout)
     }
@@ -453,15 +450,10 @@ fn whole(bits: u8) -> Outcome<Dtype> {
     }
 }
 
-fn request_options(
-    generation: u64,
-    deadline: Option<f64>,
-    slice_bags: u32,
-) -> Outcome<RequestOptions> {
+fn request_options(generation: u64, deadline: Option<f64>) -> Outcome<RequestOptions> {
     let remaining = deadline.map(|deadline| request::seconds("deadline", deadline));
     Ok(RequestOptions {
         remaining: remaining.transpose()?,
-        slice_bags,
         generation,
         ..RequestOptions::default()
     })
