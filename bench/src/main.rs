@@ -16,10 +16,12 @@ mod peers;
 mod pooling;
 mod rdma;
 mod report;
+mod script;
 mod serve;
 mod service;
 mod tables;
 mod targets;
+mod torchrec;
 mod workload;
 
 use std::net::IpAddr;
@@ -83,7 +85,7 @@ enum Suite {
     Serve,
     /// A hashed table against a dense one, imports against a copy
     Tables,
-    /// PyTorch's embedding_bag on the same rows and ids
+    /// PyTorch's embedding_bag and TorchRec's EmbeddingBagCollection on the same rows and ids
     Peers,
     /// The service over RDMA against ib_write_bw, a bare ping-pong, and rows fetched by READ (`make bench-rxe`)
     Rdma,

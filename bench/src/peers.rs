@@ -1,15 +1,13 @@
 //! Suite `peers`: PyTorch's `embedding_bag` and its quantised forms on the same rows and ids, one thread
-//! each, in turns.
+//! each, in turns; and before that TorchRec's collection beside ours (`torchrec.rs`).
 //!
 //! PyTorch runs in a Python process beside this one (`bench/peers.py`), which waits while this one works.
 //! Before anything is timed, what PyTorch decodes of our rows and what it pools is compared with ours.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use rowmill_pooling::{Isa, Kernels, Mode, Output, RowFormat, Rows, scalar};
 
 use crate::batches::{CALL_BAGS, Pooling};
@@ -17,6 +15,8 @@ use crate::driver::{median, pin_to_first_cpu};
 use crate::gather::{Memory, block, seconds_of};
 use crate::ids::{Spread, ids};
 use crate::report::{Measurement, Reporter};
+use crate::script::Script;
+use crate::torchrec;
 
 /// The program of the other side.
 const PROGRAM: &str = include_str!("../peers.py");
@@ -34,10 +34,11 @@ const DECODED: usize = 1000;
 /// # Errors
 /// Where there is no PyTorch (the message says how to get it), or where the two sides disagree.
 pub(crate) fn run(full: bool, reporter: &mut Reporter) -> Result<()> {
-    let python = python()?;
+    // First, since it needs all CPUs. What it fails at keeps nothing else from being measured.
+    let collections = torchrec::run(full, reporter);
     pin_to_first_cpu()?;
     let folder = tempfile::tempdir().context("a folder for rows and ids")?;
-    let mut peer = Peer::start(&python, folder.path())?;
+    let mut peer = Peer::start(folder.path())?;
     let memory = Memory::allocate()?;
     let dims: &[usize] = if full {
         &[16, 32, 64, 128, 256]
@@ -76,7 +77,7 @@ pub(crate) fn run(full: bool, reporter: &mut Reporter) -> Result<()> {
             }
         }
     }
-    Ok(())
+    collections
 }
 
 /// Measures a case on both sides.
@@ -164,42 +165,18 @@ fn compare_pooled(rows: &Rows<'_>, ids: &[u32], pooled: &[f32]) -> Result<()> {
     Ok(())
 }
 
-/// The Python that has PyTorch.
-fn python() -> Result<PathBuf> {
-    if let Some(given) = std::env::var_os("ROWMILL_PEERS_PYTHON") {
-        return Ok(given.into());
-    }
-    let python = crate::model::cache_folder().join("peers/bin/python");
-    ensure!(
-        python.exists(),
-        "there is no PyTorch to compare with; run `make peers`, which installs it under {}, or name a Python that has \
-         it in ROWMILL_PEERS_PYTHON",
-        python.display()
-    );
-    Ok(python)
-}
-
 /// The other side.
 struct Peer {
-    child: Child,
-    to: ChildStdin,
-    from: BufReader<ChildStdout>,
+    script: Script,
     folder: PathBuf,
 }
 
 impl Peer {
-    fn start(python: &Path, folder: &Path) -> Result<Peer> {
-        let mut child = Command::new(python)
-            .args(["-c", PROGRAM])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("starting {}", python.display()))?;
+    fn start(folder: &Path) -> Result<Peer> {
+        let script = Script::start(PROGRAM)?;
         fs::write(folder.join("block"), block()).context("writing the rows' block")?;
         Ok(Peer {
-            to: child.stdin.take().expect("a pipe"),
-            from: BufReader::new(child.stdout.take().expect("a pipe")),
-            child,
+            script,
             folder: folder.to_owned(),
         })
     }
@@ -210,7 +187,7 @@ impl Peer {
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         fs::write(&file, bytes).context("writing the ids")?;
         let block = self.folder.join("block");
-        let answer = self.ask(&format!(
+        let answer = self.script.ask(&format!(
             "case {} {} {} {} {} {BAG_LENGTH} {CALL_BAGS}",
             rows.format(),
             rows.dim(),
@@ -225,7 +202,7 @@ impl Peer {
     }
 
     fn round(&mut self) -> Result<f64> {
-        self.ask("round")?.parse().context("PyTorch's seconds")
+        self.script.seconds("round")
     }
 
     fn first(&mut self) -> Result<Vec<f32>> {
@@ -238,28 +215,7 @@ impl Peer {
 
     fn floats(&mut self, command: &str, argument: &str) -> Result<Vec<f32>> {
         let file = self.folder.join(command);
-        self.ask(&format!("{command} {} {argument}", file.display()))?;
-        let bytes = fs::read(&file).context("what PyTorch wrote")?;
-        let floats = bytes.chunks_exact(4);
-        Ok(floats
-            .map(|x| f32::from_le_bytes(x.try_into().expect("four bytes")))
-            .collect())
-    }
-
-    fn ask(&mut self, command: &str) -> Result<String> {
-        writeln!(self.to, "{command}").context("PyTorch's side is gone")?;
-        let mut line = String::new();
-        if self.from.read_line(&mut line).context("PyTorch's answer")? == 0 {
-            bail!("PyTorch's side ended at `{command}`; its message stands above");
-        }
-        Ok(line.trim().to_owned())
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        // It may have ended by itself; either way it is waited for, so that none is left.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.script
+            .floats(&format!("{command} {} {argument}", file.display()), &file)
     }
 }
