@@ -8,7 +8,7 @@ BENCH := $(PROGRAMS)/rowmill-bench
 SEEDS ?= 1000
 FUZZ_SECONDS ?= 60
 
-.PHONY: help run test test-arm peers check test-full bench targets faults sim build setup lab test-rxe bench-rxe
+.PHONY: help run test test-arm peers check test-full bench targets faults sim build setup lab test-rxe bench-rxe test-python
 
 help: ## List these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -26,6 +26,9 @@ run: build ## Demo: a model, a service, queries, every answer checked (TRACE=fil
 test: setup ## All tests
 	$(CARGO) build --release --bins
 	$(CARGO) test --release --workspace
+
+test-python: build ## The Python package: installed by pip, tested against the programs, with PyTorch where it is in the cache
+	@deploy/test-python.sh
 
 check: setup ## Format, lints and documents with warnings denied, workspace rules
 	$(CARGO) fmt --all --check

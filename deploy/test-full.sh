@@ -43,6 +43,7 @@ else
     skip sanitizer "needs a nightly toolchain"
 fi
 stage torch 1800 make peers
+stage python 1200 make test-python
 stage arm 1800 env ROWMILL_TEST_EVERY=1 make test-arm
 stage lab 1800 make lab
 stage lab-tests 1200 deploy/lab/selftest.py

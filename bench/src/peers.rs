@@ -14,8 +14,8 @@ use crate::batches::{CALL_BAGS, Pooling};
 use crate::driver::{median, pin_to_first_cpu};
 use crate::gather::{Memory, block, seconds_of};
 use crate::ids::{Spread, ids};
+use crate::python::Python;
 use crate::report::{Measurement, Reporter};
-use crate::script::Script;
 use crate::torchrec;
 
 /// The program of the other side.
@@ -167,16 +167,15 @@ fn compare_pooled(rows: &Rows<'_>, ids: &[u32], pooled: &[f32]) -> Result<()> {
 
 /// The other side.
 struct Peer {
-    script: Script,
+    python: Python,
     folder: PathBuf,
 }
 
 impl Peer {
     fn start(folder: &Path) -> Result<Peer> {
-        let script = Script::start(PROGRAM)?;
         fs::write(folder.join("block"), block()).context("writing the rows' block")?;
         Ok(Peer {
-            script,
+            python: Python::start(PROGRAM, &[])?,
             folder: folder.to_owned(),
         })
     }
@@ -187,7 +186,7 @@ impl Peer {
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         fs::write(&file, bytes).context("writing the ids")?;
         let block = self.folder.join("block");
-        let answer = self.script.ask(&format!(
+        let answer = self.python.ask(&format!(
             "case {} {} {} {} {} {BAG_LENGTH} {CALL_BAGS}",
             rows.format(),
             rows.dim(),
@@ -202,7 +201,7 @@ impl Peer {
     }
 
     fn round(&mut self) -> Result<f64> {
-        self.script.seconds("round")
+        self.python.seconds("round")
     }
 
     fn first(&mut self) -> Result<Vec<f32>> {
@@ -215,7 +214,7 @@ impl Peer {
 
     fn floats(&mut self, command: &str, argument: &str) -> Result<Vec<f32>> {
         let file = self.folder.join(command);
-        self.script
+        self.python
             .floats(&format!("{command} {} {argument}", file.display()), &file)
     }
 }

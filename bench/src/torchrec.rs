@@ -14,9 +14,9 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 
 use crate::driver::median;
 use crate::ids::{Spread, ids};
+use crate::python::Python;
 use crate::report::{Measurement, Reporter};
-use crate::script::Script;
-use crate::service::Service;
+use crate::service::{Service, program};
 
 /// The program of both sides.
 const PROGRAM: &str = include_str!("../torchrec_peer.py");
@@ -79,7 +79,7 @@ pub(crate) fn run(full: bool, reporter: &mut Reporter) -> Result<()> {
         rows: specs.iter().map(|spec| spec.rows as u32).collect(),
         hots: shape.multi_hot(),
     };
-    let (mut theirs, mut ours) = (Script::start(PROGRAM)?, Script::start(PROGRAM)?);
+    let (mut theirs, mut ours) = (start()?, start()?);
     let generation = folder.path().join("generation");
     eprintln!("peers: TorchRec makes and exports tables of 2 GB");
     let command = format!("make {} {}", generation.display(), words(&tables.rows));
@@ -125,6 +125,17 @@ pub(crate) fn run(full: bool, reporter: &mut Reporter) -> Result<()> {
     Ok(())
 }
 
+/// A process of one side, with the package that `deploy/stage-python.sh` has put beside the programs.
+fn start() -> Result<Python> {
+    let package = program("rowmilld")?.with_file_name("python");
+    ensure!(
+        package.exists(),
+        "the package rowmill is not at {}; `make peers` builds it",
+        package.display()
+    );
+    Python::start(PROGRAM, &[&package.to_string_lossy()])
+}
+
 /// The cases of a setting: against TorchRec, and against a loop.
 fn case(spread: Spread, setting: &Setting) -> [String; 2] {
     let Setting {
@@ -142,7 +153,7 @@ fn case(spread: Spread, setting: &Setting) -> [String; 2] {
 }
 
 /// Samples a second of ours, TorchRec's and the loop, in rounds.
-fn in_turns(ours: &mut Script, theirs: &mut Script, rounds: usize) -> Result<Vec<[f64; 3]>> {
+fn in_turns(ours: &mut Python, theirs: &mut Python, rounds: usize) -> Result<Vec<[f64; 3]>> {
     let samples = f64::from(SAMPLES) * QUERIES as f64;
     let mut round = || -> Result<[f64; 3]> {
         Ok([
@@ -158,7 +169,7 @@ fn in_turns(ours: &mut Script, theirs: &mut Script, rounds: usize) -> Result<Vec
 }
 
 /// Both sides give the same vectors, but for roundings: sums are taken in another order.
-fn compare(ours: &mut Script, theirs: &mut Script, folder: &Path) -> Result<()> {
+fn compare(ours: &mut Python, theirs: &mut Python, folder: &Path) -> Result<()> {
     let file = folder.join("first");
     let command = format!("first {}", file.display());
     let (our, their) = (
@@ -202,7 +213,7 @@ impl Tables {
     }
 
     /// Connects our side. A client that polls has the first CPU for itself, since workers take the last ones.
-    fn connect(&self, ours: &mut Script, setting: &Setting, endpoint: &str) -> Result<()> {
+    fn connect(&self, ours: &mut Python, setting: &Setting, endpoint: &str) -> Result<()> {
         let allowed = sched_getaffinity(None).context("the CPUs this process may use")?;
         let mut cpus: Vec<usize> = (0..CpuSet::MAX_CPU)
             .filter(|&cpu| allowed.is_set(cpu))

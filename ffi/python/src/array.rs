@@ -165,7 +165,14 @@ impl Array {
     }
 
     fn of_buffer(object: &Bound<'_, PyAny>, role: Role) -> Outcome<Array> {
-        let buffer = PyUntypedBuffer::get(object)?;
+        // Such as one without dimensions.
+        let buffer = PyUntypedBuffer::get(object).map_err(|error| {
+            let text = format!(
+                "{} can't be read ({error}); give a dense array of one dimension",
+                role.name()
+            );
+            Fault::input(text)
+        })?;
         let dtype = Dtype::of_format(buffer.format());
         let dtype = dtype.filter(|dtype| role.takes(*dtype) && dtype.bytes() == buffer.item_size());
         let Some(dtype) = dtype else {

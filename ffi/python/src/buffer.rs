@@ -49,6 +49,11 @@ impl Buffers {
         Ok(Buffer { registered })
     }
 
+    /// Lets go of all, with the connection's end.
+    pub(crate) fn forget(&self) {
+        self.lock().clear();
+    }
+
     fn give_up_unused(&self, hub: &Hub) -> Result<(), ClientError> {
         // Nobody can find one here whose address nobody has.
         let unused = |one: &mut Arc<Registered>| Arc::strong_count(one) == 1;

@@ -1,7 +1,6 @@
 //! Clients: a connection with what is bound and looked up over it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -22,23 +21,23 @@ use crate::schema::{Columns, Feature, Schema, Table, output};
 /// the process has no part in it, and connects for itself.
 #[pyclass(frozen, module = "rowmill", weakref)]
 pub(crate) struct Client {
-    pub(crate) hub: Hub,
+    /// `None` after it was closed. Locked by threads that have the interpreter's lock, and for moments only: so nobody holds it
+    /// when the process forks.
+    hub: Mutex<Option<Hub>>,
     pub(crate) wait: Wait,
     buffers: Buffers,
-    closed: AtomicBool,
     url: String,
 }
 
 impl Client {
+    fn lock(&self) -> MutexGuard<'_, Option<Hub>> {
+        self.hub.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The hub, while the client is open.
-    pub(crate) fn open(&self) -> Outcome<&Hub> {
-        match self.closed.load(Ordering::Acquire) {
-            false => Ok(&self.hub),
-            true => Err(Fault::new(
-                Class::Closed,
-                "the client was closed; connect again",
-            )),
-        }
+    pub(crate) fn open(&self) -> Outcome<Hub> {
+        let closed = || Fault::new(Class::Closed, "the client was closed; connect again");
+        self.lock().clone().ok_or_else(closed)
     }
 }
 
@@ -106,10 +105,9 @@ pub(crate) fn connect(
     };
     let hub = py.detach(|| Hub::connect(url, options, pool));
     Ok(Client {
-        hub: hub.map_err(|error| Fault::of(error, &[]))?,
+        hub: Mutex::new(Some(hub.map_err(|error| Fault::of(error, &[]))?)),
         wait,
         buffers: Buffers::default(),
-        closed: AtomicBool::new(false),
         url: url.into(),
     })
 }
@@ -206,13 +204,14 @@ impl Client {
         deadline: Option<f64>,
         timeout: Option<f64>,
     ) -> PyResult<Result> {
+        let hub = self.open()?;
         let batch = Batch::of(schema, batch, weights)?;
         let request = Request {
             out: Out::of(&self.buffers, out, schema, batch.bags)?,
             batch,
             options: request_options(generation, deadline, 0)?,
         };
-        request::lookup(py, self, schema, &request, timeout)
+        request::lookup(py, &hub, self.wait, schema, &request, timeout)
     }
 
     /// Sends a batch, and does not wait for the result.
@@ -246,13 +245,14 @@ impl Client {
         deadline: Option<f64>,
         slices: u32,
     ) -> PyResult<Future> {
+        let hub = slf.get().open()?;
         let batch = Batch::of(schema, batch, weights)?;
         let request = Request {
             out: Out::of(&slf.get().buffers, out, schema, batch.bags)?,
             batch,
             options: request_options(generation, deadline, slices)?,
         };
-        let sent = request::submit(slf.py(), slf.get(), schema, &request)?;
+        let sent = request::submit(slf.py(), &hub, schema, &request)?;
         Ok(Future::new(sent, slf.clone().unbind()))
     }
 
@@ -290,6 +290,7 @@ impl Client {
         deadline: Option<f64>,
         timeout: Option<f64>,
     ) -> PyResult<Result> {
+        let hub = self.open()?;
         let columns = Columns::given(schema, columns, column_count)?;
         let count = ids.1;
         // SAFETY: the caller holds the tensors during the call, as its documentation says.
@@ -311,7 +312,7 @@ impl Client {
             batch,
             options: request_options(generation, deadline, 0)?,
         };
-        request::lookup(py, self, schema, &request, timeout)
+        request::lookup(py, &hub, self.wait, schema, &request, timeout)
     }
 
     /// Makes memory that is registered with the dataplane, for ``out=``. A client can have 7 at a time, or more where its own memory
@@ -332,26 +333,34 @@ impl Client {
         if nbytes == 0 {
             return Err(Fault::input("a buffer of 0 bytes; give at least 1").into());
         }
-        let buffer = py.detach(|| self.buffers.make(hub, nbytes));
+        let buffer = py.detach(|| self.buffers.make(&hub, nbytes));
         Ok(buffer.map_err(|error| Fault::of(error, &[]))?)
     }
 
     /// A descriptor for an event loop; see :mod:`rowmill._await`.
-    fn _bell(&self) -> PyResult<Bell> {
-        let bell = self.open()?.bell();
+    fn _bell(&self, py: Python<'_>) -> PyResult<Bell> {
+        let hub = self.open()?;
+        let bell = py.detach(|| hub.bell());
         Ok(Bell::of(bell.map_err(|error| Fault::of(error, &[]))?))
     }
 
-    /// Ends the connection. Requests in flight get :class:`ClosedError`; results stay readable. Twice is fine.
+    /// Ends the connection. Requests in flight get :class:`ClosedError`; results stay readable, and buffers memory. Twice is
+    /// fine.
     fn close(&self, py: Python<'_>) {
-        self.closed.store(true, Ordering::Release);
-        py.detach(|| self.hub.close());
+        let hub = self.lock().take();
+        self.buffers.forget();
+        py.detach(|| {
+            if let Some(hub) = hub {
+                hub.close();
+                // Dropped here: its thread is waited for, if it has one.
+            }
+        });
     }
 
     /// Whether :meth:`close` was called.
     #[getter]
     fn closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
+        self.lock().is_none()
     }
 
     /// The newest generation that the dataplane has told of.
@@ -359,8 +368,9 @@ impl Client {
     /// Raises:
     ///     ClosedError: The connection has ended.
     #[getter]
-    fn generation(&self) -> PyResult<u64> {
-        let generation = self.open()?.generation();
+    fn generation(&self, py: Python<'_>) -> PyResult<u64> {
+        let hub = self.open()?;
+        let generation = py.detach(|| hub.generation());
         Ok(generation.map_err(|error| Fault::of(error, &[]))?)
     }
 
@@ -373,8 +383,8 @@ impl Client {
     ///     ClosedError: The connection has ended.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let hub = self.open()?;
-        let pending = hub.pending().map_err(|error| Fault::of(error, &[]))?;
-        let held = hub.held().map_err(|error| Fault::of(error, &[]))?;
+        let counts = py.detach(|| Ok((hub.pending()?, hub.held()?)));
+        let (pending, held) = counts.map_err(|error| Fault::of(error, &[]))?;
         let stats = PyDict::new(py);
         stats.set_item("pending", pending)?;
         stats.set_item("held", held)?;

@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use rowmill_client::{ClientError, Pending, Reply, RequestOptions};
+use rowmill_client::{ClientError, Hub, Pending, Reply, RequestOptions, Wait};
 
 use crate::batch::Batch;
 use crate::buffer::{Out, Registered};
-use crate::client::Client;
 use crate::errors::{Class, Fault, Outcome};
 use crate::memory::{Held, Keeper};
 use crate::result::Result as Answer;
@@ -145,12 +144,12 @@ impl Patience {
 /// Sends a request and waits for its result.
 pub(crate) fn lookup(
     py: Python<'_>,
-    client: &Client,
+    hub: &Hub,
+    wait: Wait,
     schema: &Schema,
     request: &Request,
     timeout: Option<f64>,
 ) -> PyResult<Answer> {
-    let (hub, wait) = (client.open()?, client.wait);
     let asked = Asked::of(schema, request);
     if asked.bags == 0 {
         return Ok(asked.nothing(0));
@@ -187,11 +186,10 @@ pub(crate) fn lookup(
 /// Sends a request, if there is room for it.
 pub(crate) fn submit(
     py: Python<'_>,
-    client: &Client,
+    hub: &Hub,
     schema: &Schema,
     request: &Request,
 ) -> PyResult<Sent> {
-    let hub = client.open()?;
     let asked = Asked::of(schema, request);
     if asked.bags == 0 {
         let pending = None;

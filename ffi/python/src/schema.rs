@@ -322,7 +322,11 @@ impl Schema {
         }
         let at = |name: &String| keys.iter().position(|key| key == name).map(|at| at as u32);
         let chosen: Option<Vec<u32>> = self.names.iter().map(at).collect();
-        let chosen = chosen.ok_or_else(|| self.features_differ(&keys))?;
+        let chosen = chosen.ok_or_else(|| {
+            // Others may be there.
+            let known = keys.iter().filter(|key| self.names.contains(key));
+            self.features_differ(&known.cloned().collect::<Vec<_>>())
+        })?;
         let same = keys.len() == chosen.len() && chosen.is_sorted();
         Ok(Columns {
             of: keys.len(),

@@ -5,6 +5,7 @@ The programs are in the folder that ROWMILL_PROGRAMS names, or in the workspace'
 
 import os
 import pathlib
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -150,3 +151,38 @@ def pooled(table: np.ndarray, ids: np.ndarray, lengths: np.ndarray, pooling: str
         if length:
             out[bag] = rows.sum(axis=0) if pooling == "sum" else rows.mean(axis=0)
     return out
+
+
+class Paused:
+    """Stops a service's process, and lets it go on in the end."""
+
+    def __init__(self, service: Service) -> None:
+        self.process = service.process
+
+    def __enter__(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        # Until it has stopped.
+        while pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
+            time.sleep(0.001)
+
+    def __exit__(self, *_: object) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+
+def descriptors() -> list[str]:
+    """What this process has open."""
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        except FileNotFoundError:
+            # That of the list itself.
+            pass
+    return found
+
+
+def rss_bytes() -> int:
+    """Memory of this process that is resident, without what is mapped of files."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("RssAnon:"))
+    return int(line.split()[1]) << 10
