@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Generator, Sequence
+from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias, final
 
@@ -24,6 +25,7 @@ __all__ = [
     "Table",
     "_Bell",
     "connect",
+    "write_generation",
 ]
 
 _Tensor: TypeAlias = torch.Tensor
@@ -235,3 +237,9 @@ def connect(
     reply_limit: float = 10.0,
 ) -> Client: ...
 def write_generation(path: str, number: int, tables: list[tuple[str, int, int, str, int, str]]) -> None: ...
+
+def write_generation(
+    path: str | PathLike[str],
+    number: int,
+    tables: Sequence[tuple[str, int, int, str, int, str]],
+) -> None: ...
