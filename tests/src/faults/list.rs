@@ -1,8 +1,8 @@
 //! The list of all faults.
 
 use super::{
-    Fault, Over, clients, endings, far, files, ids, imports, large_imports, limits, load, modes,
-    rdma, refusals, regions, schemas, starts, stream,
+    Fault, Over, clients, endings, far, files, gpu, ids, imports, large_imports, limits, load,
+    modes, rdma, refusals, regions, schemas, starts, stream,
 };
 
 /// What all faults beside an innocent client are bound by, beside what the table says.
@@ -417,6 +417,27 @@ pub const ALL: &[Fault] = &[
         "target owned while stopped, answered within 1 s of SIGCONT",
         endings::stopped,
     ),
+    Fault::new(
+        "gpu-memory-without-nic",
+        "staging, reported; NoDirectWay where refused",
+        "results bit-equal to those in the host's memory",
+        gpu::no_nic,
+    )
+    .over(Over::Any),
+    Fault::new(
+        "gpu-stream-at-sigkill",
+        "NoResult (Disconnected)",
+        "released and told within 1 s (rdma: 2 s, emulated: 10 s), NaNs; nothing of CUDA called by who releases",
+        gpu::killed,
+    )
+    .over(Over::Any),
+    Fault::new(
+        "gpu-memory-through-nic",
+        "nvidia-peermem, after a small transfer",
+        "results bit-equal to those in the host's memory",
+        gpu::through_nic,
+    )
+    .over(Over::Rdma),
     Fault::new(
         "rdma-client-killed",
         "gone from /status",
