@@ -2,7 +2,8 @@
 # Tests the C interface as its users meet it: the header is what cbindgen makes, the library exports what the version script
 # says, and the examples are built by pkg-config against an installed tree and run against a real service: plainly, under
 # valgrind and with sanitizers. Programs and the archive are taken from where cargo puts them (`make test-c` builds them).
-# Not under helgrind: it knows the locks of pthreads only, and the library's are futexes.
+# Not under helgrind: it knows the locks of pthreads only, and the library's are futexes; `make test-full` runs threads that share
+# a connection under ThreadSanitizer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -107,6 +108,7 @@ endpoints = ["shm:$socket"]
 model.directory = "$folder/model"
 admin.address = "127.0.0.1:0"
 END
+    : >"$folder/log" # so that no other service's is read below
     "$programs/rowmilld" --config "$folder/rowmilld.toml" 2>"$folder/log" &
     service=$!
     timeout 30 sh -c "until grep -q ready: '$folder/log'; do sleep 0.1; done" || {

@@ -39,11 +39,21 @@ if rustup toolchain list 2>/dev/null | grep -q nightly; then
     stage sanitizer 1800 env RUSTFLAGS="-Zsanitizer=address" CARGO_TARGET_DIR=target/sanitizer \
         cargo +nightly test --release --target "$(rustc -vV | sed -n 's/^host: //p')" --lib --test '[!m]*' --test modes \
         -p rowmill-pooling -p rowmill-port -p rowmill-engine
+    # ThreadSanitizer over threads that share a connection; it has to see into the standard library's locks.
+    if rustup component list --installed --toolchain nightly | grep -q rust-src; then
+        stage races 1800 env RUSTFLAGS="-Zsanitizer=thread" CARGO_TARGET_DIR=target/sanitizer-threads \
+            cargo +nightly test -Zbuild-std --release --target "$(rustc -vV | sed -n 's/^host: //p')" --lib \
+            -p rowmill-client --no-default-features -- hub
+    else
+        skip races "needs rustup component add rust-src --toolchain nightly"
+    fi
 else
     skip fuzz "needs a nightly toolchain"
     skip sanitizer "needs a nightly toolchain"
+    skip races "needs a nightly toolchain"
 fi
 stage torch 1800 make peers
+stage python 1200 make test-python
 stage arm 1800 env ROWMILL_TEST_EVERY=1 make test-arm
 stage lab 1800 make lab
 stage lab-tests 1200 deploy/lab/selftest.py

@@ -23,6 +23,9 @@ if [ ! -f "$folder/complete" ]; then
     touch "$folder/complete"
 fi
 
+# Where `rowmill-bench` looks for a Python that has the package.
+ln -sfn "$folder" "$cache/python"
+
 wheels=$(mktemp -d)
 trap 'rm -rf "$wheels"' EXIT
 "$folder/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$wheels" ./ffi/python

@@ -209,7 +209,7 @@ impl Client {
         let request = Request {
             out: Out::of(&self.buffers, out, schema, batch.bags)?,
             batch,
-            options: request_options(generation, deadline, 0)?,
+            options: request_options(generation, deadline)?,
         };
         request::lookup(py, &hub, self.wait, schema, &request, timeout)
     }
@@ -225,7 +225,6 @@ impl Client {
     ///         is the caller's; no other request in flight may have any of it.
     ///     generation: The generation wanted; 0 for the newest.
     ///     deadline: Seconds after which nobody wants the answer, from the dataplane's receipt on.
-    ///     slices: Bags of a worker's part of the batch after which it announces what it has; 0 for only at the end.
     ///
     /// Returns:
     ///     Future: The result to come.
@@ -233,8 +232,7 @@ impl Client {
     /// Raises:
     ///     BusyError: All credits or all memory is in use; take results of earlier requests first.
     ///     InputError, DtypeError, FeatureError, ClosedError: As :meth:`lookup`.
-    #[pyo3(signature = (schema, batch, *, weights = None, out = None, generation = 0, deadline = None, slices = 0))]
-    #[expect(clippy::too_many_arguments, reason = "they are keyword arguments")]
+    #[pyo3(signature = (schema, batch, *, weights = None, out = None, generation = 0, deadline = None))]
     fn submit(
         slf: &Bound<'_, Self>,
         schema: &Schema,
@@ -243,14 +241,13 @@ impl Client {
         out: Option<&Bound<'_, PyAny>>,
         generation: u64,
         deadline: Option<f64>,
-        slices: u32,
     ) -> PyResult<Future> {
         let hub = slf.get().open()?;
         let batch = Batch::of(schema, batch, weights)?;
         let request = Request {
             out: Out::of(&slf.get().buffers, out, schema, batch.bags)?,
             batch,
-            options: request_options(generation, deadline, slices)?,
+            options: request_options(generation, deadline)?,
         };
         let sent = request::submit(slf.py(), &hub, schema, &request)?;
         Ok(Future::new(sent, slf.clone().unbind()))
@@ -310,7 +307,7 @@ impl Client {
         let request = Request {
             out: Out::of(&self.buffers, out, schema, batch.bags)?,
             batch,
-            options: request_options(generation, deadline, 0)?,
+            options: request_options(generation, deadline)?,
         };
         request::lookup(py, &hub, self.wait, schema, &request, timeout)
     }
@@ -338,8 +335,9 @@ impl Client {
     }
 
     /// A descriptor for an event loop; see :mod:`rowmill._await`.
-    fn _bell(&self) -> PyResult<Bell> {
-        let bell = self.open()?.bell();
+    fn _bell(&self, py: Python<'_>) -> PyResult<Bell> {
+        let hub = self.open()?;
+        let bell = py.detach(|| hub.bell());
         Ok(Bell::of(bell.map_err(|error| Fault::of(error, &[]))?))
     }
 
@@ -367,8 +365,9 @@ impl Client {
     /// Raises:
     ///     ClosedError: The connection has ended.
     #[getter]
-    fn generation(&self) -> PyResult<u64> {
-        let generation = self.open()?.generation();
+    fn generation(&self, py: Python<'_>) -> PyResult<u64> {
+        let hub = self.open()?;
+        let generation = py.detach(|| hub.generation());
         Ok(generation.map_err(|error| Fault::of(error, &[]))?)
     }
 
@@ -381,8 +380,8 @@ impl Client {
     ///     ClosedError: The connection has ended.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let hub = self.open()?;
-        let pending = hub.pending().map_err(|error| Fault::of(error, &[]))?;
-        let held = hub.held().map_err(|error| Fault::of(error, &[]))?;
+        let counts = py.detach(|| Ok((hub.pending()?, hub.held()?)));
+        let (pending, held) = counts.map_err(|error| Fault::of(error, &[]))?;
         let stats = PyDict::new(py);
         stats.set_item("pending", pending)?;
         stats.set_item("held", held)?;
@@ -451,15 +450,10 @@ fn whole(bits: u8) -> Outcome<Dtype> {
     }
 }
 
-fn request_options(
-    generation: u64,
-    deadline: Option<f64>,
-    slice_bags: u32,
-) -> Outcome<RequestOptions> {
+fn request_options(generation: u64, deadline: Option<f64>) -> Outcome<RequestOptions> {
     let remaining = deadline.map(|deadline| request::seconds("deadline", deadline));
     Ok(RequestOptions {
         remaining: remaining.transpose()?,
-        slice_bags,
         generation,
         ..RequestOptions::default()
     })

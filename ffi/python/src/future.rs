@@ -136,19 +136,17 @@ impl Future {
     ///
     /// Raises:
     ///     ClosedError: The connection is that of a parent process.
-    fn done(&self) -> PyResult<bool> {
-        match self.state.try_lock() {
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        let done = py.detach(|| match self.state.try_lock() {
             Ok(state) => match &*state {
-                State::InFlight(pending) => {
-                    let done = pending.is_done();
-                    Ok(done.map_err(|error| Fault::of(error, &[]))?)
-                }
+                State::InFlight(pending) => pending.is_done(),
                 State::Answered(_) | State::Taken => Ok(true),
             },
             // Who waits for it has not got it.
             Err(TryLockError::WouldBlock) => Ok(false),
             Err(TryLockError::Poisoned(_)) => Ok(true),
-        }
+        });
+        Ok(done.map_err(|error| Fault::of(error, &[]))?)
     }
 
     /// Asks for an early end. The answer still comes: :class:`CancelledError`, or the result that it had become by then.
@@ -188,8 +186,8 @@ impl Future {
         Ok(rung.map_err(|error| Fault::of(error, &[]))?)
     }
 
-    fn __repr__(&self) -> PyResult<String> {
-        let state = if self.done()? { "done" } else { "in flight" };
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let state = if self.done(py)? { "done" } else { "in flight" };
         Ok(format!("Future({state})"))
     }
 }

@@ -5,18 +5,23 @@ model's tables; each :class:`Result` holds the pooled vectors in memory that the
 torch tensors see without a copy.
 """
 
-from rowmill._rowmill import (
-    Array,
-    Buffer,
-    Client,
-    Feature,
-    Future,
-    Jagged,
-    Result,
-    Schema,
-    Table,
-    connect,
-)
+try:
+    from rowmill._rowmill import (
+        Array,
+        Buffer,
+        Client,
+        Feature,
+        Future,
+        Jagged,
+        Result,
+        Schema,
+        Table,
+        connect,
+    )
+except ImportError as error:
+    if "libibverbs" in str(error) or "librdmacm" in str(error):
+        raise ImportError(f"{error}; run: apt install libibverbs1 librdmacm1, or build rowmill without RDMA") from error
+    raise
 from rowmill.errors import (
     BusyError,
     CancelledError,

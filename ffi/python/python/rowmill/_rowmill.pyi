@@ -195,7 +195,6 @@ class Client:
         out: Buffer | npt.NDArray[Any] | _Tensor | None = None,
         generation: int = 0,
         deadline: float | None = None,
-        slices: int = 0,
     ) -> Future: ...
     def _lookup_flat(
         self,
