@@ -8,7 +8,7 @@ BENCH := $(PROGRAMS)/rowmill-bench
 SEEDS ?= 1000
 FUZZ_SECONDS ?= 60
 
-.PHONY: help run test test-arm test-c archive install peers check test-full bench targets faults sim build setup lab test-rxe bench-rxe test-python
+.PHONY: help run test test-arm test-c archive install peers check test-full bench targets faults sim build setup lab test-rxe bench-rxe test-python test-gpu gpu-kit
 
 help: ## List these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -61,6 +61,12 @@ test-rxe: setup ## Tests on an RDMA device: the host's, real or soft, else in vi
 
 bench-rxe: setup ## Rates over RDMA: between two user-mode Linux, or on the host's device (FILTER=regex, GROUND=nic|uml)
 	@$(LAB) bench $(LAB_ARGUMENTS)
+
+test-gpu: setup ## Results in a GPU's memory: orders, releases, times; skipped without a GPU (RESULTS=file.json)
+	@deploy/test-gpu.sh
+
+gpu-kit: setup ## What test-gpu runs, in target/gpu-kit, for a machine with a GPU and nothing else
+	@deploy/gpu-kit.sh
 
 sim: setup ## Whole-service simulation over SEEDS=1000 seeds
 	$(CARGO) run --release -p rowmill-tests --bin sim -- --seeds $(SEEDS)

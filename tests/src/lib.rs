@@ -3,4 +3,5 @@
 
 pub mod faults;
 pub mod fuzz;
+pub mod gpu;
 pub mod sim;

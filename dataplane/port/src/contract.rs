@@ -1,7 +1,9 @@
 //! The traits and values of the port contract.
 
+use core::any::Any;
+use core::fmt;
 use core::time::Duration;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rowmill_arena::{Region, Staging, Strip, Window};
@@ -361,6 +363,12 @@ pub enum PortError {
     /// The dataplane's answer makes no sense.
     #[error("protocol error: {0}")]
     Protocol(String),
+    /// Port, device or kernel can't do this.
+    #[error("{what} is not supported here")]
+    Unsupported {
+        /// What.
+        what: &'static str,
+    },
     /// A system call failed.
     #[error("{call} failed")]
     System {
@@ -404,6 +412,62 @@ pub enum Lost {
     CutOff(Status),
 }
 
+/// Memory of a device, a GPU's: results can be written to it without the CPU's help where the port has a NIC.
+#[derive(Debug)]
+pub enum Foreign {
+    /// A range of a dma-buf.
+    DmaBuf {
+        /// The dma-buf.
+        fd: OwnedFd,
+        /// Where the range begins in it.
+        offset: u64,
+        /// The address by which the device knows it; equal to the offset modulo the page size.
+        address: u64,
+        /// Its size.
+        bytes: u64,
+    },
+    /// Memory by its address, which a kernel module of the device's driver knows.
+    Peer(PeerMemory),
+}
+
+/// A range of a device's memory, by its address there.
+pub struct PeerMemory {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    /// Keeps it allocated.
+    pub(crate) owner: Box<dyn Any + Send>,
+}
+
+impl PeerMemory {
+    /// `bytes` from `address` on, which `owner` keeps allocated.
+    ///
+    /// # Safety
+    /// They must be memory of a device and none of Rust's, and stay allocated until the owner is dropped.
+    pub unsafe fn new(address: u64, bytes: u64, owner: Box<dyn Any + Send>) -> PeerMemory {
+        PeerMemory {
+            address,
+            bytes,
+            owner,
+        }
+    }
+
+    /// The first byte's address.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl fmt::Debug for PeerMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PeerMemory({} bytes at {:#x})", self.bytes, self.address)
+    }
+}
+
 /// One session's half of a port.
 pub trait ClientPort {
     /// What the server granted.
@@ -434,17 +498,27 @@ pub trait ClientPort {
     /// [`PortError`].
     fn register_source(&mut self, bytes: usize) -> Result<RegionId, PortError>;
 
+    /// As [`ClientPort::register`], of memory of a device. There is no window to it.
+    ///
+    /// # Errors
+    /// [`PortError::Unsupported`] where the port has no NIC, or NIC and kernel can't reach such memory; [`PortError`].
+    fn register_foreign(&mut self, foreign: Foreign) -> Result<RegionId, PortError> {
+        drop(foreign);
+        let what = "writing to a device's memory without a NIC";
+        Err(PortError::Unsupported { what })
+    }
+
     /// Gives a region up; returns once the server has unmapped it.
     ///
     /// # Errors
     /// [`PortError`].
     fn unregister(&mut self, region: RegionId) -> Result<(), PortError>;
 
-    /// The region's memory.
+    /// The region's memory. None where it is a device's.
     fn memory(&self, region: RegionId) -> Option<Window<'_>>;
 
     /// The region's memory, to be kept: it stays mapped for as long as somebody holds it, also when the region is given up and
-    /// the port is gone. None where there is no such region, or its memory is simulated.
+    /// the port is gone. None where there is no such region, or its memory is simulated or a device's.
     fn share(&self, region: RegionId) -> Option<Arc<Region>>;
 
     /// Sends a frame in a slot that no request of this lane holds.

@@ -25,8 +25,8 @@ mod slots;
 mod sync;
 
 pub use contract::{
-    Bound, ClientPort, ConnId, Event, Extent, Fetch, Idle, Lost, MAX_EXTENTS, PendingBind,
-    PortError, RegionError, RegionId, RoomError, ServerPort, Service, Waker,
+    Bound, ClientPort, ConnId, Event, Extent, Fetch, Foreign, Idle, Lost, MAX_EXTENTS, PeerMemory,
+    PendingBind, PortError, RegionError, RegionId, RoomError, ServerPort, Service, Waker,
 };
 pub use fork::{MAX_LISTED, ParentFd, Process};
 pub use reconnect::Backoff;

@@ -1,5 +1,6 @@
 # rowmilld over RDMA: it is not served without saying that it is insecure; its answers are those that it gives over
-# shared memory; what it holds for clients is back when they have gone; SIGTERM drains it.
+# shared memory; what it holds for clients is back when they have gone; SIGTERM drains it; results come to a GPU's memory by
+# whatever way the device has, with a stand-in for CUDA's driver.
 # lab-topology: loopback
 # lab-limit: 60 300
 # lab-programs: bins
@@ -95,3 +96,7 @@ kill -TERM $over_rdma $over_shm
 wait $over_rdma || fail "rowmilld over RDMA ended with $?"
 wait $over_shm || fail "rowmilld over shared memory ended with $?"
 say "drained and ended"
+
+ROWMILL_FAULTS_RDMA=$ROWMILL_RDMA_ADDRESS "$ROWMILL_PROGRAMS/bins/faults" --filter '^gpu-' |
+    tee "$ROWMILL_LAB_SHARE/faults.log" | say_faults || fail "faults of GPU memory over RDMA"
+grep -q '^3 passed, 0 failed' "$ROWMILL_LAB_SHARE/faults.log" || fail "not all faults of GPU memory were tried"

@@ -60,7 +60,9 @@ fn of_port(error: &PortError) -> c_int {
         }
         PortError::Closed | PortError::Lost { .. } => ROWMILL_CLOSED as c_int,
         PortError::Refused { refusal, .. } => of_status(refusal.status),
-        PortError::Protocol(_) | PortError::System { .. } => ROWMILL_SYSTEM as c_int,
+        PortError::Protocol(_) | PortError::System { .. } | PortError::Unsupported { .. } => {
+            ROWMILL_SYSTEM as c_int
+        }
     }
 }
 

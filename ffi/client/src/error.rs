@@ -275,6 +275,22 @@ pub enum ClientError {
     /// Something of CUDA failed.
     #[error(transparent)]
     Cuda(#[from] rowmill_cuda::Error),
+    /// The dataplane has no tables.
+    #[error("the dataplane's model has no tables; ask its operator what it serves")]
+    NoTables,
+    /// A GPU's memory can't be written directly, and nothing else was wanted.
+    #[error(
+        "no NIC can write to the GPU's memory, and staging was ruled out: {report}; register it with staging allowed"
+    )]
+    NoDirectWay {
+        /// What was tried, and what came of it.
+        report: String,
+    },
+    /// The output is still in use by its stream, so that no NIC may write there yet.
+    #[error(
+        "the stream still has work before the lookup, which may use the output; take another output, wait for the stream, or register with staging allowed"
+    )]
+    OutputInUse,
     /// A stream has gone on without the result that it waited for.
     #[error("a stream went on without its result, in whose place are NaNs: {0}")]
     NoResult(StreamFailure),

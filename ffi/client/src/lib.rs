@@ -67,7 +67,7 @@
 //! one before it; else `submit`, `poll`, `wait` and `lookup` allocate nothing. Ids are copied once, to
 //! the frame or to the source region, so a batch can be filled anew as soon as it was submitted. A [`JaggedView`]
 //! spares the copy into a batch, where the ids lie in memory of the caller's or of somebody else's.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod answer;
 mod batch;
@@ -95,7 +95,7 @@ mod tests;
 pub use answer::{Answer, Part, Slice, Ticket};
 pub use batch::{Batch, Division, IdSlice};
 pub use connector::Connector;
-pub use device::{Gpu, GpuOptions, StreamFailure};
+pub use device::{Gpu, GpuOptions, GpuOutput, GpuRegion, Staging, StreamFailure, Way};
 pub use error::{BatchError, ClientError, Failure, Unsent};
 pub use hub::{
     Bell, Canceller, Hub, HubOptions, Ids, Lease, Pending, Place, RegionMemory, Reply, Watcher,

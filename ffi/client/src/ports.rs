@@ -8,7 +8,7 @@ use rowmill_arena::Window;
 #[cfg(feature = "rdma")]
 use rowmill_port::rdma::{RdmaClient, RdmaClientConfig};
 use rowmill_port::shm::{ShmClient, ShmClientConfig};
-use rowmill_port::{ClientPort, PortError, RegionId, Rest, WakeFds};
+use rowmill_port::{ClientPort, Foreign, PortError, RegionId, Rest, WakeFds};
 use rowmill_wire::control::{TableEntry, Welcome};
 use rowmill_wire::{Completion, Schema};
 
@@ -128,6 +128,10 @@ impl ClientPort for AnyPort {
 
     fn register_source(&mut self, bytes: usize) -> Result<RegionId, PortError> {
         each!(self, port => port.register_source(bytes))
+    }
+
+    fn register_foreign(&mut self, foreign: Foreign) -> Result<RegionId, PortError> {
+        each!(self, port => port.register_foreign(foreign))
     }
 
     fn unregister(&mut self, region: RegionId) -> Result<(), PortError> {

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use rowmill_port::{ClientPort, Lost, PortError, RegionId};
+use rowmill_port::{ClientPort, Foreign, Lost, PortError, RegionId};
 use rowmill_wire::Schema;
 use rowmill_wire::control::{TableEntry, Welcome};
 
@@ -136,6 +136,24 @@ impl<P: ClientPort> Session<P> {
             session: self.id,
             id,
             bytes: bytes as u64,
+        };
+        self.regions.add(region);
+        Ok(region)
+    }
+
+    /// Registers `bytes` bytes of a device's memory for results. They can be in targets, but not be read here.
+    pub(crate) fn foreign_region(
+        &mut self,
+        foreign: Foreign,
+        bytes: u64,
+    ) -> Result<Region, ClientError> {
+        let limit = self.welcome().max_region;
+        let advice = "register several regions";
+        within("bytes of a region", bytes, limit, advice)?;
+        let region = Region {
+            session: self.id,
+            id: self.port.register_foreign(foreign)?,
+            bytes,
         };
         self.regions.add(region);
         Ok(region)

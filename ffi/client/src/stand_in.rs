@@ -5,11 +5,12 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rowmill_arena::{HugePages, Region, Window, sealed_memfd};
-use rowmill_port::{ClientPort, PortError, RegionId, Rest, WakeFds};
+use rowmill_port::{ClientPort, Foreign, PeerMemory, PortError, RegionId, Rest, WakeFds};
 use rowmill_wire::control::{TableEntry, Welcome};
 use rowmill_wire::request::{Header, Request};
 use rowmill_wire::status::NOWHERE;
@@ -53,6 +54,23 @@ pub(crate) struct StandIn {
     pub(crate) answers_in_wait: Option<Status>,
     /// Whether frames are decoded and kept, or answered at once without looking.
     pub(crate) echoes: bool,
+    /// What becomes of a device's memory.
+    pub(crate) nic: Nic,
+    /// A device's memory: its region, its address, its size and what keeps it.
+    foreign: Vec<(u32, u64, u64, Option<PeerMemory>)>,
+}
+
+/// Whether the stand-in has a NIC that can write to a device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Nic {
+    /// It has none.
+    None,
+    /// It knows memory by its address, but no dma-bufs.
+    Peer,
+    /// It knows both.
+    All,
+    /// It takes whatever it is given, and what it writes goes nowhere.
+    Dead,
 }
 
 impl StandIn {
@@ -77,7 +95,20 @@ impl StandIn {
             breaks_after: None,
             answers_in_wait: None,
             echoes: false,
+            nic: Nic::None,
+            foreign: Vec::new(),
         }
+    }
+
+    /// The `len` bytes at `offset` of a region.
+    fn place(&self, region: u32, offset: u64, len: u64) -> Window<'_> {
+        let foreign = self.foreign.iter().find(|(id, ..)| *id == region);
+        let region = self.regions[region as usize].as_ref().expect("registered");
+        let Some(&(_, address, bytes, _)) = foreign.filter(|_| self.nic != Nic::Dead) else {
+            return region.window_at(offset, len).expect("inside the region");
+        };
+        assert!(offset + len <= bytes, "inside the device's memory");
+        device(address + offset, len)
     }
 
     fn segment_bytes(&self, request: &Request<'_>, segment: &Segment) -> Vec<u8> {
@@ -146,9 +177,6 @@ impl StandIn {
     /// Pools the frame's bags into its target.
     pub(crate) fn pool(&self, frame: &Arrived) {
         let h = &frame.header;
-        let region = self.regions[h.target_region as usize]
-            .as_ref()
-            .expect("registered");
         let put = |feature: &Feature, vector: u64, d: u32, x: f32| {
             let bytes = match feature.output {
                 Output::F32 => x.to_le_bytes().to_vec(),
@@ -157,10 +185,8 @@ impl StandIn {
             };
             let at =
                 feature.offset + vector * feature.stride + u64::from(d) * feature.output.bytes();
-            region
-                .window_at(h.target_base + at, bytes.len() as u64)
-                .expect("inside the region")
-                .write(0, &bytes);
+            let (at, len) = (h.target_base + at, bytes.len() as u64);
+            self.place(h.target_region, at, len).write(0, &bytes);
         };
         let features = &self.schemas[h.schema as usize].features;
         for (f, (feature, bags)) in features.iter().zip(&frame.bags).enumerate() {
@@ -181,7 +207,9 @@ impl StandIn {
                         feature,
                         bag,
                         d,
-                        ids.map(|(i, &id)| weight(i) * value(id, d)).sum(),
+                        ids.map(|(i, &id)| weight(i) * value(id, d))
+                            // From zero, as `sum` does not: empty bags give zero, and not -0.
+                            .fold(0.0, |sum, x| sum + x),
                     );
                 }
             }
@@ -235,6 +263,14 @@ impl StandIn {
     }
 }
 
+/// Memory of the stand-in for a GPU, which is this process's.
+#[expect(unsafe_code, reason = "what a NIC does")]
+fn device<'a>(address: u64, len: u64) -> Window<'a> {
+    let start = NonNull::new(address as *mut u8).expect("some address");
+    // SAFETY: memory that the stand-in for libcuda has allocated, for as long as it is registered; nobody has references to it.
+    unsafe { Window::from_raw(start, len as usize) }
+}
+
 impl ClientPort for StandIn {
     fn welcome(&self) -> &Welcome {
         &self.welcome
@@ -268,12 +304,35 @@ impl ClientPort for StandIn {
         self.register(bytes)
     }
 
+    fn register_foreign(&mut self, foreign: Foreign) -> Result<RegionId, PortError> {
+        let (address, bytes, owner) = match foreign {
+            Foreign::DmaBuf { address, bytes, .. } if matches!(self.nic, Nic::All | Nic::Dead) => {
+                (address, bytes, None)
+            }
+            Foreign::Peer(memory) if self.nic != Nic::None => {
+                (memory.address(), memory.bytes(), Some(memory))
+            }
+            Foreign::DmaBuf { .. } | Foreign::Peer(_) => {
+                let what = "a device's memory";
+                return Err(PortError::Unsupported { what });
+            }
+        };
+        let region = self.register(bytes as usize)?;
+        self.foreign.push((region.0, address, bytes, owner));
+        Ok(region)
+    }
+
     fn unregister(&mut self, region: RegionId) -> Result<(), PortError> {
+        self.foreign.retain(|(id, ..)| *id != region.0);
         self.regions[region.0 as usize] = None;
         Ok(())
     }
 
     fn memory(&self, region: RegionId) -> Option<Window<'_>> {
+        let is_foreign = |(id, ..): &(u32, u64, u64, _)| *id == region.0;
+        if self.foreign.iter().any(is_foreign) {
+            return None;
+        }
         self.regions
             .get(region.0 as usize)?
             .as_ref()

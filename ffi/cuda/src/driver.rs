@@ -204,7 +204,7 @@ mod tests {
     use cuda_stand_in::StandIn;
 
     use super::*;
-    use crate::{Context, Stream, Words};
+    use crate::{Context, Flush, Stream, Words};
 
     #[test]
     fn functions_that_are_missing_are_named_by_what_needs_them() {
@@ -217,7 +217,7 @@ mod tests {
         let context = Context::primary(driver.device(0).expect("a device")).expect("a context");
         let (stream, words) = (Stream::legacy(&context), Words::new(&context, 1));
         let current = context.enter().expect("a context");
-        let error = current.wait_word(&stream, &words.expect("a word"), 0, 1);
+        let error = current.wait_word(&stream, &words.expect("a word"), 0, 1, Flush::No);
         let text = error.expect_err("it can't").to_string();
         assert!(text.contains("lacks cuStreamWaitValue32_v2"), "{text}");
 

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::memory::{DeviceMemory, Pinned, Words};
 use crate::sys::{
     CAPTURE_NONE, EVENT_DEFAULT, EVENT_DISABLE_TIMING, NOT_READY, RawEvent, RawStream,
-    STREAM_NON_BLOCKING, WAIT_VALUE_GEQ,
+    STREAM_NON_BLOCKING, WAIT_VALUE_FLUSH, WAIT_VALUE_GEQ,
 };
 
 /// A stream.
@@ -138,6 +138,17 @@ impl Drop for Event {
     }
 }
 
+/// Whether a stream that has seen its word makes what other devices wrote visible to what comes after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flush {
+    /// No: nothing was written by others, or their writes are ordered for the GPU
+    /// ([`Attribute::GPU_DIRECT_RDMA_ORDERING`](crate::Attribute::GPU_DIRECT_RDMA_ORDERING)).
+    No,
+    /// Yes; the device has to say that it can
+    /// ([`Attribute::CAN_FLUSH_REMOTE_WRITES`](crate::Attribute::CAN_FLUSH_REMOTE_WRITES)).
+    RemoteWrites,
+}
+
 /// Work for streams. None of it waits but what says so.
 impl Current<'_> {
     /// Marks what the stream has to do so far.
@@ -178,7 +189,12 @@ impl Current<'_> {
         words: &Words,
         word: usize,
         value: u32,
+        flush: Flush,
     ) -> Result<(), Error> {
+        let flags = match flush {
+            Flush::No => WAIT_VALUE_GEQ,
+            Flush::RemoteWrites => WAIT_VALUE_GEQ | WAIT_VALUE_FLUSH,
+        };
         let address = words.device_address(word);
         let wait = self.functions().cuStreamWaitValue32_v2;
         let wait = wait.ok_or(Error::Missing {
@@ -187,7 +203,7 @@ impl Current<'_> {
         })?;
         // SAFETY: the stream lives. The word is pinned while `words` lives, which waits for the context before it goes.
         self.check("cuStreamWaitValue32", unsafe {
-            wait(stream.raw, address, value, WAIT_VALUE_GEQ)
+            wait(stream.raw, address, value, flags)
         })
     }
 
@@ -247,6 +263,19 @@ impl Current<'_> {
         self.check("cuStreamSynchronize", unsafe {
             (self.functions().cuStreamSynchronize)(stream.raw)
         })
+    }
+
+    /// Whether the stream has done all that it has to do.
+    ///
+    /// # Errors
+    /// [`Error::Call`]; also for what failed in the stream before.
+    pub fn is_idle(&self, stream: &Stream) -> Result<bool, Error> {
+        // SAFETY: the handle lives.
+        let code = unsafe { (self.functions().cuStreamQuery)(stream.raw) };
+        match code {
+            NOT_READY => Ok(false),
+            code => self.check("cuStreamQuery", code).map(|()| true),
+        }
     }
 
     /// Waits until the event is reached.

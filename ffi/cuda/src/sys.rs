@@ -38,6 +38,8 @@ pub(crate) const HOST_PORTABLE: c_uint = 1;
 pub(crate) const HOST_DEVICEMAP: c_uint = 2;
 /// `CU_STREAM_WAIT_VALUE_GEQ`: until `(int32_t)(*addr - value) >= 0`.
 pub(crate) const WAIT_VALUE_GEQ: c_uint = 0;
+/// `CU_STREAM_WAIT_VALUE_FLUSH`: then flush what other devices wrote.
+pub(crate) const WAIT_VALUE_FLUSH: c_uint = 1 << 30;
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.
 pub(crate) const CAPTURE_NONE: c_int = 0;
 
@@ -140,6 +142,7 @@ functions! {
         cuStreamCreate(*mut RawStream, c_uint);
         cuStreamDestroy_v2(RawStream);
         cuStreamSynchronize(RawStream);
+        cuStreamQuery(RawStream);
         cuStreamWaitEvent(RawStream, RawEvent, c_uint);
         cuEventCreate(*mut RawEvent, c_uint);
         cuEventDestroy_v2(RawEvent);

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use cuda_stand_in::StandIn;
-use rowmill_cuda::{Context, DeviceMemory, Driver, Error, Event, Pinned, Stream, Words};
+use rowmill_cuda::{Context, DeviceMemory, Driver, Error, Event, Flush, Pinned, Stream, Words};
 
 /// Long enough that what does not wait has happened.
 const MOMENT: Duration = Duration::from_millis(200);
@@ -99,16 +99,21 @@ fn a_stream_waits_for_a_word_and_copies_what_is_there_then() {
     let current = context.enter().expect("a context");
     // Words count round: 5 is behind u32::MAX - 5.
     words.word(2).store(u32::MAX - 5, Ordering::Release);
-    current.wait_word(&stream, &words, 2, 5).expect("it waits");
+    current
+        .wait_word(&stream, &words, 2, 5, Flush::No)
+        .expect("it waits");
     current
         .copy_in(&stream, (&memory, 16), (&from, 0), 8)
         .expect("it copies");
     current.record(&event, &stream).expect("it is recorded");
     thread::sleep(MOMENT);
     assert!(!current.is_reached(&event).expect("an answer"));
+    assert!(!current.is_idle(&stream).expect("an answer"));
     assert_eq!(read(&context, &memory), [0; 64]);
     words.word(2).store(6, Ordering::Release);
     current.wait_until(&event).expect("it is reached");
+    current.synchronize(&stream).expect("it is done");
+    assert!(current.is_idle(&stream).expect("an answer"));
     assert!(current.is_reached(&event).expect("an answer"));
     let bytes = read(&context, &memory);
     assert_eq!(bytes[16..24], [1; 8]);
@@ -126,7 +131,9 @@ fn streams_wait_for_events_of_others_and_for_the_legacy_stream_only_where_they_s
     let legacy = Stream::legacy(&context);
     let [first, second, third] = [(); 3].map(|()| Event::new(&context).expect("an event"));
     let current = context.enter().expect("a context");
-    current.wait_word(&one, &words, 0, 1).expect("it waits");
+    current
+        .wait_word(&one, &words, 0, 1, Flush::No)
+        .expect("it waits");
     current.record(&first, &one).expect("recorded");
     // The legacy stream does not wait for a stream that is non-blocking.
     current.record(&second, &legacy).expect("recorded");
@@ -246,7 +253,9 @@ fn free_beside_a_waiting_stream(
     let memory = DeviceMemory::new(&context, 64).expect("memory");
     let stream = Stream::new(&context).expect("a stream");
     let current = context.enter().expect("a context");
-    current.wait_word(&stream, &words, 0, 1).expect("it waits");
+    current
+        .wait_word(&stream, &words, 0, 1, Flush::No)
+        .expect("it waits");
     let free = thread::spawn(move || drop(memory));
     thread::sleep(MOMENT);
     assert!(!free.is_finished(), "it waits for the stream");

@@ -1,7 +1,7 @@
 //! Failures as Python exceptions, whose classes are in `rowmill/errors.py`.
 
 use pyo3::prelude::*;
-use rowmill_client::{BatchError, ClientError, Failure, PortError, Refusal, Status};
+use rowmill_client::{BatchError, ClientError, Failure, PortError, Refusal, Status, cuda};
 
 /// A class of `rowmill.errors`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,6 +209,7 @@ fn class_of(error: &ClientError) -> Class {
         | ClientError::Port(PortError::Closed | PortError::Lost { .. }) => Class::Closed,
         ClientError::NoCredit
         | ClientError::NoSourceSpace
+        | ClientError::OutputInUse
         | ClientError::ResultsHeld { .. }
         | ClientError::RegionFull { .. }
         | ClientError::RegionInUse { .. }
@@ -222,10 +223,16 @@ fn class_of(error: &ClientError) -> Class {
         | ClientError::TargetTooSmall { .. }
         | ClientError::NotInResult { .. }
         | ClientError::OtherClient { .. }
+        | ClientError::NoTables
         | ClientError::UnknownTicket => Class::Input,
-        ClientError::Cuda(_) | ClientError::NoResult(_) => Class::Device,
+        ClientError::Cuda(cuda::Error::NotDeviceMemory { .. } | cuda::Error::Empty) => Class::Input,
+        ClientError::Cuda(_) | ClientError::NoResult(_) | ClientError::NoDirectWay { .. } => {
+            Class::Device
+        }
         ClientError::Port(PortError::Refused { refusal, .. }) => Class::of_status(refusal.status),
-        ClientError::Port(PortError::Protocol(_) | PortError::System { .. }) => Class::Error,
+        ClientError::Port(
+            PortError::Protocol(_) | PortError::System { .. } | PortError::Unsupported { .. },
+        ) => Class::Error,
     }
 }
 

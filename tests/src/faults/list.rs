@@ -1,7 +1,7 @@
 //! The list of all faults.
 
 use super::{
-    Fault, Over, capi, clients, endings, far, files, ids, imports, large_imports, limits, load,
+    Fault, Over, capi, clients, endings, far, files, gpu, ids, imports, large_imports, limits, load,
     modes, rdma, refusals, regions, schemas, sharing, starts, stream,
 };
 
@@ -465,6 +465,27 @@ pub const ALL: &[Fault] = &[
     Fault::new("c-killed", "CLOSED", IN_C, |site| {
         capi::misuse(site, "killed")
     }),
+    Fault::new(
+        "gpu-memory-without-nic",
+        "staging, reported; NoDirectWay where refused",
+        "results bit-equal to those in the host's memory",
+        gpu::no_nic,
+    )
+    .over(Over::Any),
+    Fault::new(
+        "gpu-stream-at-sigkill",
+        "NoResult (Disconnected)",
+        "released and told within 1 s (rdma: 2 s, emulated: 10 s), NaNs; nothing of CUDA called by who releases",
+        gpu::killed,
+    )
+    .over(Over::Any),
+    Fault::new(
+        "gpu-memory-through-nic",
+        "nvidia-peermem, after a small transfer",
+        "results bit-equal to those in the host's memory",
+        gpu::through_nic,
+    )
+    .over(Over::Rdma),
     Fault::new(
         "rdma-client-killed",
         "gone from /status",

@@ -9,6 +9,7 @@ mod clients;
 mod endings;
 mod far;
 mod files;
+mod gpu;
 mod hostile;
 mod ids;
 mod imports;

@@ -15,7 +15,7 @@ use super::client_lane::ClientLane;
 use super::memory::OwnRegion;
 use super::sleep::{self, Sleeper};
 use crate::calls::{self, unexpected};
-use crate::{ClientPort, Lost, PortError, RegionId, Rest, WakeFds};
+use crate::{ClientPort, Foreign, Lost, PortError, RegionId, Rest, WakeFds};
 
 /// Polls that find nothing between two looks at the clock.
 const POLLS_PER_GLANCE: u32 = 512;
@@ -43,6 +43,11 @@ impl RdmaClient {
         let held: u64 = self.regions.iter().flatten().map(|r| r.len() as u64).sum();
         let left = self.welcome.max_region.saturating_sub(held);
         let region = OwnRegion::new(&self.domain, bytes, left, self.config.huge_pages, rights)?;
+        self.announce(region, rights)
+    }
+
+    /// Tells the dataplane of a region.
+    fn announce(&mut self, region: OwnRegion, rights: Rights) -> Result<RegionId, PortError> {
         let remote = region.remote();
         let question = Control::RegisterRemote {
             bytes: region.len() as u64,
@@ -81,6 +86,14 @@ impl ClientPort for RdmaClient {
         self.register_for(bytes, Rights::Read)
     }
 
+    fn register_foreign(&mut self, foreign: Foreign) -> Result<RegionId, PortError> {
+        if let Some(end) = self.ended {
+            return Err(end.error());
+        }
+        let region = OwnRegion::foreign(&self.domain, foreign)?;
+        self.announce(region, Rights::Write)
+    }
+
     fn unregister(&mut self, region: RegionId) -> Result<(), PortError> {
         match self.call(&Control::Unregister { region: region.0 })? {
             Control::Unregistered { region: gone } if gone == region.0 => {
@@ -95,12 +108,12 @@ impl ClientPort for RdmaClient {
 
     fn memory(&self, region: RegionId) -> Option<Window<'_>> {
         let region = self.regions.get(region.0 as usize)?.as_ref()?;
-        Some(region.window())
+        region.mapped().map(|memory| memory.window())
     }
 
     fn share(&self, region: RegionId) -> Option<Arc<Region>> {
         let region = self.regions.get(region.0 as usize)?.as_ref()?;
-        Some(region.share())
+        region.mapped().map(Arc::clone)
     }
 
     fn submit(&mut self, lane: u16, slot: u16, frame: &[u8]) -> Result<(), PortError> {

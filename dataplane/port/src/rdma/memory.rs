@@ -1,14 +1,17 @@
-//! A client's regions: memory that windows lead to, registered with its device.
+//! A client's regions: memory that windows lead to, or a device's, registered with its NIC.
 
+use core::any::Any;
 use core::ptr::NonNull;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use rowmill_arena::{ArenaError, HUGE_2M, HugePages, Region, Window, sealed_memfd};
-use rowmill_verbs::{Access, Backing, ProtectionDomain, Registered, Remote};
+use rowmill_arena::{ArenaError, HUGE_2M, HugePages, Region, sealed_memfd};
+use rowmill_verbs::{
+    Access, Backing, Error, ProtectionDomain, Registered, RegisteredDmaBuf, RegisteredPeer, Remote,
+};
 use rowmill_wire::control::Rights;
 
-use crate::PortError;
+use crate::{Foreign, PortError};
 
 use super::failure::system;
 
@@ -16,7 +19,7 @@ use super::failure::system;
 const PAGE: usize = 4096;
 
 /// Mapped memory of this process that only windows lead to.
-struct Mapped(Arc<Region>);
+pub(super) struct Mapped(Arc<Region>);
 
 // SAFETY: a region, which stays where it is behind its `Arc`, names the same mapped bytes until it is dropped, wherever the value is moved: where the memory behind
 // them is taken away (nobody else has its descriptor) other memory takes its place at the same address. Safe code gets
@@ -30,8 +33,23 @@ unsafe impl Backing for Mapped {
 }
 
 /// A region of this side.
-pub(super) struct OwnRegion {
-    registered: Registered<Mapped>,
+pub(super) enum OwnRegion {
+    /// Mapped memory.
+    Mapped(Registered<Mapped>),
+    /// A device's, as a dma-buf.
+    DmaBuf(RegisteredDmaBuf),
+    /// A device's, by its address.
+    Peer(RegisteredPeer<Box<dyn Any + Send>>),
+}
+
+/// Results may come in any order before their record, and are not looked at before.
+fn access(rights: Rights) -> Access {
+    let rights = match rights {
+        Rights::Write => Access::REMOTE_WRITE,
+        Rights::Read => Access::REMOTE_READ,
+        Rights::Both => Access::REMOTE_WRITE | Access::REMOTE_READ,
+    };
+    rights | Access::RELAXED_ORDERING
 }
 
 impl OwnRegion {
@@ -61,32 +79,65 @@ impl OwnRegion {
         })?;
         let fd = sealed_memfd("rowmill-region", whole, policy).map_err(no_memory)?;
         let region = Region::map(fd.as_fd(), whole).map_err(no_memory)?;
-        // Results may come in any order before their record, and are not looked at before.
-        let access = match rights {
-            Rights::Write => Access::REMOTE_WRITE,
-            Rights::Read => Access::REMOTE_READ,
-            Rights::Both => Access::REMOTE_WRITE | Access::REMOTE_READ,
-        } | Access::RELAXED_ORDERING;
-        match Registered::new(domain, Mapped(Arc::new(region)), access) {
-            Ok(registered) => Ok(OwnRegion { registered }),
+        match Registered::new(domain, Mapped(Arc::new(region)), access(rights)) {
+            Ok(registered) => Ok(OwnRegion::Mapped(registered)),
             Err((error, _)) => Err(system("registering a region", error)),
         }
     }
 
+    /// Registers memory of a device, for results.
+    pub(super) fn foreign(
+        domain: &ProtectionDomain,
+        foreign: Foreign,
+    ) -> Result<OwnRegion, PortError> {
+        let rights = access(Rights::Write);
+        let registered = match foreign {
+            Foreign::DmaBuf {
+                fd,
+                offset,
+                address,
+                bytes,
+            } => {
+                let bytes = bytes as usize;
+                let region = RegisteredDmaBuf::new(domain, fd, offset, bytes, address, rights);
+                region.map(OwnRegion::DmaBuf)
+            }
+            Foreign::Peer(memory) => {
+                let (address, bytes) = (memory.address, memory.bytes as usize);
+                // SAFETY: whoever made the value has promised this.
+                let region =
+                    unsafe { RegisteredPeer::new(domain, memory.owner, address, bytes, rights) };
+                region.map(OwnRegion::Peer).map_err(|(error, _)| error)
+            }
+        };
+        registered.map_err(|error| match error {
+            Error::Unsupported { what } => PortError::Unsupported { what },
+            error => system("registering a device's memory", error),
+        })
+    }
+
     pub(super) fn len(&self) -> usize {
-        self.registered.len()
+        match self {
+            OwnRegion::Mapped(registered) => registered.len(),
+            OwnRegion::DmaBuf(registered) => registered.len(),
+            OwnRegion::Peer(registered) => registered.len(),
+        }
     }
 
     pub(super) fn remote(&self) -> Remote {
-        self.registered.remote()
+        match self {
+            OwnRegion::Mapped(registered) => registered.remote(),
+            OwnRegion::DmaBuf(registered) => registered.remote(),
+            OwnRegion::Peer(registered) => registered.remote(),
+        }
     }
 
-    pub(super) fn window(&self) -> Window<'_> {
-        self.registered.backing().0.window()
-    }
-
-    pub(super) fn share(&self) -> Arc<Region> {
-        Arc::clone(&self.registered.backing().0)
+    /// The mapped memory, where it is.
+    pub(super) fn mapped(&self) -> Option<&Arc<Region>> {
+        match self {
+            OwnRegion::Mapped(registered) => Some(&registered.backing().0),
+            OwnRegion::DmaBuf(_) | OwnRegion::Peer(_) => None,
+        }
     }
 }
 

@@ -1,28 +1,39 @@
 //! Results in the memory of a GPU, in the order of its streams.
 //!
 //! A request is sent by [`Gpu::submit`] for a stream: what the stream is given to do after that finds the result in the GPU's memory,
-//! and what it had to do before is done before the result is written. Nobody's thread waits for that: see `staging.rs`.
+//! and what it had to do before is done before the result is written. Nobody's thread waits for that: see `requests.rs`.
+//! Results come through pinned memory, or are written by a NIC, as `choose.rs` finds out.
+//!
 //! Streams are released by whoever takes answers in, mostly the hub's own thread, and by a timer (`timer.rs`), neither of which
 //! calls CUDA (`watch.rs`).
 
+mod choose;
 mod error;
+mod peer;
+mod probe;
+mod requests;
 mod spans;
-mod staging;
+
 mod timer;
 mod watch;
 
+use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rowmill_cuda::{Context, Device, DeviceMemory, Driver, LIBRARY, Stream};
+use rowmill_cuda::{Context, Current, Device, DeviceMemory, Driver, LIBRARY, Stream};
 use rowmill_port::{ClientPort, Process};
 use rowmill_wire::SplitRule;
 use rowmill_wire::limits::{MAX_LANES, MAX_SLICES};
 
+pub use self::choose::{GpuRegion, Staging, Way};
 pub use self::error::StreamFailure;
 
-use self::staging::Staging;
+use self::choose::{Direct, PEER_MEMORY};
+use self::requests::{Requests, Taken};
+use self::spans::Span;
 use self::timer::Timer;
 use self::watch::Flags;
 use crate::error::ClientError;
@@ -30,6 +41,7 @@ use crate::hub::{Hub, Ids, InParent, Place};
 use crate::options::RequestOptions;
 use crate::ports::AnyPort;
 use crate::schema::BoundSchema;
+use crate::session::within;
 
 /// The environment variable that names another library than [`LIBRARY`] for the CUDA driver.
 const LIBRARY_VARIABLE: &str = "ROWMILL_CUDA_LIBRARY";
@@ -56,6 +68,8 @@ pub struct GpuOptions {
     pub slice_bytes: u64,
     /// After how long a stream goes on without an answer. The default is 10 s.
     pub limit: Duration,
+    /// Files any of which is there where nvidia-peermem is loaded. The default are those that its versions make.
+    pub peer_memory_files: Vec<PathBuf>,
 }
 
 impl Default for GpuOptions {
@@ -68,6 +82,30 @@ impl Default for GpuOptions {
             slices: 8,
             slice_bytes: 64 << 10,
             limit: Duration::from_secs(10),
+            peer_memory_files: PEER_MEMORY.iter().map(PathBuf::from).collect(),
+        }
+    }
+}
+
+/// Where a result is to lie.
+#[derive(Clone, Copy, Debug)]
+pub struct GpuOutput<'a> {
+    /// In which memory.
+    pub region: &'a GpuRegion,
+    /// From which byte on.
+    pub offset: u64,
+    /// That nothing uses the range any more which streams were given to do before, as the caller knows. Otherwise a NIC can't write
+    /// there before the stream is idle, since NICs don't wait for streams.
+    pub is_free: bool,
+}
+
+impl<'a> From<(&'a GpuRegion, u64)> for GpuOutput<'a> {
+    /// Of which it is not known that it is free.
+    fn from((region, offset): (&'a GpuRegion, u64)) -> GpuOutput<'a> {
+        GpuOutput {
+            region,
+            offset,
+            is_free: false,
         }
     }
 }
@@ -77,27 +115,29 @@ impl Default for GpuOptions {
 /// ```no_run
 /// use std::sync::Arc;
 /// use rowmill_client::cuda::{DeviceMemory, Stream};
-/// use rowmill_client::{Batch, Division, Gpu, GpuOptions, Hub, HubOptions, Options, Pooling, RequestOptions, Schema};
+/// use rowmill_client::{Batch, Division, Gpu, GpuOptions, Hub, HubOptions, Options, Pooling, RequestOptions, Schema, Staging};
 ///
 /// let hub = Hub::connect("shm:/run/rowmill/demo.sock", Options::default(), HubOptions::default())?;
 /// let (schema, row_bytes) = Schema::side_by_side(256, [("clicked", "items", Pooling::Sum, 128)]);
 /// let schema = hub.bind(schema)?;
 /// let gpu = Gpu::open(&hub, GpuOptions::default())?;
-/// let output = DeviceMemory::new(gpu.context(), 256 * row_bytes)?;
+/// let memory = DeviceMemory::new(gpu.context(), 256 * row_bytes)?;
+/// let output = gpu.register(Arc::new(memory), Staging::Allowed)?;
+/// println!("{}: {}", output.way(), output.report().join("; "));
 /// let stream = Stream::new(gpu.context())?;
 ///
 /// let mut batch = Batch::new(1)?;
 /// batch.push(Division::Lengths(&[1]), &[7u32][..])?;
 /// gpu.submit(&schema, &batch, (&output, 0), &stream, &RequestOptions::default())?;
-/// // Whatever the stream is given to do now finds the result in `output`.
+/// // Whatever the stream is given to do now finds the result there.
 /// gpu.synchronize(&stream)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Failures
 /// A stream that waits for a result goes on also where there is none: the request was refused, its time is over, the dataplane is
-/// gone. The result is NaN then, but for slices that had come, and the next [`Gpu::check`], [`Gpu::synchronize`] or
-/// [`Gpu::submit`] fails. CUDA's own calls that wait for a stream tell nothing of it.
+/// gone. A result that is staged is NaN then, but for slices that had come; where a NIC writes, what was there may be there still. The
+/// next [`Gpu::check`], [`Gpu::synchronize`] or [`Gpu::submit`] fails. CUDA's own calls that wait for a stream tell nothing of it.
 ///
 /// # Threads and streams
 /// All calls may be made by all threads. Results are copied in the order of submission, whatever stream they are for, so that one
@@ -121,7 +161,11 @@ struct Inner<P: ClientPort + Send + 'static> {
     options: GpuOptions,
     flags: Arc<Flags>,
     timer: Timer,
-    staging: Mutex<Staging<P>>,
+    requests: Mutex<Requests<P>>,
+    /// Requests that were staged, but for which a NIC could have written.
+    staged_instead: AtomicU64,
+    /// What memory is tried with; see `probe.rs`.
+    probe: Mutex<Option<BoundSchema>>,
 }
 
 impl<P: ClientPort + Send + 'static> Gpu<P> {
@@ -133,11 +177,11 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
         let process = Process::this()?;
         let device = Driver::open(&options.library)?.device(options.ordinal)?;
         let context = Context::primary(device)?;
-        let region = hub.region(options.staging_bytes)?;
+        let region = hub.region(options.staging_bytes.max(1))?;
         let opened = hub.memory(region).and_then(|memory| {
             let lanes = hub.welcome().split.lanes.clamp(1, MAX_LANES);
             let (requests, slices) = (options.requests.max(1), options.slices);
-            Staging::new(&context, region, memory, requests, lanes, slices)
+            Requests::new(&context, region, memory, requests, lanes, slices)
         });
         let staging = opened.inspect_err(|_| {
             // It is given up with the connection else.
@@ -150,7 +194,9 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
             context,
             flags: Arc::clone(&staging.flags),
             timer,
-            staging: Mutex::new(staging),
+            requests: Mutex::new(staging),
+            staged_instead: AtomicU64::new(0),
+            probe: Mutex::new(None),
             options,
         };
         Ok(Gpu {
@@ -173,34 +219,70 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
         &self.inner.hub
     }
 
-    /// Sends a request whose result is to lie in a GPU's memory, from byte `to.1` of `to.0` on: for the stream, between what it has
-    /// to do before and what it is given to do after. Returns when that is queued.
+    /// Makes memory of the GPU a place for results: finds out how they come there, tries that with a small transfer, and reports
+    /// what was tried. With a NIC: as a dma-buf, else through nvidia-peermem, else staging. Memory for NICs is best taken once, in
+    /// large pieces at multiples of 64 KiB. What it has stays as it is.
+    ///
+    /// # Errors
+    /// [`ClientError::NoDirectWay`] where staging is refused and there is nothing else; [`ClientError::Cuda`]; those of
+    /// [`Hub::region`], [`Hub::bind`].
+    pub fn register(
+        &self,
+        memory: Arc<DeviceMemory>,
+        staging: Staging,
+    ) -> Result<GpuRegion, ClientError> {
+        self.inner()?.choose(memory, staging)
+    }
+
+    /// Gives a region up that [`Gpu::register`] has made.
+    ///
+    /// # Errors
+    /// As [`Hub::unregister`]; it is registered until the connection ends then.
+    pub fn unregister(&self, region: GpuRegion) -> Result<(), ClientError> {
+        let inner = self.inner()?;
+        let Some(direct) = region.direct else {
+            return Ok(());
+        };
+        // Requests that have ended hold their places until they are given back.
+        let current = inner.context.enter()?;
+        let mut requests = inner.requests();
+        if let Some(taken) = requests.take(&current, None)? {
+            requests.give(taken.slot);
+        }
+        inner.hub.take_in()?;
+        inner.hub.unregister(direct.region)
+    }
+
+    /// Sends a request whose result is to lie in a GPU's memory: for the stream, between what it has to do before and what it is given
+    /// to do after. Returns when that is queued.
     ///
     /// The output must stay allocated until the stream has come to the result. It is not to be written to meanwhile, and what is read
-    /// of it in other streams is not waited for.
+    /// of it in other streams is not waited for. Where a NIC writes there and the stream has things to do, which may use it, the
+    /// result is staged, or refused, as the region was registered; see [`GpuOutput::is_free`].
     ///
-    /// How finely it is sliced is chosen here. Where vectors don't lie in rows, one bag's behind the other's, the result is
-    /// copied in one piece, and so is what lies between the vectors.
+    /// How finely a result is sliced that is staged is chosen here. Where vectors don't lie in rows, one bag's behind the other's, it
+    /// is copied in one piece, and so is what lies between the vectors.
     ///
     /// # Errors
     /// Those of [`Gpu::check`], of the requests before. [`ClientError::ResultsHeld`] where too many results are on their way;
-    /// [`ClientError::TargetTooSmall`], [`ClientError::TargetMisaligned`]; those of [`Hub::submit`]. [`ClientError::Cuda`] where
-    /// the stream is being captured, or CUDA fails; the request may have been sent then, and the stream not wait for it.
-    pub fn submit<'a>(
+    /// [`ClientError::TooLarge`] where one takes more than all staging; [`ClientError::OutputInUse`];
+    /// [`ClientError::TargetTooSmall`], [`ClientError::TargetMisaligned`]; those of [`Hub::submit`].
+    /// [`ClientError::Cuda`] where the stream is being captured, or CUDA fails; the request may have been sent then, and the
+    /// stream not wait for it.
+    pub fn submit<'a, 'b>(
         &self,
         schema: &BoundSchema,
         ids: impl Into<Ids<'a>>,
-        to: (&DeviceMemory, u64),
+        to: impl Into<GpuOutput<'b>>,
         stream: &Stream,
         options: &RequestOptions,
     ) -> Result<(), ClientError> {
         let inner = self.inner()?;
         self.check()?;
-        let ids = ids.into();
+        let (ids, to) = (ids.into(), to.into());
         inner.hub.check(schema, ids)?;
-        let bags = ids.bags() as u32;
-        let needed = schema.target_bytes(bags);
-        let (memory, offset) = to;
+        let needed = schema.target_bytes(ids.bags() as u32);
+        let (memory, offset) = (to.region.memory(), to.offset);
         let (bytes, element) = (memory.len().saturating_sub(offset), schema.element_bytes());
         if needed > bytes {
             return Err(ClientError::TargetTooSmall { needed, bytes });
@@ -210,41 +292,21 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
         }
         let current = inner.context.enter()?;
         current.check_not_capturing(stream)?;
-
-        let mut staging = inner.staging();
-        let Some((slot, place)) = staging.take(&current, needed)? else {
-            let held = staging.taken();
-            return Err(ClientError::ResultsHeld { needed, held });
-        };
-        let split = inner.hub.welcome().split;
-        let lanes = split.lanes.min(MAX_LANES);
-        let rule = SplitRule { lanes, ..split };
-        let row = spans::row_bytes(schema);
-        let slices = inner.options.slices.min(inner.hub.welcome().completions);
-        let least = inner.options.slice_bytes;
-        let slice_bags = spans::slice_bags(row, bags, rule, slices.min(MAX_SLICES), least);
-        let (watch, serial) = staging.begin(slot, |out| {
-            spans::spans(row, bags, needed, rule, slice_bags, out);
-        });
-        let options = RequestOptions {
-            slice_bags,
-            ..*options
-        };
-        let place = Place::At(staging.region(), place);
-        let sent = inner
-            .hub
-            .submit_watched(schema, ids, place, &options, watch);
-        match sent {
-            Ok(pending) => staging.keep(slot, pending),
-            Err(error) => {
-                staging.give(slot);
-                return Err(error);
+        if let Some(direct) = to.region.direct {
+            if to.is_free || current.is_idle(stream)? {
+                return inner.send_direct(schema, ids, (direct, offset), stream, options);
             }
+            if !to.region.may_stage() {
+                return Err(ClientError::OutputInUse);
+            }
+            inner.staged_instead.fetch_add(1, Ordering::Relaxed);
         }
-        let own = options.remaining.map(|remaining| remaining + GRACE);
-        let limit = own.unwrap_or(inner.options.limit).min(inner.options.limit);
-        inner.timer.limit(slot, serial, limit);
-        staging.queue(&current, slot, to, stream)
+        inner.send_staged(schema, ids, (memory, offset), stream, options)
+    }
+
+    /// Requests whose results were staged although a NIC could have written them, since their streams had things to do before.
+    pub fn staged_instead(&self) -> u64 {
+        self.inner.staged_instead.load(Ordering::Relaxed)
     }
 
     /// Whether a stream has gone on without its result since this was asked last.
@@ -278,25 +340,146 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
 }
 
 impl<P: ClientPort + Send + 'static> Inner<P> {
-    fn staging(&self) -> MutexGuard<'_, Staging<P>> {
+    fn requests(&self) -> MutexGuard<'_, Requests<P>> {
         // A panic between two statements leaves a slot in use, and no more.
-        self.staging.lock().unwrap_or_else(PoisonError::into_inner)
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(
+        &self,
+        requests: &mut Requests<P>,
+        current: &Current<'_>,
+        needed: u64,
+        staged: bool,
+    ) -> Result<Taken, ClientError> {
+        let taken = requests.take(current, staged.then_some(needed))?;
+        let held = requests.taken();
+        let taken = taken.ok_or(ClientError::ResultsHeld { needed, held })?;
+        if taken.dropped {
+            self.hub
+                .take_in()
+                .inspect_err(|_| requests.give(taken.slot))?;
+        }
+        Ok(taken)
+    }
+
+    /// Sends a request whose result is staged, and queues its copies.
+    fn send_staged(
+        &self,
+        schema: &BoundSchema,
+        ids: Ids<'_>,
+        to: (&DeviceMemory, u64),
+        stream: &Stream,
+        options: &RequestOptions,
+    ) -> Result<(), ClientError> {
+        let bags = ids.bags() as u32;
+        let needed = schema.target_bytes(bags);
+        let (most, advice) = (
+            self.options.staging_bytes,
+            "open the GPU with more staging_bytes",
+        );
+        within("bytes of a result that is staged", needed, most, advice)?;
+        let current = self.context.enter()?;
+        let mut requests = self.requests();
+        let taken = self.take(&mut requests, &current, needed, true)?;
+        let place = Place::At(requests.region(), taken.place.expect("it is staged"));
+        let welcome = self.hub.welcome();
+        let lanes = welcome.split.lanes.min(MAX_LANES);
+        let rule = SplitRule {
+            lanes,
+            ..welcome.split
+        };
+        let row = spans::row_bytes(schema);
+        let slices = self.options.slices.min(welcome.completions).min(MAX_SLICES);
+        let slice_bags = spans::slice_bags(row, bags, rule, slices, self.options.slice_bytes);
+        let options = RequestOptions {
+            slice_bags,
+            ..*options
+        };
+        self.send(
+            &mut requests,
+            taken.slot,
+            schema,
+            ids,
+            place,
+            &options,
+            |out| {
+                spans::spans(row, bags, needed, rule, slice_bags, out);
+            },
+        )?;
+        requests.queue(&current, taken.slot, to, stream)
+    }
+
+    /// Sends a request whose result a NIC writes, and lets the stream wait for its end.
+    fn send_direct(
+        &self,
+        schema: &BoundSchema,
+        ids: Ids<'_>,
+        (direct, offset): (Direct, u64),
+        stream: &Stream,
+        options: &RequestOptions,
+    ) -> Result<(), ClientError> {
+        let bags = ids.bags() as u32;
+        let needed = schema.target_bytes(bags);
+        let current = self.context.enter()?;
+        let mut requests = self.requests();
+        let taken = self.take(&mut requests, &current, needed, false)?;
+        let place = Place::At(direct.region, offset);
+        self.send(
+            &mut requests,
+            taken.slot,
+            schema,
+            ids,
+            place,
+            options,
+            |out| {
+                spans::spans(None, bags, needed, self.hub.welcome().split, 0, out);
+            },
+        )?;
+        requests.queue_direct(&current, taken.slot, stream, direct.flush)
+    }
+
+    /// Sends a request in a slot, with the pieces that `fill` gives; the slot is given back where it can't be sent.
+    #[expect(clippy::too_many_arguments, reason = "a request's parts")]
+    fn send(
+        &self,
+        requests: &mut Requests<P>,
+        slot: usize,
+        schema: &BoundSchema,
+        ids: Ids<'_>,
+        place: Place,
+        options: &RequestOptions,
+        fill: impl FnOnce(&mut Vec<Span>),
+    ) -> Result<(), ClientError> {
+        let (watch, serial) = requests.begin(slot, fill);
+        match self.hub.submit_watched(schema, ids, place, options, watch) {
+            Ok(pending) => requests.keep(slot, pending),
+            Err(error) => {
+                requests.give(slot);
+                return Err(error);
+            }
+        }
+        let own = options.remaining.map(|remaining| remaining + GRACE);
+        let limit = own.unwrap_or(self.options.limit).min(self.options.limit);
+        self.timer.limit(slot, serial, limit);
+        Ok(())
     }
 }
 
 impl<P: ClientPort + Send + 'static> Drop for Inner<P> {
     fn drop(&mut self) {
-        let staging = self.staging.get_mut();
-        let staging = staging.unwrap_or_else(PoisonError::into_inner);
-        for watch in staging.watches() {
+        let requests = self.requests.get_mut();
+        let requests = requests.unwrap_or_else(PoisonError::into_inner);
+        for watch in requests.watches() {
             watch.detach();
         }
         let settled = self.context.enter().map_err(ClientError::from);
         // Where it fails, CUDA waits for the streams itself when it frees what they use.
-        let _ = settled.and_then(|current| staging.settle(&current));
+        let _ = settled.and_then(|current| requests.settle(&current));
         // The dataplane may still write to the region; it is given up with the connection then.
-        let region = staging.region();
-        staging.forget();
+        let region = requests.region();
+        requests.forget();
+        let _ = self.hub.take_in();
         let _ = self.hub.unregister(region);
     }
 }

@@ -57,8 +57,8 @@ struct State {
     staging: RegionMemory,
     /// The number of the request: what its words are set to.
     serial: u32,
-    /// Where its result is staged.
-    offset: u64,
+    /// Where its result is staged, if it is.
+    place: Option<u64>,
     spans: Vec<Span>,
     /// Whether the dataplane may still write to the staging.
     in_flight: bool,
@@ -78,7 +78,7 @@ impl Watch {
             flags: Some(Arc::clone(flags)),
             staging: staging.clone(),
             serial: 0,
-            offset: 0,
+            place: None,
             spans: Vec::with_capacity(spans),
             in_flight: false,
             released: true,
@@ -90,12 +90,12 @@ impl Watch {
     }
 
     /// Begins with a request, before it is sent. Gives what its words are set to.
-    pub(crate) fn begin(&self, offset: u64, spans: &[Span]) -> u32 {
+    pub(crate) fn begin(&self, place: Option<u64>, spans: &[Span]) -> u32 {
         let mut state = lock(&self.state);
         assert!(!state.in_flight, "one request at a time");
         // 0 is what the words are before the first one; they count round.
         state.serial = state.serial.wrapping_add(1);
-        state.offset = offset;
+        state.place = place;
         (state.in_flight, state.released) = (true, false);
         state.spans.clear();
         state.spans.extend_from_slice(spans);
@@ -148,15 +148,10 @@ impl Watch {
             word.load(Ordering::Relaxed) != state.serial
         };
         if let Err(why) = outcome {
-            let window = state.staging.window();
-            for at in (0..state.spans.len()).filter(missing) {
-                let span = state.spans[at];
-                let mut done = 0;
-                while done < span.bytes {
-                    let bytes = (span.bytes - done).min(MISSING.len() as u64);
-                    let place = state.offset + span.offset + done;
-                    window.write(place as usize, &MISSING[..bytes as usize]);
-                    done += bytes;
+            if let Some(place) = state.place {
+                for at in (0..state.spans.len()).filter(missing) {
+                    let Span { offset, bytes, .. } = state.spans[at];
+                    mark_missing(&state.staging, place + offset, bytes);
                 }
             }
             lock(&flags.failed).get_or_insert(why);
@@ -193,5 +188,16 @@ impl Watcher for Watch {
         let mut state = lock(&self.state);
         self.release(&mut state, outcome.map_err(StreamFailure::Request));
         state.in_flight = false;
+    }
+}
+
+/// Puts NaNs in the place of what is missing.
+fn mark_missing(staging: &RegionMemory, place: u64, bytes: u64) {
+    let window = staging.window();
+    let mut done = 0;
+    while done < bytes {
+        let part = (bytes - done).min(MISSING.len() as u64);
+        window.write((place + done) as usize, &MISSING[..part as usize]);
+        done += part;
     }
 }

@@ -20,7 +20,7 @@ mod watch;
 
 use std::sync::Arc;
 
-use rowmill_port::ClientPort;
+use rowmill_port::{ClientPort, Foreign};
 use rowmill_wire::Schema;
 use rowmill_wire::control::{TableEntry, Welcome};
 
@@ -282,6 +282,21 @@ impl<P: ClientPort> Hub<P> {
             leases.take_in(session);
             pool.unmake(session, region)
         })
+    }
+
+    /// Registers memory of a device for results, which are not to be taken as leases: their requests' [`Pending`]s are dropped.
+    pub(crate) fn foreign_region(
+        &self,
+        foreign: Foreign,
+        bytes: u64,
+    ) -> Result<Region, ClientError> {
+        self.ask(|inner| inner.pool.make_foreign(&mut inner.session, foreign, bytes))
+    }
+
+    /// Takes in what has come, and what was dropped.
+    pub(crate) fn take_in(&self) -> Result<(), ClientError> {
+        let mut inner = self.shared.lock()?;
+        self.shared.turn(&mut inner)
     }
 
     /// Makes a bell, to be rung when requests have been answered; see [`Pending::ring`].

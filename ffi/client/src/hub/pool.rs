@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rowmill_arena::{self as arena, Window};
-use rowmill_port::{ClientPort, PortError};
+use rowmill_port::{ClientPort, Foreign, PortError};
 
 use crate::error::ClientError;
 use crate::memory::{Region, Target};
@@ -32,8 +32,8 @@ pub(crate) struct Pool {
     pool: Vec<Region>,
     /// How often the dataplane was asked for a region.
     pub(crate) asked: u64,
-    /// All regions, the caller's too.
-    memory: Vec<(Region, Arc<arena::Region>)>,
+    /// All regions, the caller's too; None where the memory is a device's.
+    memory: Vec<(Region, Option<Arc<arena::Region>>)>,
 }
 
 impl Pool {
@@ -91,7 +91,19 @@ impl Pool {
             let text = "the port's memory can't be shared by threads";
             ClientError::Port(PortError::Protocol(text.into()))
         })?;
-        self.memory.push((region, memory));
+        self.memory.push((region, Some(memory)));
+        Ok(region)
+    }
+
+    /// Makes a region of a device's memory. Nothing that is placed there is taken as a lease.
+    pub(crate) fn make_foreign<P: ClientPort>(
+        &mut self,
+        session: &mut Session<P>,
+        foreign: Foreign,
+        bytes: u64,
+    ) -> Result<Region, ClientError> {
+        let region = session.foreign_region(foreign, bytes)?;
+        self.memory.push((region, None));
         Ok(region)
     }
 
@@ -118,7 +130,7 @@ impl Pool {
     /// The memory of a region of this client.
     pub(crate) fn memory(&self, region: &Region) -> Result<RegionMemory, ClientError> {
         let found = self.memory.iter().find(|(known, _)| known == region);
-        let memory = found.map(|(_, memory)| RegionMemory(Arc::clone(memory)));
+        let memory = found.and_then(|(_, memory)| memory.clone()).map(RegionMemory);
         memory.ok_or(ClientError::OtherClient { what: "region" })
     }
 
@@ -131,8 +143,8 @@ impl Pool {
     /// The memory that a target lies in.
     pub(crate) fn memory_of(&self, target: &Target) -> Arc<arena::Region> {
         let memory = self.memory.iter().find(|(r, _)| r.id == target.region);
-        let (_, memory) = memory.expect("regions with targets are not given up");
-        Arc::clone(memory)
+        let memory = memory.and_then(|(_, memory)| memory.clone());
+        memory.expect("regions with targets are not given up, and a device's have no leases")
     }
 }
 

@@ -22,6 +22,9 @@ const NOT_SUPPORTED: c_int = 801;
 const STREAM_CAPTURE_UNSUPPORTED: c_int = 900;
 const STREAM_CAPTURE_INVALIDATED: c_int = 901;
 
+/// `CU_STREAM_WAIT_VALUE_FLUSH`: there is nothing to flush here.
+const WAIT_VALUE_FLUSH: c_uint = 1 << 30;
+
 /// `CUDA 13.0`, as driver 580 says.
 const VERSION: c_int = 13_000;
 
@@ -191,7 +194,8 @@ unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_int, devic
         75 => 9,
         76 => 0,
         92..=94 => 0,
-        98 | 99 | 110 | 116 | 122 | 123 => 1,
+        98 => options.flush.into(),
+        99 | 110 | 116 | 122 | 123 => 1,
         117 => 1,
         118 => options.ordering,
         124 => options.dmabuf.into(),
@@ -517,6 +521,17 @@ unsafe extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> c_int {
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamQuery(stream: *mut c_void) -> c_int {
+    let state = call!("cuStreamQuery", current);
+    let stream = some!(state.stream(stream as usize), INVALID_HANDLE);
+    let _library = state.library();
+    match stream.is_idle() {
+        true => SUCCESS,
+        false => NOT_READY,
+    }
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamWaitEvent(
     stream: *mut c_void,
     event: *mut c_void,
@@ -545,7 +560,10 @@ unsafe extern "C" fn cuStreamWaitValue32_v2(
     let state = call!("cuStreamWaitValue32_v2", current);
     let stream = some!(state.stream(stream as usize), INVALID_HANDLE);
     let _library = state.library();
-    if flags != 0 || !address.is_multiple_of(4) || state.memory().around(address).is_none() {
+    if flags & !WAIT_VALUE_FLUSH != 0
+        || !address.is_multiple_of(4)
+        || state.memory().around(address).is_none()
+    {
         return INVALID_VALUE;
     }
     queue(

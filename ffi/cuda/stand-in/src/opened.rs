@@ -22,7 +22,8 @@ pub struct StandIn {
 fn library() -> PathBuf {
     let program = std::env::current_exe().expect("a program has a path");
     let folder = program.parent().unwrap_or(Path::new("."));
-    let places = [folder.join(NAME), folder.join("deps").join(NAME)];
+    // What lies beside a program may be of an earlier build.
+    let places = [folder.join("deps").join(NAME), folder.join(NAME)];
     let found = places.into_iter().find(|place| place.exists());
     found.unwrap_or_else(|| panic!("{NAME} is not beside {}", program.display()))
 }

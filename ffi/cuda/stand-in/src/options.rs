@@ -7,6 +7,7 @@
 //! | `no-device` | there is no device: `cuInit` fails |
 //! | `managed` | what `cuMemAlloc` gives is managed memory |
 //! | `ordering=N` | attribute 118 |
+//! | `no-flush` | waiting streams can't flush (attribute 98) |
 //! | `delay=US` | streams take so long for each step |
 //! | `slow=NAME:US` | and so long more for those of this function |
 //! | `ignore=NAME` | the function does nothing, and succeeds: an order that is broken |
@@ -21,6 +22,7 @@ pub(crate) struct Options {
     pub(crate) device: bool,
     pub(crate) managed: bool,
     pub(crate) ordering: i32,
+    pub(crate) flush: bool,
     pub(crate) delay: Duration,
     slow: Vec<(String, Duration)>,
     ignored: Vec<String>,
@@ -36,6 +38,7 @@ impl Options {
             device: true,
             managed: false,
             ordering: 200,
+            flush: true,
             delay: Duration::from_micros(50),
             slow: Vec::new(),
             ignored: Vec::new(),
@@ -46,6 +49,7 @@ impl Options {
             match word.split_once('=').unwrap_or((word, "")) {
                 ("no-dmabuf", "") => options.dmabuf = false,
                 ("no-device", "") => options.device = false,
+                ("no-flush", "") => options.flush = false,
                 ("managed", "") => options.managed = true,
                 ("ordering", scope) => options.ordering = scope.parse().expect("a number"),
                 ("delay", time) => options.delay = us(time),

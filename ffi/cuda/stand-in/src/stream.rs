@@ -73,6 +73,12 @@ impl Stream {
         self.lock().queued
     }
 
+    /// Whether all is done.
+    pub(crate) fn is_idle(&self) -> bool {
+        let queue = self.lock();
+        queue.done >= queue.queued
+    }
+
     /// Waits until so many steps are done.
     pub(crate) fn wait(&self, steps: u64) {
         let mut queue = self.lock();

@@ -7,7 +7,7 @@ fn assert_works(rig: &Rig) {
     rig.submit(&stream).expect("sent");
     rig.answer(Status::Ok);
     rig.gpu.synchronize(&stream).expect("the result is there");
-    assert_eq!(rig.read(&rig.output), all_pooled());
+    assert_eq!(rig.read(rig.output.memory()), all_pooled());
 }
 
 #[test]
@@ -158,4 +158,15 @@ fn a_call_that_fails_in_the_midst_leaves_room_for_the_next_one() {
         rig.gpu.synchronize(&stream).expect("nothing is missing");
         assert_works(&rig);
     }
+}
+
+#[test]
+fn a_result_that_is_larger_than_all_staging_is_refused_with_what_to_do() {
+    let rig = Rig::new("", |options| options.staging_bytes = BYTES - 64);
+    let error = rig.submit(&rig.stream()).expect_err("it never fits");
+    let text = error.to_string();
+    assert!(
+        text.ends_with("is more than the limit of 256; open the GPU with more staging_bytes"),
+        "{text}"
+    );
 }

@@ -25,7 +25,7 @@ fn a_dataplane_that_goes_releases_its_streams() {
     rig.with_port(|port| port.closed = true);
     let why = failure(rig.gpu.synchronize(&stream));
     assert_eq!(why, StreamFailure::Request(Failure::Disconnected));
-    assert!(is_missing(&rig.read(&rig.output)));
+    assert!(is_missing(&rig.read(rig.output.memory())));
     rig.gpu.synchronize(&stream).expect("it was told");
     let error = rig.submit(&stream).expect_err("there is no dataplane");
     assert!(error.is_end(), "{error}");
@@ -51,13 +51,13 @@ fn a_refusal_releases_the_stream_and_is_told_by_the_next_submission() {
         why,
         StreamFailure::Request(Failure::Refused(Refusal::whole(Status::Expired)))
     );
-    let values = rig.read(&rig.output);
+    let values = rig.read(rig.output.memory());
     assert_eq!(values[..40], all_pooled()[..40]);
     assert!(is_missing(&values[40..]));
     rig.submit(&stream).expect("it was told");
     rig.answer(Status::Ok);
     rig.gpu.synchronize(&stream).expect("the result is there");
-    assert_eq!(rig.read(&rig.output), all_pooled());
+    assert_eq!(rig.read(rig.output.memory()), all_pooled());
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_stream_goes_on_after_its_limit_and_the_staging_stays_the_dataplanes() {
         failure(rig.gpu.synchronize(&stream)),
         StreamFailure::TimedOut(limit)
     );
-    assert!(is_missing(&rig.read(&rig.output)));
+    assert!(is_missing(&rig.read(rig.output.memory())));
     let error = rig
         .submit(&stream)
         .expect_err("the dataplane may write still");
@@ -88,7 +88,7 @@ fn a_stream_goes_on_after_its_limit_and_the_staging_stays_the_dataplanes() {
     }
     rig.answer(Status::Ok);
     rig.gpu.synchronize(&stream).expect("the result is there");
-    assert_eq!(rig.read(&rig.output), all_pooled());
+    assert_eq!(rig.read(rig.output.memory()), all_pooled());
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn a_gpu_that_is_given_up_releases_its_streams() {
     current.synchronize(&stream).expect("it goes on");
     let mut bytes = vec![0; BYTES as usize];
     current
-        .read(&output, 0, &mut bytes)
+        .read(output.memory(), 0, &mut bytes)
         .expect("it can be read");
     assert!(bytes.iter().all(|&byte| byte == 0xff));
     // The answer still comes, and finds nobody.

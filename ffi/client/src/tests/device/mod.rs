@@ -1,9 +1,11 @@
 //! Results in a GPU's memory, over the stand-ins for a dataplane and for libcuda.
 
 mod bounds;
+mod direct;
 mod endings;
 mod order;
 
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,7 +30,7 @@ struct Rig {
     hub: Hub<StandIn>,
     schema: BoundSchema,
     gpu: Gpu<StandIn>,
-    output: DeviceMemory,
+    output: GpuRegion,
 }
 
 fn options(no_gpu: &NoGpu) -> GpuOptions {
@@ -51,6 +53,10 @@ impl Rig {
         let hub = Hub::over(session, HubOptions::default()).expect("descriptors");
         let gpu = Gpu::open(&hub, options).expect("the stand-in opens");
         let output = DeviceMemory::new(gpu.context(), BYTES).expect("memory");
+        let output = gpu
+            .register(Arc::new(output), Staging::Allowed)
+            .expect("it is staged");
+        assert_eq!(output.way(), Way::Staging);
         Rig {
             no_gpu,
             hub,
@@ -66,6 +72,11 @@ impl Rig {
 
     fn memory(&self) -> DeviceMemory {
         DeviceMemory::new(self.gpu.context(), BYTES).expect("memory")
+    }
+
+    fn region(&self) -> GpuRegion {
+        let region = self.gpu.register(Arc::new(self.memory()), Staging::Allowed);
+        region.expect("it is registered")
     }
 
     fn current(&self) -> Current<'_> {

@@ -11,7 +11,7 @@ fn reads_after_the_result(words: &str, stream: impl FnOnce(&Rig) -> Stream) -> b
     rig.submit(&stream).expect("sent");
     let copied = rig
         .current()
-        .copy_between(&stream, (&seen, 0), (&rig.output, 0), BYTES);
+        .copy_between(&stream, (&seen, 0), (rig.output.memory(), 0), BYTES);
     copied.expect("queued");
     thread::sleep(MOMENT);
     rig.answer(Status::Ok);
@@ -46,16 +46,18 @@ fn reads_before_the_next_result(words: &str) -> bool {
     let (stream, seen) = (rig.stream(), rig.memory());
     let current = rig.current();
     let before = vec![7; BYTES as usize];
-    current.write(&rig.output, 0, &before).expect("written");
     current
-        .copy_between(&stream, (&seen, 0), (&rig.output, 0), BYTES)
+        .write(rig.output.memory(), 0, &before)
+        .expect("written");
+    current
+        .copy_between(&stream, (&seen, 0), (rig.output.memory(), 0), BYTES)
         .expect("queued");
     rig.submit(&stream).expect("sent");
     rig.answer(Status::Ok);
     rig.gpu.synchronize(&stream).expect("the result is there");
     // Where the copies don't wait for the stream, it does not wait for them.
     thread::sleep(MOMENT);
-    assert_eq!(rig.read(&rig.output), all_pooled());
+    assert_eq!(rig.read(rig.output.memory()), all_pooled());
     let mut bytes = vec![0; BYTES as usize];
     current.read(&seen, 0, &mut bytes).expect("it can be read");
     bytes == before
@@ -92,7 +94,7 @@ fn slices_are_copied_as_they_come() {
             _ => [0.0; 8],
         })
         .collect();
-    while rig.read(&rig.output) != expected {
+    while rig.read(rig.output.memory()) != expected {
         assert!(
             since.elapsed() < LIMIT,
             "two slices are copied, and no more"
@@ -100,10 +102,10 @@ fn slices_are_copied_as_they_come() {
         thread::sleep(Duration::from_millis(1));
     }
     thread::sleep(MOMENT);
-    assert_eq!(rig.read(&rig.output), expected);
+    assert_eq!(rig.read(rig.output.memory()), expected);
     rig.answer(Status::Ok);
     rig.gpu.synchronize(&stream).expect("the result is there");
-    assert_eq!(rig.read(&rig.output), all_pooled());
+    assert_eq!(rig.read(rig.output.memory()), all_pooled());
 }
 
 #[test]
@@ -113,7 +115,7 @@ fn requests_of_many_streams_each_find_their_results() {
         let threads: Vec<_> = (0..3)
             .map(|_| {
                 scope.spawn(|| {
-                    let (stream, output) = (rig.stream(), rig.memory());
+                    let (stream, output) = (rig.stream(), rig.region());
                     let mut done = 0;
                     while done < 50 {
                         let options = RequestOptions::default();
@@ -124,9 +126,9 @@ fn requests_of_many_streams_each_find_their_results() {
                         {
                             Ok(()) => {
                                 rig.gpu.synchronize(&stream).expect("the result is there");
-                                assert_eq!(rig.read(&output), all_pooled());
+                                assert_eq!(rig.read(output.memory()), all_pooled());
                                 let current = rig.current();
-                                current.fill(&output, 0, BYTES, 0).expect("filled");
+                                current.fill(output.memory(), 0, BYTES, 0).expect("filled");
                                 done += 1;
                             }
                             Err(ClientError::ResultsHeld { .. }) => thread::yield_now(),

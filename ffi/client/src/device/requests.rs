@@ -1,4 +1,5 @@
-//! Results that come through pinned memory of the host, and the copies that bring them to the GPU in a stream's order.
+//! Requests on their way, and what streams do for them. Most results come through pinned memory of the host, the staging, from where
+//! copies bring them to the GPU in the stream's order:
 //!
 //! ```text
 //!   caller's stream   .. reads the output |                                     wait done | uses the output ..
@@ -9,11 +10,13 @@
 //!
 //! All of it is queued when the request has been sent, by the thread that sends. The copies of all requests are one stream's, so a
 //! request's copies wait for those of the requests before it.
+//!
+//! Where a NIC writes to the GPU's memory itself there is nothing to copy: the caller's stream waits for the last word alone.
 
 use core::ptr::NonNull;
 use std::sync::Arc;
 
-use rowmill_cuda::{Context, Current, DeviceMemory, Event, Pinned, Stream, Words};
+use rowmill_cuda::{Context, Current, DeviceMemory, Event, Flush, Pinned, Stream, Words};
 use rowmill_port::ClientPort;
 use rowmill_wire::limits::MAX_SLICES;
 
@@ -23,12 +26,13 @@ use crate::error::ClientError;
 use crate::hub::{Pending, RegionMemory};
 use crate::memory::{Extent, Extents, Region};
 
-/// A request that is staged.
+/// A request on its way.
 struct Slot<P: ClientPort> {
     watch: Arc<Watch>,
-    /// The request, which holds its place in the staging.
+    taken: bool,
+    /// The request, which holds the place of its result.
     pending: Option<Pending<P>>,
-    /// Where its result is staged; None while it is free.
+    /// Where its result is staged; None where it is not.
     extent: Option<Extent>,
     /// Its pieces, which the watch has, too: no lock that is needed to release streams is held while CUDA is called.
     spans: Vec<Span>,
@@ -36,14 +40,23 @@ struct Slot<P: ClientPort> {
     serial: u32,
     /// The caller's stream has come to the request.
     ready: Event,
-    /// All is copied.
+    /// All is copied; or, where nothing is, the caller's stream has passed its wait.
     done: Event,
     /// Whether that could not be marked, so that nobody knows when it is.
     lost: bool,
 }
 
+/// A slot for a request.
+pub(crate) struct Taken {
+    pub(crate) slot: usize,
+    /// Where its result is staged, if it is.
+    pub(crate) place: Option<u64>,
+    /// Whether requests were dropped for it, which hold the places of their results until the hub takes that in.
+    pub(crate) dropped: bool,
+}
+
 /// See the module's text.
-pub(crate) struct Staging<P: ClientPort> {
+pub(crate) struct Requests<P: ClientPort> {
     region: Region,
     memory: Pinned<RegionMemory>,
     pub(crate) flags: Arc<Flags>,
@@ -52,7 +65,7 @@ pub(crate) struct Staging<P: ClientPort> {
     slots: Vec<Slot<P>>,
 }
 
-impl<P: ClientPort> Staging<P> {
+impl<P: ClientPort> Requests<P> {
     /// Pins `memory`, that of `region`, for at most `requests` requests at a time.
     pub(crate) fn new(
         context: &Context,
@@ -61,7 +74,7 @@ impl<P: ClientPort> Staging<P> {
         requests: usize,
         lanes: u16,
         slices: u32,
-    ) -> Result<Staging<P>, ClientError> {
+    ) -> Result<Requests<P>, ClientError> {
         let window = memory.window();
         let start = NonNull::new(window.as_ptr()).expect("memory is somewhere");
         let (shared, bytes) = (memory.clone(), window.len());
@@ -73,6 +86,7 @@ impl<P: ClientPort> Staging<P> {
             let watch = Watch::new(&flags, memory.owner(), at * (1 + spans), spans);
             Ok(Slot {
                 watch: Arc::new(watch),
+                taken: false,
                 pending: None,
                 extent: None,
                 spans: Vec::with_capacity(spans),
@@ -83,7 +97,7 @@ impl<P: ClientPort> Staging<P> {
             })
         };
         let slots = (0..requests).map(slot).collect::<Result<_, _>>()?;
-        Ok(Staging {
+        Ok(Requests {
             region,
             memory,
             copies: Stream::new(context)?,
@@ -101,32 +115,43 @@ impl<P: ClientPort> Staging<P> {
         self.slots.iter().map(|slot| &slot.watch)
     }
 
-    /// Takes a free slot and as much of the staging, once what has ended is given back. None where all is in use.
+    /// Takes a free slot, and `staged` bytes of the staging where that is wanted, once what has ended is given back. None where all
+    /// is in use.
     pub(crate) fn take(
         &mut self,
         current: &Current<'_>,
-        bytes: u64,
-    ) -> Result<Option<(usize, u64)>, ClientError> {
-        for slot in &mut self.slots {
-            let is_over = slot.extent.is_some()
-                && !slot.lost
-                && !slot.watch.is_in_flight()
-                && current.is_reached(&slot.done)?;
-            if let Some(extent) = slot.extent.take_if(|_| is_over) {
-                if let Some(mut pending) = slot.pending.take() {
-                    // The answer, with the hold on the result's place, is dropped; what it said, the watch was told.
-                    let _ = pending.try_take();
+        staged: Option<u64>,
+    ) -> Result<Option<Taken>, ClientError> {
+        let mut dropped = false;
+        for slot in self
+            .slots
+            .iter_mut()
+            .filter(|slot| slot.taken && !slot.lost)
+        {
+            if !slot.watch.is_in_flight() && current.is_reached(&slot.done)? {
+                slot.taken = false;
+                // What the answer said, the watch was told.
+                dropped |= slot.pending.take().is_some();
+                if let Some(extent) = slot.extent.take() {
+                    self.free.give(extent);
                 }
-                self.free.give(extent);
             }
         }
-        let at = self.slots.iter().position(|slot| slot.extent.is_none());
-        let Some(at) = at else { return Ok(None) };
-        let Some(extent) = self.free.take(bytes) else {
+        let Some(at) = self.slots.iter().position(|slot| !slot.taken) else {
             return Ok(None);
         };
-        self.slots[at].extent = Some(extent);
-        Ok(Some((at, extent.offset)))
+        if let Some(bytes) = staged {
+            let Some(extent) = self.free.take(bytes) else {
+                return Ok(None);
+            };
+            self.slots[at].extent = Some(extent);
+        }
+        self.slots[at].taken = true;
+        Ok(Some(Taken {
+            slot: at,
+            place: self.slots[at].extent.as_ref().map(|extent| extent.offset),
+            dropped,
+        }))
     }
 
     /// Requests that are in flight or being copied, as far as that is known.
@@ -144,9 +169,9 @@ impl<P: ClientPort> Staging<P> {
         fill: impl FnOnce(&mut Vec<Span>),
     ) -> (Arc<Watch>, u32) {
         let slot = &mut self.slots[slot];
-        let extent = slot.extent.as_ref().expect("it was taken");
         fill(&mut slot.spans);
-        slot.serial = slot.watch.begin(extent.offset, &slot.spans);
+        let place = slot.extent.as_ref().map(|extent| extent.offset);
+        slot.serial = slot.watch.begin(place, &slot.spans);
         (Arc::clone(&slot.watch), slot.serial)
     }
 
@@ -159,6 +184,7 @@ impl<P: ClientPort> Staging<P> {
     pub(crate) fn give(&mut self, slot: usize) {
         let slot = &mut self.slots[slot];
         slot.watch.take_back();
+        slot.taken = false;
         if let Some(extent) = slot.extent.take() {
             self.free.give(extent);
         }
@@ -194,13 +220,33 @@ impl<P: ClientPort> Staging<P> {
         to: &DeviceMemory,
         to_offset: u64,
     ) -> Result<(), ClientError> {
-        let extent = slot.extent.as_ref().expect("it was taken");
+        let extent = slot.extent.as_ref().expect("it is staged");
         for (at, span) in slot.spans.iter().enumerate() {
             let word = slot.watch.word(at);
-            current.wait_word(&self.copies, &self.flags.words, word, slot.serial)?;
+            let words = &self.flags.words;
+            current.wait_word(&self.copies, words, word, slot.serial, Flush::No)?;
             let to = (to, to_offset + span.offset);
             let from = (&self.memory, extent.offset + span.offset);
             current.copy_in(&self.copies, to, from, span.bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Lets the stream wait for a request that was sent and whose result a NIC writes.
+    pub(crate) fn queue_direct(
+        &mut self,
+        current: &Current<'_>,
+        slot: usize,
+        stream: &Stream,
+        flush: Flush,
+    ) -> Result<(), ClientError> {
+        let at = slot;
+        let slot = &self.slots[at];
+        let (words, word) = (&self.flags.words, slot.watch.word(0));
+        current.wait_word(stream, words, word, slot.serial, flush)?;
+        if let Err(error) = current.record(&slot.done, stream) {
+            self.slots[at].lost = true;
+            return Err(error.into());
         }
         Ok(())
     }

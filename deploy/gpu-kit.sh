@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Collects what `make test-gpu` runs in one folder that can be carried to a machine with a GPU and nothing else:
+# target/gpu-kit, whose run.sh runs it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+most=$((40 << 20))
+programs=${CARGO_TARGET_DIR:-target}/release
+kit=target/gpu-kit
+
+cargo build --release --bins -p rowmill-rowmilld -p rowmill-cli -p rowmill-tests
+rm -rf "$kit"
+mkdir -p "$kit"
+for program in rowmilld rowmill rowmill-gpu-tests; do
+    strip -o "$kit/$program" "$programs/$program"
+done
+# The libraries of the port over RDMA, and what those need beside the C library.
+ldd "$programs/rowmilld" | awk '/libibverbs|librdmacm|libnl/ {print $3}' | while read -r library; do
+    cp -L "$library" "$kit/"
+done
+cat > "$kit/run.sh" <<'END'
+#!/usr/bin/env bash
+# Runs the tests that need a GPU; BYTES of model, results to RESULTS.
+here=$(cd "$(dirname "$0")" && pwd)
+export LD_LIBRARY_PATH=$here${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+exec "$here/rowmill-gpu-tests" "${BYTES:-1073741824}" "${RESULTS:-$here/results.json}"
+END
+chmod +x "$kit/run.sh"
+bytes=$(du -sb "$kit" | cut -f1)
+[ "$bytes" -le "$most" ] || { echo "error: $kit has $bytes bytes, more than $most" >&2; exit 1; }
+echo "$kit: $bytes bytes; run $kit/run.sh where the GPU is"
