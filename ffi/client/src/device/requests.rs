@@ -19,7 +19,6 @@ use std::sync::Arc;
 use rowmill_arena as arena;
 use rowmill_cuda::{Context, Current, DeviceMemory, Event, Flush, Pinned, Stream, Words};
 use rowmill_port::ClientPort;
-use rowmill_wire::limits::MAX_SLICES;
 
 use super::spans::Span;
 use super::watch::{Flags, Watch};
@@ -67,20 +66,18 @@ pub(crate) struct Requests<P: ClientPort> {
 }
 
 impl<P: ClientPort> Requests<P> {
-    /// Pins `memory`, that of `region`, for at most `requests` requests at a time.
+    /// Pins `memory`, that of `region`, for at most `requests` requests at a time, of at most `spans` pieces each.
     pub(crate) fn new(
         context: &Context,
         region: Region,
         memory: Arc<arena::Region>,
         requests: usize,
-        lanes: u16,
-        slices: u32,
+        spans: usize,
     ) -> Result<Requests<P>, ClientError> {
         let window = memory.window();
         let start = NonNull::new(window.as_ptr()).expect("memory is somewhere");
         let (shared, bytes) = (Arc::clone(&memory), window.len());
         let memory = Pinned::new(context, shared, start, bytes)?;
-        let spans = usize::from(lanes) * slices.clamp(1, MAX_SLICES) as usize;
         let words = Words::new(context, requests * (1 + spans))?;
         let flags = Arc::new(Flags::new(words));
         let slot = |at: usize| -> Result<Slot<P>, ClientError> {

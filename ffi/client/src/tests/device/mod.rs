@@ -37,8 +37,8 @@ fn options(no_gpu: &NoGpu) -> GpuOptions {
     GpuOptions {
         library: no_gpu.path().into(),
         staging_bytes: 1 << 16,
-        slice_bytes: 1,
-        slices: 3,
+        piece_bytes: 1,
+        pieces: 6,
         ..GpuOptions::default()
     }
 }
