@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the commands of the README: every `$ ` line, with its `> ` continuations, of the console blocks
-# behind a line `<!-- ci -->`, in one shell, until one fails. Also compares the README's client example
-# with the documentation of the client crate, where it is compiled.
+# Runs the commands of documents, those of the README where none is named: every `$ ` line, with its `> ` continuations,
+# of the console blocks behind a line `<!-- ci -->`, in one shell a document, until one fails. Also compares the README's
+# client example with the documentation of the client crate, where it is compiled.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,17 +9,32 @@ limit_s=600
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-awk '
-    /^<!-- ci -->$/        { tagged = 1; next }
-    tagged && /^```console/ { inside = 1; tagged = 0; next }
-    /^```/                 { inside = 0; next }
-    inside && /^\$ /       { print substr($0, 3); next }
-    inside && /^> /        { print substr($0, 3) }
-' README.md >"$folder/commands"
-if [ ! -s "$folder/commands" ]; then
-    echo "error: README.md has no console block behind a line <!-- ci -->" >&2
-    exit 1
-fi
+run() {
+    local document=$1
+    awk '
+        /^<!-- ci -->$/        { tagged = 1; next }
+        tagged && /^```console/ { inside = 1; tagged = 0; next }
+        /^```/                 { inside = 0; next }
+        inside && /^\$ /       { print substr($0, 3); next }
+        inside && /^> /        { print substr($0, 3) }
+    ' "$document" >"$folder/commands"
+    if [ ! -s "$folder/commands" ]; then
+        echo "error: $document has no console block behind a line <!-- ci -->" >&2
+        exit 1
+    fi
+    # -v shows each command as it is read. timeout leads a process group of its own, so what a failed run
+    # leaves in the background is ended with the group.
+    local status=0
+    TMPDIR=$folder timeout --kill-after=10 "$limit_s" bash -ev "$folder/commands" </dev/null &
+    local group=$!
+    wait "$group" || status=$?
+    kill -- -"$group" 2>/dev/null || true
+    if [ $status -ne 0 ]; then
+        echo "error: a command of $document failed (exit $status): the last one shown" >&2
+        exit $status
+    fi
+    echo "$document: all commands of the tagged blocks ran"
+}
 
 sed -n 's|^//! \{0,1\}||p' ffi/client/src/lib.rs >"$folder/documented"
 awk '/^```rust$/ { inside = 1; next } /^```/ { inside = 0 } inside && NF' README.md |
@@ -30,15 +45,9 @@ awk '/^```rust$/ { inside = 1; next } /^```/ { inside = 0 } inside && NF' README
         fi
     done
 
-# -v shows each command as it is read. timeout leads a process group of its own, so what a failed run
-# leaves in the background is ended with the group.
-status=0
-TMPDIR=$folder timeout --kill-after=10 "$limit_s" bash -ev "$folder/commands" </dev/null &
-group=$!
-wait "$group" || status=$?
-kill -- -"$group" 2>/dev/null || true
-if [ $status -ne 0 ]; then
-    echo "error: a command of README.md failed (exit $status): the last one shown" >&2
-    exit $status
+if [ $# -eq 0 ]; then
+    set -- README.md
 fi
-echo "README.md: all commands of the tagged blocks ran"
+for document in "$@"; do
+    run "$document"
+done

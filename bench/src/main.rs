@@ -7,6 +7,7 @@ mod driver;
 mod gather;
 mod host;
 mod ids;
+mod loadgen;
 mod machine;
 mod mixed;
 mod model;
@@ -14,10 +15,12 @@ mod null;
 mod open_loop;
 mod peers;
 mod pooling;
+mod python;
 mod rdma;
 mod report;
 mod serve;
 mod service;
+mod sharing;
 mod tables;
 mod targets;
 mod workload;
@@ -85,6 +88,8 @@ enum Suite {
     Tables,
     /// PyTorch's embedding_bag on the same rows and ids
     Peers,
+    /// MLPerf's LoadGen: the service and PyTorch in the scenarios Server and Offline of DLRM-v2
+    Loadgen,
     /// The service over RDMA against ib_write_bw, a bare ping-pong, and rows fetched by READ (`make bench-rxe`)
     Rdma,
     /// The machine itself: gaps in the time a thread gets, latency of memory
@@ -142,6 +147,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Suite::Serve => serve::run(cli.full, &mut reporter)?,
         Suite::Tables => tables::run(cli.full, &mut reporter)?,
         Suite::Peers => peers::run(cli.full, &mut reporter)?,
+        Suite::Loadgen => loadgen::run(cli.full, &mut reporter)?,
         Suite::Rdma => match (cli.serve, cli.peer, cli.syscalls) {
             (Some(address), None, None) => rdma::serve(address)?,
             (None, Some(address), None) => rdma::measure(address, extent, &mut reporter)?,

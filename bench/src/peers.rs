@@ -5,17 +5,16 @@
 //! Before anything is timed, what PyTorch decodes of our rows and what it pools is compared with ours.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use rowmill_pooling::{Isa, Kernels, Mode, Output, RowFormat, Rows, scalar};
 
 use crate::batches::{CALL_BAGS, Pooling};
 use crate::driver::{median, pin_to_first_cpu};
 use crate::gather::{Memory, block, seconds_of};
 use crate::ids::{Spread, ids};
+use crate::python::Python;
 use crate::report::{Measurement, Reporter};
 
 /// The program of the other side.
@@ -34,10 +33,9 @@ const DECODED: usize = 1000;
 /// # Errors
 /// Where there is no PyTorch (the message says how to get it), or where the two sides disagree.
 pub(crate) fn run(full: bool, reporter: &mut Reporter) -> Result<()> {
-    let python = python()?;
     pin_to_first_cpu()?;
     let folder = tempfile::tempdir().context("a folder for rows and ids")?;
-    let mut peer = Peer::start(&python, folder.path())?;
+    let mut peer = Peer::start(folder.path())?;
     let memory = Memory::allocate()?;
     let dims: &[usize] = if full {
         &[16, 32, 64, 128, 256]
@@ -164,42 +162,17 @@ fn compare_pooled(rows: &Rows<'_>, ids: &[u32], pooled: &[f32]) -> Result<()> {
     Ok(())
 }
 
-/// The Python that has PyTorch.
-fn python() -> Result<PathBuf> {
-    if let Some(given) = std::env::var_os("ROWMILL_PEERS_PYTHON") {
-        return Ok(given.into());
-    }
-    let python = crate::model::cache_folder().join("peers/bin/python");
-    ensure!(
-        python.exists(),
-        "there is no PyTorch to compare with; run `make peers`, which installs it under {}, or name a Python that has \
-         it in ROWMILL_PEERS_PYTHON",
-        python.display()
-    );
-    Ok(python)
-}
-
 /// The other side.
 struct Peer {
-    child: Child,
-    to: ChildStdin,
-    from: BufReader<ChildStdout>,
+    python: Python,
     folder: PathBuf,
 }
 
 impl Peer {
-    fn start(python: &Path, folder: &Path) -> Result<Peer> {
-        let mut child = Command::new(python)
-            .args(["-c", PROGRAM])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("starting {}", python.display()))?;
+    fn start(folder: &Path) -> Result<Peer> {
         fs::write(folder.join("block"), block()).context("writing the rows' block")?;
         Ok(Peer {
-            to: child.stdin.take().expect("a pipe"),
-            from: BufReader::new(child.stdout.take().expect("a pipe")),
-            child,
+            python: Python::start(PROGRAM, &[])?,
             folder: folder.to_owned(),
         })
     }
@@ -210,7 +183,7 @@ impl Peer {
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         fs::write(&file, bytes).context("writing the ids")?;
         let block = self.folder.join("block");
-        let answer = self.ask(&format!(
+        let answer = self.python.ask(&format!(
             "case {} {} {} {} {} {BAG_LENGTH} {CALL_BAGS}",
             rows.format(),
             rows.dim(),
@@ -225,7 +198,10 @@ impl Peer {
     }
 
     fn round(&mut self) -> Result<f64> {
-        self.ask("round")?.parse().context("PyTorch's seconds")
+        self.python
+            .ask("round")?
+            .parse()
+            .context("PyTorch's seconds")
     }
 
     fn first(&mut self) -> Result<Vec<f32>> {
@@ -238,28 +214,12 @@ impl Peer {
 
     fn floats(&mut self, command: &str, argument: &str) -> Result<Vec<f32>> {
         let file = self.folder.join(command);
-        self.ask(&format!("{command} {} {argument}", file.display()))?;
+        self.python
+            .ask(&format!("{command} {} {argument}", file.display()))?;
         let bytes = fs::read(&file).context("what PyTorch wrote")?;
         let floats = bytes.chunks_exact(4);
         Ok(floats
             .map(|x| f32::from_le_bytes(x.try_into().expect("four bytes")))
             .collect())
-    }
-
-    fn ask(&mut self, command: &str) -> Result<String> {
-        writeln!(self.to, "{command}").context("PyTorch's side is gone")?;
-        let mut line = String::new();
-        if self.from.read_line(&mut line).context("PyTorch's answer")? == 0 {
-            bail!("PyTorch's side ended at `{command}`; its message stands above");
-        }
-        Ok(line.trim().to_owned())
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        // It may have ended by itself; either way it is waited for, so that none is left.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

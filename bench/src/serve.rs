@@ -18,6 +18,7 @@ use crate::null;
 use crate::open_loop;
 use crate::report::{Measurement, Reporter};
 use crate::service::Service;
+use crate::sharing;
 use crate::workload::{Query, Workload};
 
 /// Rows of all tables: at least 4 GiB, far beyond any cache.
@@ -80,6 +81,11 @@ impl Bench {
         )
     }
 
+    /// Bytes of a sample's answer.
+    pub(crate) fn row_bytes(&self) -> u64 {
+        self.row_bytes
+    }
+
     /// How long the kernels alone take for a query.
     fn kernel_time(&self, query: &Query, out: &mut [u8]) -> Duration {
         let batch = model::batch(&self.tables, &self.schema, query);
@@ -100,6 +106,7 @@ pub(crate) fn run(full: bool, reporter: &mut Reporter) -> Result<()> {
     let (null_p50, null_p99) = null_times(&bench)?;
     let kernel_p50 = single_sample(&mut bench, null_p50, rounds, reporter)?;
     beside_large(&mut bench, null_p99, kernel_p50, rounds, reporter)?;
+    sharing::run(&mut bench, rounds, reporter)?;
     open_loop::overload(&mut bench, null_p99, rounds, reporter)?;
     bench.service.stop()
 }

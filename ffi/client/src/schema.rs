@@ -12,6 +12,12 @@ pub struct BoundSchema {
     schema: Schema,
     dims: Vec<u32>,
     weighted: Vec<bool>,
+    /// Of the largest element.
+    element_bytes: u64,
+    /// Where the blocks of features that are not pooled end.
+    blocks_end: u64,
+    /// For each stride of features that are pooled: where the first bag's vectors end. A schema has few strides, mostly one.
+    bags_end: Vec<(u64, u64)>,
 }
 
 impl BoundSchema {
@@ -27,19 +33,43 @@ impl BoundSchema {
             .features
             .iter()
             .map(|f| dim(&f.table))
-            .collect::<Option<_>>()?;
+            .collect::<Option<Vec<u32>>>()?;
         let weighted = schema
             .features
             .iter()
             .map(|f| f.pooling.is_weighted())
             .collect();
-        Some(BoundSchema {
+        let element_bytes = schema.features.iter().map(|f| f.output.bytes());
+        let mut bound = BoundSchema {
             session,
             id,
+            element_bytes: element_bytes.max().unwrap_or(1),
+            blocks_end: 0,
+            bags_end: Vec::new(),
             schema,
             dims,
             weighted,
-        })
+        };
+        bound.find_ends();
+        Some(bound)
+    }
+
+    /// Once, so that requests need not look at all features for it.
+    fn find_ends(&mut self) {
+        for f in 0..self.features() {
+            let feature = &self.schema.features[f];
+            if !self.is_pooled(f) {
+                let last = feature.max_ids.saturating_sub(1);
+                let end = self.vector_offset(f, last) + self.vector_bytes(f);
+                self.blocks_end = self.blocks_end.max(end);
+                continue;
+            }
+            let (stride, end) = (feature.stride, feature.offset + self.vector_bytes(f));
+            match self.bags_end.iter_mut().find(|(known, _)| *known == stride) {
+                Some((_, known)) => *known = end.max(*known),
+                None => self.bags_end.push((stride, end)),
+            }
+        }
     }
 
     /// The schema as it was bound.
@@ -86,8 +116,7 @@ impl BoundSchema {
 
     /// Bytes of the largest element, which targets begin at a multiple of.
     pub(crate) fn element_bytes(&self) -> u64 {
-        let bytes = self.schema.features.iter().map(|f| f.output.bytes());
-        bytes.max().unwrap_or(1)
+        self.element_bytes
     }
 
     /// Whether requests bring weights for the feature.
@@ -159,8 +188,50 @@ impl BoundSchema {
     /// Bytes that a target needs for `bags` bags: up to the end of the last vector, and to the end of the
     /// blocks of features that are not pooled.
     pub fn target_bytes(&self, bags: u32) -> u64 {
-        let vectors = |f: usize| self.schema.features[f].max_vectors(bags);
-        let end = |f| self.vector_offset(f, vectors(f).saturating_sub(1)) + self.vector_bytes(f);
-        (0..self.features()).map(end).max().unwrap_or(0)
+        let last = u64::from(bags.saturating_sub(1));
+        let ends = self.bags_end.iter();
+        let ends = ends.map(|(stride, first)| last * stride + first);
+        ends.fold(self.blocks_end, u64::max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rowmill_wire::Feature;
+
+    use super::*;
+
+    fn feature() -> impl Strategy<Value = Feature> {
+        let pooling = prop::sample::select(vec![Pooling::Sum, Pooling::Mean, Pooling::None]);
+        let output = prop::sample::select(vec![Output::F32, Output::F16, Output::Bf16]);
+        let stride = prop::sample::select(vec![64u64, 256, 1024]);
+        (pooling, output, 0u64..4096, stride, 0u32..9).prop_map(
+            |(pooling, output, offset, stride, max_ids)| Feature {
+                name: "a".into(),
+                table: "t".into(),
+                pooling,
+                output,
+                offset,
+                stride,
+                max_ids,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn a_target_ends_with_the_last_vector(features in prop::collection::vec(feature(), 1..9), bags in 1u32..99) {
+            let tables = [TableEntry { name: "t".into(), rows: 9, dim: 16, format: 0, kind: 0 }];
+            let schema = Schema { max_batch: 99, features };
+            let bound = BoundSchema::new(1, 1, schema.clone(), &tables).expect("a table");
+            let ends = schema.features.iter().enumerate().map(|(f, feature)| {
+                let last = feature.max_vectors(bags).saturating_sub(1);
+                bound.vector_end(f, last).expect("small")
+            });
+            prop_assert_eq!(bound.target_bytes(bags), ends.max().expect("features"));
+            let element = schema.features.iter().map(|f| f.output.bytes()).max();
+            prop_assert_eq!(bound.element_bytes(), element.expect("features"));
+        }
     }
 }

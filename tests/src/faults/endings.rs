@@ -82,7 +82,7 @@ pub(super) fn killed(site: &Site) -> Result<Verdict> {
         hostile.submit(0, slot, &hostile.long().frame())?;
     }
     // Stopped first, so that the patron's request is in flight when the end comes.
-    service.process().signal(Signal::STOP)?;
+    service.process().stop()?;
     let ticket = patron.send()?;
     let began = Instant::now();
     service.process().signal(Signal::KILL)?;

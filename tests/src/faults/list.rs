@@ -2,7 +2,7 @@
 
 use super::{
     Fault, Over, clients, endings, far, files, gpu, ids, imports, large_imports, limits, load,
-    modes, rdma, refusals, regions, schemas, starts, stream,
+    modes, rdma, refusals, regions, schemas, sharing, starts, stream,
 };
 
 /// What all faults beside an innocent client are bound by, beside what the table says.
@@ -411,6 +411,12 @@ pub const ALL: &[Fault] = &[
         endings::killed,
     )
     .over(Over::Any),
+    Fault::new(
+        "sigkill-shared-client",
+        "Disconnected",
+        "all threads told within 1 s, bells rung",
+        sharing::killed,
+    ),
     Fault::new(
         "sigstop",
         "None, then OK",

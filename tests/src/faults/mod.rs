@@ -25,6 +25,7 @@ mod refusals;
 mod regions;
 mod run;
 mod schemas;
+mod sharing;
 mod site;
 mod starts;
 mod stream;

@@ -258,6 +258,30 @@ impl Running {
     pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
         kill_process(Pid::from_child(&self.0), signal).context("sending a signal")
     }
+
+    /// Stops it, and waits until each of its threads has stopped.
+    ///
+    /// # Errors
+    /// Where it is gone, or goes on.
+    pub(crate) fn stop(&self) -> Result<()> {
+        self.signal(Signal::STOP)?;
+        let threads = PathBuf::from(format!("/proc/{}/task", self.0.id()));
+        let has_stopped = |thread: &Path| {
+            let stat = fs::read_to_string(thread.join("stat"));
+            // The state follows the name, which is in brackets.
+            stat.is_ok_and(|stat| {
+                stat.rsplit_once(") ")
+                    .is_some_and(|(_, s)| s.starts_with('T'))
+            })
+        };
+        until(patience(), || {
+            let threads = fs::read_dir(&threads).into_iter().flatten().flatten();
+            threads
+                .map(|thread| thread.path())
+                .all(|thread| has_stopped(&thread))
+        })
+        .context("a process that was stopped goes on")
+    }
 }
 
 impl Drop for Running {

@@ -7,7 +7,10 @@ use super::*;
 const THREADS: u64 = 8;
 const LOOKUPS: usize = 2000;
 
-fn assert_answers(reply: &Reply, wanted: &[(u64, Vec<u8>)]) {
+/// Vectors that an answer must have, each at its byte.
+type Wanted = Vec<(u64, Vec<u8>)>;
+
+fn assert_answers(reply: &Reply, wanted: &Wanted) {
     let mut found = Vec::new();
     for (at, wanted) in wanted {
         found.resize(wanted.len(), 0);
@@ -21,7 +24,7 @@ fn eight_threads_share_a_connection() {
     let service = InProcess::start();
     let mut rng = StdRng::seed_from_u64(1);
     let names = names(&service.tables);
-    let questions: Vec<(Batch, Vec<(u64, Vec<u8>)>)> = (0..64)
+    let questions: Vec<(Batch, Wanted)> = (0..64)
         .map(|_| {
             let asked = Asked::draw(&mut rng, &names);
             let mut batch = Batch::new(1).expect("one bag");

@@ -8,7 +8,7 @@ use rowmill_port::ClientPort;
 
 use super::bell::{Bell, Ring};
 use super::lease::Lease;
-use super::shared::{Inner, Owner};
+use super::shared::{Guard, Inner, Owner, Shared};
 use super::waiters::Seat;
 use crate::error::{ClientError, Failure};
 use crate::options::Wait;
@@ -59,7 +59,21 @@ impl<P: ClientPort> Pending<P> {
         Ok(reply.expect("a wait without limit ends with an answer"))
     }
 
-    /// Waits for the answer, at most for `limit`. After `None` the request is still in flight.
+    /// As [`Pending::wait`], for who has the lock.
+    pub(super) fn wait_with(
+        mut self,
+        inner: Guard<'_, P>,
+        how: Wait,
+    ) -> Result<Reply, ClientError> {
+        let (shared, at) = (&self.shared, self.at);
+        let take = |inner: &mut Inner<P>| take(shared, inner, at);
+        let reply = shared.wait_with(inner, Seat::Request(at), how, None, take)?;
+        self.taken = reply.is_some();
+        Ok(reply.expect("a wait without limit ends with an answer"))
+    }
+
+    /// Waits for the answer, at most for `limit`. After `None` the request is still in flight. A signal's handler runs
+    /// meanwhile, but does not end the wait: who wants to look at what it has done waits a little at a time.
     ///
     /// # Errors
     /// As [`Pending::wait`].
@@ -76,11 +90,7 @@ impl<P: ClientPort> Pending<P> {
             return Err(ClientError::UnknownTicket);
         }
         let (shared, at) = (&self.shared, self.at);
-        let take = |inner: &mut Inner<P>| {
-            let reply = take(inner, at)?;
-            shared.changed(inner);
-            Some(reply)
-        };
+        let take = |inner: &mut Inner<P>| take(shared, inner, at);
         let reply = shared.wait_until(Seat::Request(at), how, limit, take)?;
         self.taken = reply.is_some();
         Ok(reply)
@@ -96,11 +106,8 @@ impl<P: ClientPort> Pending<P> {
         }
         let mut inner = self.shared.lock()?;
         self.shared.turn(&mut inner)?;
-        let reply = take(&mut inner, self.at);
-        if reply.is_some() {
-            self.shared.changed(&mut inner);
-            self.taken = true;
-        }
+        let reply = take(&self.shared, &mut inner, self.at);
+        self.taken = reply.is_some();
         Ok(reply)
     }
 
@@ -171,8 +178,9 @@ impl<P: ClientPort> Drop for Pending<P> {
 }
 
 /// Takes a request's answer, if it has come.
-fn take<P: ClientPort>(inner: &mut Inner<P>, at: u32) -> Option<Reply> {
+fn take<P: ClientPort>(shared: &Shared<P>, inner: &mut Inner<P>, at: u32) -> Option<Reply> {
     let ended = inner.table.take(at)?;
+    shared.changed(inner);
     let answer = ended.answer;
     let memory = inner.pool.memory_of(&answer.target);
     Some(Reply {

@@ -3,7 +3,7 @@
 use core::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, LockResult, Mutex, MutexGuard};
+use std::sync::{Arc, LockResult, Mutex, MutexGuard, TryLockError};
 use std::thread::{self, JoinHandle};
 
 use crossbeam_queue::ArrayQueue;
@@ -120,6 +120,11 @@ impl<P: ClientPort> Shared<P> {
 
     /// The lock, whatever has become of the client.
     pub(super) fn acquire(&self) -> LockResult<Guard<'_, P>> {
+        match self.inner.try_lock() {
+            Ok(inner) => return Ok(inner),
+            Err(TryLockError::Poisoned(poisoned)) => return Err(poisoned),
+            Err(TryLockError::WouldBlock) => (),
+        }
         self.wanting.fetch_add(1, Ordering::Relaxed);
         let inner = self.inner.lock();
         self.wanting.fetch_sub(1, Ordering::Relaxed);
@@ -150,7 +155,10 @@ impl<P: ClientPort> Shared<P> {
 
     /// Hands answers that were taken in to their requests.
     pub(crate) fn hand_out(&self, inner: &mut Inner<P>) {
-        while let Some(at) = self.dropped.pop() {
+        // The look before is cheaper than a pop of nothing, and this is done at each poll.
+        while !self.dropped.is_empty()
+            && let Some(at) = self.dropped.pop()
+        {
             if let Some(ended) = inner.table.abandon(at) {
                 inner.session.release(ended.answer.target);
                 inner.leases.give(ended.lease);

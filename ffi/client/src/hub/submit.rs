@@ -65,25 +65,26 @@ impl<P: ClientPort> Hub<P> {
         how: Wait,
     ) -> Result<Reply, ClientError> {
         let ids = ids.into();
-        let pending = match self.submit(schema, ids, place, options) {
-            Err(error) if error.would_block() => {
-                let mut tried = None;
-                let again = |inner: &mut Inner<P>| {
-                    if tried.replace(inner.changes) == Some(inner.changes) {
-                        return None;
-                    }
-                    match self.try_submit(inner, schema, ids, place, options) {
-                        // There will be room, and that will be a change.
-                        Err(error) if error.would_block() && inner.can_wait() => None,
-                        outcome => Some(outcome),
-                    }
-                };
-                let pending = self.shared.wait_until(Seat::Room, how, None, again)?;
-                pending.expect("a wait without limit ends with something")?
+        let mut inner = self.shared.lock()?;
+        match self.submit_now(&mut inner, schema, ids, place, options) {
+            Err(error) if error.would_block() => (),
+            outcome => return outcome?.wait_with(inner, how),
+        }
+        let mut tried = None;
+        let again = |inner: &mut Inner<P>| {
+            if tried.replace(inner.changes) == Some(inner.changes) {
+                return None;
             }
-            outcome => outcome?,
+            match self.try_submit(inner, schema, ids, place, options) {
+                // There will be room, and that will be a change.
+                Err(error) if error.would_block() && inner.can_wait() => None,
+                outcome => Some(outcome),
+            }
         };
-        pending.wait(how)
+        let pending = self.shared.wait_with(inner, Seat::Room, how, None, again)?;
+        pending
+            .expect("a wait without limit ends with something")?
+            .wait(how)
     }
 
     /// Sends a request if there is room for it and its result.

@@ -160,17 +160,18 @@ impl Table {
 
     /// Takes the answer of a request, if it has come.
     pub(crate) fn take(&mut self, at: u32) -> Option<Ended> {
+        // Asked at each poll.
+        if !self.has_answer(at) {
+            return None;
+        }
         let request = &mut self.requests[at as usize];
+        let lease = request.lease;
         match std::mem::replace(&mut request.state, State::Free) {
             State::Answered(answer) => {
                 self.free.push(at);
-                let lease = request.lease;
                 Some(Ended { answer, lease })
             }
-            other => {
-                request.state = other;
-                None
-            }
+            _ => None,
         }
     }
 

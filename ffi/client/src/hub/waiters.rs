@@ -191,10 +191,22 @@ impl<P: ClientPort> Shared<P> {
         seat: Seat,
         how: Wait,
         limit: Option<Duration>,
+        ready: impl FnMut(&mut Inner<P>) -> Option<T>,
+    ) -> Result<Option<T>, ClientError> {
+        let inner = self.lock()?;
+        self.wait_with(inner, seat, how, limit, ready)
+    }
+
+    /// As [`Shared::wait_until`], for who has the lock.
+    pub(crate) fn wait_with<'a, T>(
+        &'a self,
+        mut inner: Guard<'a, P>,
+        seat: Seat,
+        how: Wait,
+        limit: Option<Duration>,
         mut ready: impl FnMut(&mut Inner<P>) -> Option<T>,
     ) -> Result<Option<T>, ClientError> {
         let mut waiting = Waiting::new(how, limit);
-        let mut inner = self.lock()?;
         let for_request = usize::from(matches!(seat, Seat::Request(_)));
         inner.waiters.requests += for_request;
         let (mut leads, mut polls) = (false, 0u32);
