@@ -17,11 +17,13 @@ mod spans;
 mod timer;
 mod watch;
 
+use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use rowmill_cuda::{Context, Current, Device, DeviceMemory, Driver, LIBRARY, Stream};
 use rowmill_port::{ClientPort, Process};
@@ -69,6 +71,9 @@ pub struct GpuOptions {
     pub piece_bytes: u64,
     /// After how long a stream goes on without an answer. The default is 10 s.
     pub limit: Duration,
+    /// How long [`Gpu::synchronize`] takes answers in itself, which spares the hub's thread to be woken for them, before it sleeps
+    /// in the driver. The default is 1 ms.
+    pub poll: Duration,
     /// Files any of which is there where nvidia-peermem is loaded. The default are those that its versions make.
     pub peer_memory_files: Vec<PathBuf>,
 }
@@ -83,6 +88,7 @@ impl Default for GpuOptions {
             pieces: 16,
             piece_bytes: 64 << 10,
             limit: Duration::from_secs(10),
+            poll: Duration::from_millis(1),
             peer_memory_files: PEER_MEMORY.iter().map(PathBuf::from).collect(),
         }
     }
@@ -327,6 +333,14 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
     /// As [`Gpu::check`]; [`ClientError::Cuda`].
     pub fn synchronize(&self, stream: &Stream) -> Result<(), ClientError> {
         let inner = self.inner()?;
+        let began = Instant::now();
+        while inner.flags.is_waited_for() && began.elapsed() < inner.options.poll {
+            // A client that has stopped has released its streams.
+            if inner.hub.take_in().is_err() {
+                break;
+            }
+            spin_loop();
+        }
         inner.context.enter()?.synchronize(stream)?;
         self.check()
     }

@@ -45,10 +45,15 @@ fn options(no_gpu: &NoGpu) -> GpuOptions {
 
 impl Rig {
     fn new(words: &str, choose: impl FnOnce(&mut GpuOptions)) -> Rig {
+        Rig::with(Backoff::default(), words, choose)
+    }
+
+    fn with(backoff: Backoff, words: &str, choose: impl FnOnce(&mut GpuOptions)) -> Rig {
         let no_gpu = NoGpu::new(words);
         let mut options = options(&no_gpu);
         choose(&mut options);
         let mut session = session(2, 8, 1);
+        session.options.backoff = backoff;
         let schema = bound(&mut session, false);
         let hub = Hub::over(session, HubOptions::default()).expect("descriptors");
         let gpu = Gpu::open(&hub, options).expect("the stand-in opens");
