@@ -370,10 +370,10 @@ impl<P: ClientPort + Send + 'static> Inner<P> {
         let taken = requests.take(current, staged.then_some(needed))?;
         let held = requests.taken();
         let taken = taken.ok_or(ClientError::ResultsHeld { needed, held })?;
-        if taken.dropped {
-            self.hub
-                .take_in()
-                .inspect_err(|_| requests.give(taken.slot))?;
+        if requests.dropped {
+            let taken_in = self.hub.take_in();
+            taken_in.inspect_err(|_| requests.give(taken.slot))?;
+            requests.dropped = false;
         }
         Ok(taken)
     }

@@ -51,8 +51,6 @@ pub(crate) struct Taken {
     pub(crate) slot: usize,
     /// Where its result is staged, if it is.
     pub(crate) place: Option<u64>,
-    /// Whether requests were dropped for it, which hold the places of their results until the hub takes that in.
-    pub(crate) dropped: bool,
 }
 
 /// See the module's text.
@@ -63,6 +61,8 @@ pub(crate) struct Requests<P: ClientPort> {
     copies: Stream,
     free: Extents,
     slots: Vec<Slot<P>>,
+    /// Whether requests were dropped, which hold the places of their results until the hub takes that in.
+    pub(crate) dropped: bool,
 }
 
 impl<P: ClientPort> Requests<P> {
@@ -102,6 +102,7 @@ impl<P: ClientPort> Requests<P> {
             free: Extents::new(bytes as u64, requests),
             slots,
             flags,
+            dropped: false,
         })
     }
 
@@ -120,16 +121,12 @@ impl<P: ClientPort> Requests<P> {
         current: &Current<'_>,
         staged: Option<u64>,
     ) -> Result<Option<Taken>, ClientError> {
-        let mut dropped = false;
-        for slot in self
-            .slots
-            .iter_mut()
-            .filter(|slot| slot.taken && !slot.lost)
-        {
+        let taken = |slot: &&mut Slot<P>| slot.taken && !slot.lost;
+        for slot in self.slots.iter_mut().filter(taken) {
             if !slot.watch.is_in_flight() && current.is_reached(&slot.done)? {
                 slot.taken = false;
                 // What the answer said, the watch was told.
-                dropped |= slot.pending.take().is_some();
+                self.dropped |= slot.pending.take().is_some();
                 if let Some(extent) = slot.extent.take() {
                     self.free.give(extent);
                 }
@@ -148,16 +145,12 @@ impl<P: ClientPort> Requests<P> {
         Ok(Some(Taken {
             slot: at,
             place: self.slots[at].extent.as_ref().map(|extent| extent.offset),
-            dropped,
         }))
     }
 
     /// Requests that are in flight or being copied, as far as that is known.
     pub(crate) fn taken(&self) -> usize {
-        self.slots
-            .iter()
-            .filter(|slot| slot.extent.is_some())
-            .count()
+        self.slots.iter().filter(|slot| slot.taken).count()
     }
 
     /// Begins with a request of the pieces that `fill` gives, before it is sent. Gives its watch, and its number there.
