@@ -8,7 +8,7 @@ BENCH := $(PROGRAMS)/rowmill-bench
 SEEDS ?= 1000
 FUZZ_SECONDS ?= 60
 
-.PHONY: help run test test-arm peers check test-full bench targets faults sim build setup lab test-rxe bench-rxe test-gpu gpu-kit
+.PHONY: help run test test-arm test-c archive install peers check test-full bench targets faults sim build setup lab test-rxe bench-rxe test-python test-gpu gpu-kit
 
 help: ## List these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -27,11 +27,24 @@ test: setup ## All tests
 	$(CARGO) build --release --bins
 	$(CARGO) test --release --workspace
 
+test-python: build ## The Python package: installed by pip, tested against the programs, with PyTorch where it is in the cache
+	@deploy/test-python.sh
+
 check: setup ## Format, lints and documents with warnings denied, workspace rules
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps --quiet
 	$(CARGO) test --release -p rowmill-tests --test workspace
+
+archive: setup # The programs, and the archive that librowmill.so is linked from
+	$(CARGO) build --release --lib --bins
+
+test-c: archive ## The C interface: header, symbols, examples against a real service, plainly, under valgrind, with sanitizers
+	@deploy/test-c.sh
+
+PREFIX ?= /usr/local
+install: archive ## librowmill.so, rowmill.h and rowmill.pc to PREFIX=/usr/local (DESTDIR= before it, for packages)
+	@ffi/capi/install.sh "$(PREFIX)" "$(PROGRAMS)"
 
 test-arm: setup ## The pure crates and shm, cross-built for arm64 and run on an emulated Cortex-A72
 	@deploy/test-arm.sh
@@ -73,8 +86,8 @@ targets: build ## Every bound that has to be reached: PASS, SHORT or NOT MEASURE
 	$(BENCH) targets
 
 peers: build ## PyTorch's embedding_bag beside ours (installs PyTorch into the cache, about 6 GB)
-	@deploy/setup-peers.sh
+	@deploy/setup-torch.sh
 	$(BENCH) peers
 
-faults: build ## Every fault that has to be survived, as a named test (FILTER=regex picks some)
+faults: archive ## Every fault that has to be survived, as a named test (FILTER=regex picks some)
 	$(PROGRAMS)/faults $(if $(FILTER),--filter '$(FILTER)')

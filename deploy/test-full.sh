@@ -28,6 +28,7 @@ stage check 900 make check
 stage test 900 make test
 stage large 600 cargo test --release -p rowmill-table --test bounds -- --ignored
 stage faults 300 make faults
+stage test-c 480 make test-c
 stage models 1800 env ROWMILL_MODEL_PREEMPTIONS=4 cargo test --release -p rowmill-port --test models
 stage simulation 3600 make sim SEEDS="$SEEDS"
 if rustup toolchain list 2>/dev/null | grep -q nightly; then
@@ -38,9 +39,18 @@ if rustup toolchain list 2>/dev/null | grep -q nightly; then
     stage sanitizer 1800 env RUSTFLAGS="-Zsanitizer=address" CARGO_TARGET_DIR=target/sanitizer \
         cargo +nightly test --release --target "$(rustc -vV | sed -n 's/^host: //p')" --lib --test '[!m]*' --test modes \
         -p rowmill-pooling -p rowmill-port -p rowmill-engine
+    # ThreadSanitizer over threads that share a connection; it has to see into the standard library's locks.
+    if rustup component list --installed --toolchain nightly | grep -q rust-src; then
+        stage races 1800 env RUSTFLAGS="-Zsanitizer=thread" CARGO_TARGET_DIR=target/sanitizer-threads \
+            cargo +nightly test -Zbuild-std --release --target "$(rustc -vV | sed -n 's/^host: //p')" --lib \
+            -p rowmill-client --no-default-features -- hub
+    else
+        skip races "needs rustup component add rust-src --toolchain nightly"
+    fi
 else
     skip fuzz "needs a nightly toolchain"
     skip sanitizer "needs a nightly toolchain"
+    skip races "needs a nightly toolchain"
 fi
 stage torch 1800 make peers
 stage arm 1800 env ROWMILL_TEST_EVERY=1 make test-arm

@@ -16,6 +16,7 @@ mod open_loop;
 mod peers;
 mod pooling;
 mod python;
+mod python_client;
 mod rdma;
 mod report;
 mod serve;

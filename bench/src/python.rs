@@ -1,7 +1,7 @@
 //! A Python process beside this one, which does what it is told a line at a time, and waits while this one works.
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -32,13 +32,20 @@ pub(crate) struct Python {
 }
 
 impl Python {
-    /// Starts `program`, the text of a script.
+    /// Starts `program`, the text of a script, with the Python that has PyTorch.
     ///
     /// # Errors
     /// Where there is no interpreter for it.
     pub(crate) fn start(program: &str, arguments: &[&str]) -> Result<Python> {
-        let python = interpreter()?;
-        let mut child = Command::new(&python)
+        Python::start_with(&interpreter()?, program, arguments)
+    }
+
+    /// Starts it with another Python.
+    ///
+    /// # Errors
+    /// Where it can't be started.
+    pub(crate) fn start_with(python: &Path, program: &str, arguments: &[&str]) -> Result<Python> {
+        let mut child = Command::new(python)
             .args(["-c", program])
             .args(arguments)
             .stdin(Stdio::piped())

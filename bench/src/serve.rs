@@ -16,6 +16,7 @@ use crate::driver::{Driver, histogram, median, pin_to_first_cpu, quantile_us, re
 use crate::model::{self, Model};
 use crate::null;
 use crate::open_loop;
+use crate::python_client;
 use crate::report::{Measurement, Reporter};
 use crate::service::Service;
 use crate::sharing;
@@ -103,6 +104,7 @@ pub(crate) fn run(full: bool, reporter: &mut Reporter) -> Result<()> {
     let mut bench = Bench::start().context("starting the service under test")?;
     let rounds = if full { 15 } else { 5 };
     throughput(&mut bench, rounds, reporter)?;
+    python_client::run(&mut bench, reporter)?;
     let (null_p50, null_p99) = null_times(&bench)?;
     let kernel_p50 = single_sample(&mut bench, null_p50, rounds, reporter)?;
     beside_large(&mut bench, null_p99, kernel_p50, rounds, reporter)?;

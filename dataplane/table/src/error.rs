@@ -328,6 +328,18 @@ pub enum TableError {
         /// The value, and why.
         unfit: crate::Unfit,
     },
+    /// A value of a table in memory that can't be stored.
+    #[error(
+        "table {table}: row {row}: {unfit}; replace the value, or store the table in another row format"
+    )]
+    UnfitRow {
+        /// The table.
+        table: String,
+        /// The row, counted from 0.
+        row: u64,
+        /// The value, and why.
+        unfit: crate::Unfit,
+    },
     /// A value for missing ids that the row format can't hold.
     #[error("table {table}: the row for missing ids: {unfit}; choose another value")]
     UnfitDefault {

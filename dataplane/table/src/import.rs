@@ -5,12 +5,9 @@ use std::sync::atomic::AtomicBool;
 
 use crate::import_file::{Contents, Values};
 use crate::spec::{Missing, TableKind, TableSpec};
+use crate::transcode::{self, Numbers, transcode};
 use crate::writer::{RowSource, random_seed, write_generation};
 use crate::{Progress, RowFormat, Safetensors, TableError, import_hugectr, import_npy};
-
-/// Values are converted in pieces of about this many, so that memory use is bounded and a piece stays
-/// in a core's cache.
-const PIECE_VALUES: usize = 32 << 10;
 
 /// A table and where it comes from.
 #[derive(Clone, Debug)]
@@ -75,7 +72,7 @@ impl WhenMissing {
                     )));
                 }
                 row.read(0, &mut Vec::new(), &mut values)?;
-                check(spec.format, &row, 0, &values)?;
+                transcode::check(spec.format, &row, 0, &values)?;
             }
         }
         let mut encoded = vec![0; spec.stride()];
@@ -204,66 +201,6 @@ impl Source {
             default_row,
         })
     }
-
-    /// Encodes rows from row `first` on.
-    fn rows(&self, first: u64, out: &mut [u8]) -> Result<(), TableError> {
-        let TableSpec { dim, format, .. } = self.spec;
-        if self.contents.rows.element == format {
-            return self.same_rows(first, out);
-        }
-        let stride = self.spec.stride();
-        let piece_rows = (PIECE_VALUES / dim).max(1).min(out.len() / stride);
-        let (mut raw, mut values) = (Vec::new(), vec![0.0; piece_rows * dim]);
-        let mut row = first;
-        for piece in out.chunks_mut((piece_rows * stride).max(1)) {
-            let values = &mut values[..piece.len() / stride * dim];
-            self.contents.rows.read(row, &mut raw, values)?;
-            for (encoded, values) in piece.chunks_exact_mut(stride).zip(values.chunks_exact(dim)) {
-                check(format, &self.contents.rows, row, values)?;
-                format.encode(values, encoded);
-                row += 1;
-            }
-        }
-        Ok(())
-    }
-
-    /// The same where rows are stored as they lie in the file.
-    fn same_rows(&self, first: u64, out: &mut [u8]) -> Result<(), TableError> {
-        let TableSpec { dim, format, .. } = self.spec;
-        let rows = &self.contents.rows;
-        let stride = self.spec.stride();
-        let piece_rows = (PIECE_VALUES / dim).max(1);
-        let mut row = first;
-        for piece in out.chunks_mut(piece_rows * stride) {
-            rows.read_raw(row, piece)?;
-            if !rows.is_finite(piece) {
-                let mut values = vec![0.0; dim];
-                for (row, encoded) in (row..).zip(piece.chunks_exact(stride)) {
-                    format.decode(encoded, &mut values);
-                    check(format, rows, row, &values)?;
-                }
-            }
-            row += (piece.len() / stride) as u64;
-        }
-        Ok(())
-    }
-}
-
-/// That a row can be stored.
-fn check(format: RowFormat, rows: &Values, row: u64, values: &[f32]) -> Result<(), TableError> {
-    let Err(unfit) = format.check(values) else {
-        return Ok(());
-    };
-    let path = rows.file.path.clone();
-    Err(match values.iter().position(|value| !value.is_finite()) {
-        Some(column) => TableError::NotFinite {
-            path,
-            row,
-            column: column as u64,
-            value: values[column],
-        },
-        None => TableError::Unfit { path, row, unfit },
-    })
 }
 
 struct Sources(Vec<Source>);
@@ -301,7 +238,8 @@ impl Sources {
 
 impl RowSource for Sources {
     fn rows(&self, table: usize, first: u64, out: &mut [u8]) -> Result<(), TableError> {
-        self.0[table].rows(first, out)
+        let Source { spec, contents, .. } = &self.0[table];
+        transcode(&contents.rows, spec.format, first, out)
     }
 
     fn keys(&self, table: usize, first: u64, out: &mut [u64]) -> Result<(), TableError> {

@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use rowmill_arena::open_at_once;
 
-use crate::TableError;
 use crate::format::RowFormat;
+use crate::transcode::Numbers;
+use crate::{TableError, Unfit};
 
 /// A regular file, opened for reading.
 #[derive(Debug)]
@@ -82,49 +83,30 @@ pub(crate) struct Values {
     pub(crate) element: RowFormat,
 }
 
-impl Values {
-    /// Bytes of a row of checked dimensions.
-    pub(crate) fn stride(&self) -> usize {
-        self.element.row_bytes(self.dim as usize)
+impl Numbers for Values {
+    fn element(&self) -> RowFormat {
+        self.element
     }
 
-    /// Reads rows from row `first` on: as many as `values` has room for. `raw` is scratch.
-    pub(crate) fn read(
-        &self,
-        first: u64,
-        raw: &mut Vec<u8>,
-        values: &mut [f32],
-    ) -> Result<(), TableError> {
-        raw.resize(self.element.row_bytes(values.len()), 0);
-        self.read_raw(first, raw)?;
-        self.element.decode(raw, values);
-        Ok(())
+    fn dim(&self) -> usize {
+        self.dim as usize // Checked dimensions.
     }
 
-    /// Reads rows from row `first` on as their bytes are.
-    pub(crate) fn read_raw(&self, first: u64, raw: &mut [u8]) -> Result<(), TableError> {
-        self.file
-            .read_at(raw, self.at + first * self.stride() as u64)
+    fn read_raw(&self, first: u64, raw: &mut [u8]) -> Result<(), TableError> {
+        let stride = self.element.row_bytes(self.dim()) as u64;
+        self.file.read_at(raw, self.at + first * stride)
     }
 
-    /// Whether all elements of `raw` are finite: none has all bits of the exponent set.
-    pub(crate) fn is_finite(&self, raw: &[u8]) -> bool {
-        // Comparing the greatest magnitude with the least that is not finite takes no branches.
-        let halves = |infinity: u16| {
-            let elements = raw.chunks_exact(2);
-            let bits = elements.map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]) & 0x7fff);
-            bits.fold(0, u16::max) < infinity
-        };
-        match self.element {
-            RowFormat::F16 => halves(0x7c00),
-            RowFormat::Bf16 => halves(0x7f80),
-            _ => {
-                let elements = raw.chunks_exact(4);
-                let bits = elements.map(|bytes| {
-                    u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) & 0x7fff_ffff
-                });
-                bits.fold(0, u32::max) < 0x7f80_0000
-            }
+    fn unfit(&self, row: u64, unfit: Unfit) -> TableError {
+        let path = self.file.path.clone();
+        if unfit.value.is_finite() {
+            return TableError::Unfit { path, row, unfit };
+        }
+        TableError::NotFinite {
+            path,
+            row,
+            column: unfit.dim as u64,
+            value: unfit.value,
         }
     }
 }

@@ -97,7 +97,9 @@ pub use batch::{Batch, Division, IdSlice};
 pub use connector::Connector;
 pub use device::{Gpu, GpuOptions, GpuOutput, GpuRegion, Staging, StreamFailure, Way};
 pub use error::{BatchError, ClientError, Failure, Unsent};
-pub use hub::{Bell, Hub, HubOptions, Ids, Lease, Pending, Place, Reply, Watcher};
+pub use hub::{
+    Bell, Canceller, Hub, HubOptions, Ids, Lease, Pending, Place, RegionMemory, Reply, Watcher,
+};
 pub use memory::{Region, Target};
 #[cfg(feature = "rdma")]
 pub use options::RdmaOptions;
@@ -108,8 +110,9 @@ pub use rowmill_arena::{ReadWindow, Window};
 pub use rowmill_cuda as cuda;
 #[cfg(feature = "rdma")]
 pub use rowmill_port::rdma::{AckTimeout, ConnectionParameters, PathMtu, RetryCount, RnrTimer};
-pub use rowmill_port::{ClientPort, PortError};
+pub use rowmill_port::{ClientPort, PortError, Process};
 pub use rowmill_wire::control::{TableEntry, Welcome};
+pub use rowmill_wire::limits::MAX_FEATURES;
 pub use rowmill_wire::{Feature, Output, Pooling, Refusal, Schema, Status};
 pub use schema::BoundSchema;
 pub use session::Session;

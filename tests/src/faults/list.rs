@@ -1,8 +1,8 @@
 //! The list of all faults.
 
 use super::{
-    Fault, Over, clients, endings, far, files, gpu, ids, imports, large_imports, limits, load,
-    modes, rdma, refusals, regions, schemas, sharing, starts, stream,
+    Fault, Over, capi, clients, endings, far, files, gpu, ids, imports, large_imports, limits,
+    load, modes, rdma, refusals, regions, schemas, sharing, starts, stream,
 };
 
 /// What all faults beside an innocent client are bound by, beside what the table says.
@@ -11,6 +11,9 @@ const UNHARMED: &str =
 /// What all faults over RDMA are bound by that cost a client its connection.
 const TOLD: &str = "told within 2 s (emulated: 10 s), nothing held within as long after that; the innocent's answers \
                     bit-equal, each within 1 s (6 s)";
+/// What wrong uses of the C interface are bound by.
+const IN_C: &str =
+    "a sentence that says what to do; no crash, no hang, nothing leaked on either side";
 /// What all programs that refuse to start are bound by.
 const AT_START: &str = "exit code 1 within 1 s";
 /// What all imports that are refused are bound by.
@@ -423,6 +426,45 @@ pub const ALL: &[Fault] = &[
         "target owned while stopped, answered within 1 s of SIGCONT",
         endings::stopped,
     ),
+    Fault::new("c-connecting", "INVALID, CONNECT", IN_C, |site| {
+        capi::misuse(site, "connecting")
+    }),
+    Fault::new("c-handles", "INVALID", IN_C, |site| {
+        capi::misuse(site, "handles")
+    }),
+    Fault::new(
+        "c-schemas",
+        "INVALID, UNKNOWN_TABLE, OVERLAPPING_OUTPUTS",
+        IN_C,
+        |site| capi::misuse(site, "schemas"),
+    ),
+    Fault::new("c-regions", "INVALID", IN_C, |site| {
+        capi::misuse(site, "regions")
+    }),
+    Fault::new(
+        "c-requests",
+        "INVALID, RETRY, ID_OUT_OF_RANGE, ID_NEGATIVE; OK without ids",
+        IN_C,
+        |site| capi::misuse(site, "requests"),
+    ),
+    Fault::new(
+        "c-stopped",
+        "AGAIN, TIMEOUT, INVALID, CANCELLED",
+        IN_C,
+        |site| capi::misuse(site, "stopped"),
+    ),
+    Fault::new(
+        "c-forked",
+        "FORKED in the child, OK in the parent",
+        IN_C,
+        |site| capi::misuse(site, "forked"),
+    ),
+    Fault::new("c-closed", "CLOSED", IN_C, |site| {
+        capi::misuse(site, "closed")
+    }),
+    Fault::new("c-killed", "CLOSED", IN_C, |site| {
+        capi::misuse(site, "killed")
+    }),
     Fault::new(
         "gpu-memory-without-nic",
         "staging, reported; NoDirectWay where refused",

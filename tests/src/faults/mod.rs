@@ -4,6 +4,7 @@
 //! `faults` runs each one in a process of its own (see [`run`]), so that one that hangs or crashes is one
 //! that fails. Most happen beside an innocent client, which must notice nothing: see `watch`.
 
+mod capi;
 mod clients;
 mod endings;
 mod far;

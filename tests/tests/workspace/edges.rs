@@ -61,6 +61,12 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
             "rowmill-port",
         ],
     ),
+    ("rowmill-capi", "ffi/capi", &["rowmill-client"]),
+    (
+        "rowmill-python",
+        "ffi/python",
+        &["rowmill-client", "rowmill-table"],
+    ),
     (
         "rowmill-cli",
         "control/rowmill",

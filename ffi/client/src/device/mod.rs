@@ -185,7 +185,7 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
         let device = Driver::open(&options.library)?.device(options.ordinal)?;
         let context = Context::primary(device)?;
         let region = hub.region(options.staging_bytes.max(1))?;
-        let opened = hub.memory_of(&region).and_then(|memory| {
+        let opened = hub.memory(region).and_then(|memory| {
             let lanes = hub.welcome().split.lanes.clamp(1, MAX_LANES);
             let spans = spans::most_spans(lanes, options.pieces);
             Requests::new(&context, region, memory, options.requests.max(1), spans)

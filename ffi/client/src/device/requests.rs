@@ -16,14 +16,13 @@
 use core::ptr::NonNull;
 use std::sync::Arc;
 
-use rowmill_arena as arena;
 use rowmill_cuda::{Context, Current, DeviceMemory, Event, Flush, Pinned, Stream, Words};
 use rowmill_port::ClientPort;
 
 use super::spans::Span;
 use super::watch::{Flags, Watch};
 use crate::error::ClientError;
-use crate::hub::Pending;
+use crate::hub::{Pending, RegionMemory};
 use crate::memory::{Extent, Extents, Region};
 
 /// A request on its way.
@@ -56,7 +55,7 @@ pub(crate) struct Taken {
 /// See the module's text.
 pub(crate) struct Requests<P: ClientPort> {
     region: Region,
-    memory: Pinned<Arc<arena::Region>>,
+    memory: Pinned<RegionMemory>,
     pub(crate) flags: Arc<Flags>,
     copies: Stream,
     free: Extents,
@@ -70,13 +69,13 @@ impl<P: ClientPort> Requests<P> {
     pub(crate) fn new(
         context: &Context,
         region: Region,
-        memory: Arc<arena::Region>,
+        memory: RegionMemory,
         requests: usize,
         spans: usize,
     ) -> Result<Requests<P>, ClientError> {
         let window = memory.window();
         let start = NonNull::new(window.as_ptr()).expect("memory is somewhere");
-        let (shared, bytes) = (Arc::clone(&memory), window.len());
+        let (shared, bytes) = (memory.clone(), window.len());
         let memory = Pinned::new(context, shared, start, bytes)?;
         let words = Words::new(context, requests * (1 + spans))?;
         let flags = Arc::new(Flags::new(words));

@@ -6,14 +6,13 @@
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rowmill_arena::Region;
 use rowmill_cuda::Words;
 
 use super::error::StreamFailure;
 use super::spans::Span;
 use crate::answer::{Part, Slice};
 use crate::error::Failure;
-use crate::hub::Watcher;
+use crate::hub::{RegionMemory, Watcher};
 
 /// What is stored where an answer is missing: bytes that make NaNs in f32, f16 and bf16.
 const MISSING: [u8; 4096] = [0xff; 4096];
@@ -65,7 +64,7 @@ struct State {
     /// None once the GPU is given up.
     flags: Option<Arc<Flags>>,
     /// Where results are staged.
-    staging: Arc<Region>,
+    staging: RegionMemory,
     /// The number of the request: what its words are set to.
     serial: u32,
     /// Where its result is staged, if it is.
@@ -81,13 +80,13 @@ impl Watch {
     /// A place for requests of at most `spans` spans.
     pub(crate) fn new(
         flags: &Arc<Flags>,
-        staging: &Arc<Region>,
+        staging: &RegionMemory,
         first_word: usize,
         spans: usize,
     ) -> Watch {
         let state = State {
             flags: Some(Arc::clone(flags)),
-            staging: Arc::clone(staging),
+            staging: staging.clone(),
             serial: 0,
             place: None,
             spans: Vec::with_capacity(spans),
@@ -208,7 +207,7 @@ impl Watcher for Watch {
 }
 
 /// Puts NaNs in the place of what is missing.
-fn mark_missing(staging: &Region, place: u64, bytes: u64) {
+fn mark_missing(staging: &RegionMemory, place: u64, bytes: u64) {
     let window = staging.window();
     let mut done = 0;
     while done < bytes {

@@ -20,14 +20,14 @@ mod watch;
 
 use std::sync::Arc;
 
-use rowmill_arena as arena;
 use rowmill_port::{ClientPort, Foreign};
 use rowmill_wire::Schema;
 use rowmill_wire::control::{TableEntry, Welcome};
 
 pub use self::bell::Bell;
 pub use self::lease::Lease;
-pub use self::pending::{Pending, Reply};
+pub use self::pending::{Canceller, Pending, Reply};
+pub use self::pool::RegionMemory;
 pub use self::watch::Watcher;
 
 pub(crate) use self::fork::InParent;
@@ -199,6 +199,27 @@ impl<P: ClientPort> Hub<P> {
         Ok(inner.table.taken())
     }
 
+    /// Which of these requests has an answer that was not taken yet: the first one's place among them. All are of this hub.
+    ///
+    /// # Errors
+    /// [`ClientError::Stopped`], [`ClientError::Forked`]; [`ClientError::OtherClient`] for a request of another hub.
+    pub fn first_done<'p>(
+        &self,
+        among: impl IntoIterator<Item = &'p Pending<P>>,
+    ) -> Result<Option<usize>, ClientError>
+    where
+        P: 'p,
+    {
+        let mut inner = self.shared.lock()?;
+        self.shared.turn(&mut inner)?;
+        for (place, pending) in among.into_iter().enumerate() {
+            if pending.is_done_in(&self.shared, &inner)? {
+                return Ok(Some(place));
+            }
+        }
+        Ok(None)
+    }
+
     /// Results that are in flight or held.
     ///
     /// # Errors
@@ -237,6 +258,14 @@ impl<P: ClientPort> Hub<P> {
         self.ask(|inner| inner.pool.make(&mut inner.session, bytes))
     }
 
+    /// The memory of a region that [`Hub::region`] has made.
+    ///
+    /// # Errors
+    /// [`ClientError::OtherClient`]; [`ClientError::Stopped`], [`ClientError::Forked`].
+    pub fn memory(&self, region: Region) -> Result<RegionMemory, ClientError> {
+        self.shared.lock()?.pool.memory(&region)
+    }
+
     /// Gives a region up that was made by [`Hub::region`].
     ///
     /// # Errors
@@ -253,11 +282,6 @@ impl<P: ClientPort> Hub<P> {
             leases.take_in(session);
             pool.unmake(session, region)
         })
-    }
-
-    /// The memory of a region that [`Hub::region`] has made.
-    pub(crate) fn memory_of(&self, region: &Region) -> Result<Arc<arena::Region>, ClientError> {
-        self.shared.lock()?.pool.memory(region)
     }
 
     /// Registers memory of a device for results, which are not to be taken as leases: their requests' [`Pending`]s are dropped.

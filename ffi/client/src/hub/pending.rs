@@ -10,6 +10,7 @@ use super::bell::{Bell, Ring};
 use super::lease::Lease;
 use super::shared::{Guard, Inner, Owner, Shared};
 use super::waiters::Seat;
+use crate::answer::Ticket;
 use crate::error::{ClientError, Failure};
 use crate::options::Wait;
 use crate::ports::AnyPort;
@@ -121,6 +122,18 @@ impl<P: ClientPort> Pending<P> {
         Ok(!self.taken && inner.table.has_answer(self.at))
     }
 
+    /// [`Pending::is_done`] with the lock of this hub held.
+    pub(super) fn is_done_in(
+        &self,
+        shared: &Arc<Owner<P>>,
+        inner: &Inner<P>,
+    ) -> Result<bool, ClientError> {
+        match Arc::ptr_eq(&self.shared, shared) {
+            true => Ok(!self.taken && inner.table.has_answer(self.at)),
+            false => Err(ClientError::OtherClient { what: "request" }),
+        }
+    }
+
     /// Asks for an early end. The answer still comes: `Cancelled`, or whatever else it had become by then. Nothing happens where it
     /// has come.
     ///
@@ -128,11 +141,50 @@ impl<P: ClientPort> Pending<P> {
     /// [`ClientError::Stopped`], [`ClientError::Forked`]; where the connection has ended, [`ClientError::Closed`] or
     /// [`ClientError::Lost`].
     pub fn cancel(&self) -> Result<(), ClientError> {
+        self.canceller()?.cancel()
+    }
+
+    /// What cancels it while a thread waits for it.
+    ///
+    /// # Errors
+    /// [`ClientError::Stopped`], [`ClientError::Forked`].
+    pub fn canceller(&self) -> Result<Canceller<P>, ClientError> {
+        let ticket = self.shared.lock()?.table.ticket(self.at);
+        Ok(Canceller {
+            shared: Arc::clone(&self.shared),
+            at: self.at,
+            ticket: ticket.filter(|_| !self.taken),
+        })
+    }
+}
+
+/// Cancels a request from any thread, also while another one waits for it.
+pub struct Canceller<P: ClientPort = AnyPort> {
+    shared: Arc<Owner<P>>,
+    at: u32,
+    /// None where the answer had come.
+    ticket: Option<Ticket>,
+}
+
+impl<P: ClientPort> Canceller<P> {
+    /// As [`Pending::cancel`].
+    ///
+    /// # Errors
+    /// As [`Pending::cancel`].
+    pub fn cancel(&self) -> Result<(), ClientError> {
         let mut inner = self.shared.lock()?;
-        let ticket = inner.table.ticket(self.at).filter(|_| !self.taken);
+        // Its place may be another request's by now.
+        let ticket = inner.table.ticket(self.at);
+        let ticket = ticket.filter(|&ticket| self.ticket == Some(ticket));
         let outcome = ticket.map_or(Ok(()), |ticket| inner.session.cancel(ticket));
         self.shared.hand_out(&mut inner);
         outcome
+    }
+}
+
+impl<P: ClientPort> fmt::Debug for Canceller<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Canceller({:?})", self.ticket)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rowmill_arena as arena;
+use rowmill_arena::{self as arena, Window};
 use rowmill_port::{ClientPort, Foreign, PortError};
 
 use crate::error::ClientError;
@@ -14,6 +14,17 @@ const POOL_REGIONS: usize = 8;
 
 /// A region of the pool is made for at least so many results of the size that it is made for.
 const RESULTS_A_REGION: u64 = 4;
+
+/// The memory of a region, which stays mapped as long as this lives, also when the client is gone.
+#[derive(Clone, Debug)]
+pub struct RegionMemory(Arc<arena::Region>);
+
+impl RegionMemory {
+    /// All of it. Where a result is in flight, the dataplane writes to it.
+    pub fn window(&self) -> Window<'_> {
+        self.0.window()
+    }
+}
 
 /// See the module's text.
 pub(crate) struct Pool {
@@ -117,9 +128,10 @@ impl Pool {
     }
 
     /// The memory of a region of this client.
-    pub(crate) fn memory(&self, region: &Region) -> Result<Arc<arena::Region>, ClientError> {
-        let known = self.memory.iter().find(|(known, _)| known == region);
-        let memory = known.and_then(|(_, memory)| memory.clone());
+    pub(crate) fn memory(&self, region: &Region) -> Result<RegionMemory, ClientError> {
+        let found = self.memory.iter().find(|(known, _)| known == region);
+        let memory = found.and_then(|(_, memory)| memory.clone());
+        let memory = memory.map(RegionMemory);
         memory.ok_or(ClientError::OtherClient { what: "region" })
     }
 

@@ -1,5 +1,6 @@
 //! Sending requests, which takes memory for their results.
 
+use core::time::Duration;
 use std::sync::Arc;
 
 use rowmill_port::ClientPort;
@@ -52,6 +53,41 @@ impl<P: ClientPort> Hub<P> {
         }
     }
 
+    /// Sends a request; waits before that for a slot, where all are in flight. `None`: there was none within `limit`.
+    ///
+    /// # Errors
+    /// As [`Hub::submit`].
+    pub fn submit_within<'a>(
+        &self,
+        schema: &BoundSchema,
+        ids: impl Into<Ids<'a>>,
+        place: Place,
+        options: &RequestOptions,
+        how: Wait,
+        limit: Option<Duration>,
+    ) -> Result<Option<Pending<P>>, ClientError> {
+        let ids = ids.into();
+        let mut inner = self.shared.lock()?;
+        match self.submit_now(&mut inner, schema, ids, place, options) {
+            Err(error) if error.would_block() => (),
+            outcome => return outcome.map(Some),
+        }
+        let mut tried = None;
+        let again = |inner: &mut Inner<P>| {
+            if tried.replace(inner.changes) == Some(inner.changes) {
+                return None;
+            }
+            match self.try_submit(inner, schema, ids, place, options) {
+                // There will be room, and that will be a change.
+                Err(error) if error.would_block() && inner.can_wait() => None,
+                outcome => Some(outcome),
+            }
+        };
+        let shared = &self.shared;
+        let pending = shared.wait_with(inner, Seat::Room, how, limit, again)?;
+        pending.transpose()
+    }
+
     /// Sends a request and waits for its answer; waits before that for a slot, where all are in flight.
     ///
     /// # Errors
@@ -70,21 +106,10 @@ impl<P: ClientPort> Hub<P> {
             Err(error) if error.would_block() => (),
             outcome => return outcome?.wait_with(inner, how),
         }
-        let mut tried = None;
-        let again = |inner: &mut Inner<P>| {
-            if tried.replace(inner.changes) == Some(inner.changes) {
-                return None;
-            }
-            match self.try_submit(inner, schema, ids, place, options) {
-                // There will be room, and that will be a change.
-                Err(error) if error.would_block() && inner.can_wait() => None,
-                outcome => Some(outcome),
-            }
-        };
-        let pending = self.shared.wait_with(inner, Seat::Room, how, None, again)?;
-        pending
-            .expect("a wait without limit ends with something")?
-            .wait(how)
+        drop(inner);
+        let sent = self.submit_within(schema, ids, place, options, how, None)?;
+        let pending = sent.expect("a wait without limit ends with something");
+        pending.wait(how)
     }
 
     /// Sends a request if there is room for it and its result.

@@ -146,3 +146,53 @@ fn closing_is_told_to_all_that_wait() {
     drop(hub);
     assert_answers(&reply, &schema, &[7]);
 }
+
+#[test]
+fn a_request_is_cancelled_while_a_thread_waits_for_it() {
+    let hub = hub(8, sleepy(), HubOptions::default());
+    let schema = bind(&hub);
+    let options = RequestOptions::default();
+    let submit = || hub.submit(&schema, &ask(&[5]), Place::Pool, &options);
+    let pending = submit().expect("sent");
+    let canceller = pending.canceller().expect("open");
+    thread::scope(|scope| {
+        let waits = scope.spawn(move || pending.wait(Wait::Block).expect("answered").outcome);
+        until_asleep(&hub);
+        canceller.cancel().expect("open");
+        let cancelled = with_port(&hub, |port| {
+            port.answer_all(Status::Cancelled);
+            port.cancelled.len()
+        });
+        assert_eq!(cancelled, 1);
+        assert!(waits.join().expect("no panic").is_err());
+    });
+    // The next request has its place, and is not meant.
+    let next = submit().expect("sent");
+    canceller.cancel().expect("nothing happens");
+    assert_eq!(with_port(&hub, |port| port.cancelled.len()), 1);
+    with_port(&hub, |port| port.answer_all(Status::Ok));
+    let reply = next.wait(Wait::Poll).expect("answered");
+    assert_answers(&reply, &schema, &[5]);
+}
+
+#[test]
+fn the_first_of_many_that_is_answered_is_found() {
+    let of = hub(8, Backoff::default(), HubOptions::default());
+    let other = hub(8, Backoff::default(), HubOptions::default());
+    let (schema, options) = (bind(&of), RequestOptions::default());
+    let submit = |id| of.submit(&schema, &ask(&[id]), Place::Pool, &options);
+    let mut sent: Vec<_> = (0..4).map(|id| submit(id).expect("sent")).collect();
+    assert_eq!(of.first_done(&sent).expect("open"), None);
+    let second = 1;
+    with_port(&of, |port| port.answer(second, Refusal::whole(Status::Ok)));
+    assert_eq!(of.first_done(&sent).expect("open"), Some(second));
+    assert!(matches!(
+        other.first_done(&sent),
+        Err(ClientError::OtherClient { what: "request" })
+    ));
+    let reply = sent[second].try_take().expect("open").expect("found");
+    assert_answers(&reply, &schema, &[1]);
+    assert_eq!(of.first_done(&sent).expect("open"), None, "taken");
+    with_port(&of, |port| port.answer_all(Status::Ok));
+    assert_eq!(of.first_done(&sent).expect("open"), Some(0));
+}

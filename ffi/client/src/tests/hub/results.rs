@@ -179,3 +179,30 @@ fn bad_batches_take_nothing() {
     ));
     assert_eq!(hub.held().expect("open"), 0);
 }
+
+#[test]
+fn a_region_s_memory_is_where_results_lie_and_outlives_the_client() {
+    let hub = hub(2, Backoff::default(), HubOptions::default());
+    let schema = bind(&hub);
+    let region = hub.region(4096).expect("made");
+    let memory = hub.memory(region).expect("known");
+    let options = RequestOptions::default();
+    let pending = hub.submit(&schema, &ask(&[5]), Place::At(region, 64), &options);
+    let pending = pending.expect("sent");
+    with_port(&hub, |port| port.answer_all(Status::Ok));
+    let reply = pending.wait(Wait::Poll).expect("answered");
+    assert_eq!(
+        reply.lease.window().as_ptr().addr(),
+        memory.window().as_ptr().addr() + 64
+    );
+    drop(reply);
+    hub.unregister(region).expect("not in use");
+    assert!(matches!(
+        hub.memory(region),
+        Err(ClientError::OtherClient { what: "region" })
+    ));
+    drop(hub);
+    let mut vector = [0u8; 4];
+    memory.window().read(64, &mut vector);
+    assert_eq!(f32::from_ne_bytes(vector), 5.0);
+}

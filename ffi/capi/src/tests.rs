@@ -1,0 +1,204 @@
+//! The functions as callers in C call them, without a dataplane.
+
+use core::ffi::CStr;
+use core::mem::size_of;
+
+use super::*;
+use crate::abi::rowmill_status::*;
+use crate::guard::planted;
+
+/// The thread's text.
+fn said() -> String {
+    // SAFETY: it is valid until the next call, and copied before.
+    let text = unsafe { CStr::from_ptr(rowmill_error_text()) };
+    text.to_str().expect("UTF-8").to_owned()
+}
+
+/// An exported function's name, and a call of it.
+type Call = (&'static str, fn() -> c_int);
+
+/// Every exported function that can fail, called with NULL and 0 throughout.
+const CALLS: &[Call] = {
+    const N: *mut c_void = ptr::null_mut();
+    &[
+        // SAFETY: NULL is taken everywhere, and refused where it has to be; so below.
+        ("rowmill_connect", || unsafe {
+            rowmill_connect(N.cast(), N.cast(), N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_close", || unsafe { rowmill_close(N.cast()) }),
+        // SAFETY: see above.
+        ("rowmill_describe", || unsafe {
+            rowmill_describe(N.cast(), N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_tables", || unsafe {
+            rowmill_tables(N.cast(), N.cast(), 0, N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_bind", || unsafe {
+            rowmill_bind(N.cast(), N.cast(), 0, 0, N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_schema_layout", || unsafe {
+            rowmill_schema_layout(N.cast(), 0, N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_answer_bytes", || unsafe {
+            rowmill_answer_bytes(N.cast(), 0, N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_schema_free", || unsafe {
+            rowmill_schema_free(N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_region_create", || unsafe {
+            rowmill_region_create(N.cast(), 0, N.cast(), N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_region_free", || unsafe {
+            rowmill_region_free(N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_submit", || unsafe {
+            rowmill_submit(N.cast(), N.cast(), N.cast(), N.cast(), N.cast(), N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_poll", || unsafe {
+            rowmill_poll(N.cast(), N.cast(), N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_wait", || unsafe {
+            rowmill_wait(N.cast(), 0, 0, N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_notify_fd", || unsafe {
+            rowmill_notify_fd(N.cast(), N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_cancel", || unsafe { rowmill_cancel(N.cast(), 0) }),
+    ]
+};
+
+/// Those that can't fail, and have nothing to guard.
+const SURE: [&str; 3] = [
+    "rowmill_version",
+    "rowmill_error_text",
+    "rowmill_status_name",
+];
+
+#[test]
+fn a_panic_in_any_function_is_a_status() {
+    for (name, call) in CALLS {
+        planted::plant();
+        assert_eq!(call(), ROWMILL_INTERNAL as c_int, "{name} is not guarded");
+        assert!(said().contains("planted"), "{name}: {}", said());
+    }
+}
+
+#[test]
+fn every_function_takes_null() {
+    for (name, call) in CALLS {
+        let ends = name.contains("free") || name.contains("close");
+        let wanted = if ends { ROWMILL_OK } else { ROWMILL_INVALID };
+        assert_eq!(call(), wanted as c_int, "{name}");
+        assert!(ends || said().contains("NULL"), "{name}: {}", said());
+    }
+}
+
+#[test]
+fn all_functions_are_in_these_tests_and_in_the_version_script() {
+    let source = include_str!("lib.rs");
+    let exported = source.split("extern \"C\" fn ").skip(1);
+    let mut exported: Vec<&str> = exported.filter_map(|rest| rest.split('(').next()).collect();
+    exported.sort_unstable();
+    let mut tested: Vec<&str> = CALLS.iter().map(|(name, _)| *name).chain(SURE).collect();
+    tested.sort_unstable();
+    assert_eq!(exported, tested);
+    let map = include_str!("../rowmill.map");
+    let mut named: Vec<&str> = map
+        .lines()
+        .map(str::trim)
+        .filter_map(|line| line.strip_suffix(';'))
+        .filter(|name| name.starts_with("rowmill_"))
+        .collect();
+    named.sort_unstable();
+    assert_eq!(exported, named);
+}
+
+#[test]
+fn handles_that_are_none_are_refused() {
+    let bytes = [0u64; 2];
+    let cases = [
+        (bytes.as_ptr().addr(), "is no handle"),
+        (usize::MAX, "is no handle"),
+        (1 << 40 | 1, "is no handle"),
+        (7, "is no handle"),
+    ];
+    for (value, wanted) in cases {
+        let handle = ptr::without_provenance::<rowmill_client>(value);
+        let error = find::<Client, _>(handle).err().expect("no handle");
+        assert!(error.text.contains(wanted), "{value:#x}: {}", error.text);
+    }
+}
+
+#[test]
+fn connecting_to_nobody_says_so() {
+    let mut client = ptr::dangling_mut();
+    let urls = [
+        (c"http://x", "this build supports"),
+        (c"shm:/nowhere/at.sock", "is rowmilld running"),
+    ];
+    for (url, wanted) in urls {
+        // SAFETY: all that is pointed to is there.
+        let status = unsafe { rowmill_connect(url.as_ptr(), ptr::null(), &raw mut client) };
+        assert_eq!(status, ROWMILL_CONNECT as c_int, "{url:?}");
+        assert!(client.is_null());
+        assert!(said().contains(wanted), "{}", said());
+    }
+    // SAFETY: as above.
+    let status = unsafe { rowmill_connect(c"\xff".as_ptr(), ptr::null(), &raw mut client) };
+    assert_eq!(status, ROWMILL_INVALID as c_int);
+    assert!(said().contains("not in UTF-8"), "{}", said());
+    let mut options = rowmill_options {
+        size: size_of::<rowmill_options>() as u32,
+        credits: 70_000,
+        name: ptr::null(),
+        source_bytes: 0,
+        reply_limit_us: 0,
+        waiting: 0,
+        reserved: 0,
+    };
+    let mut refused = |wanted: &str, options: &rowmill_options| {
+        // SAFETY: as above.
+        let status = unsafe { rowmill_connect(c"shm:/x".as_ptr(), options, &raw mut client) };
+        assert_eq!(status, ROWMILL_INVALID as c_int, "{wanted}");
+        assert!(said().contains(wanted), "{}", said());
+    };
+    refused("credits is 70000", &options);
+    (options.credits, options.waiting) = (0, 9);
+    refused("waiting is 9", &options);
+    options.size = 0;
+    refused("sizeof(rowmill_options)", &options);
+}
+
+#[test]
+fn the_version_is_the_package_s() {
+    let part = |text: &str| text.parse::<u32>().expect("a number");
+    let (major, minor, patch) = (
+        part(env!("CARGO_PKG_VERSION_MAJOR")),
+        part(env!("CARGO_PKG_VERSION_MINOR")),
+        part(env!("CARGO_PKG_VERSION_PATCH")),
+    );
+    assert_eq!(rowmill_version(), major << 16 | minor << 8 | patch);
+}
+
+#[test]
+fn texts_are_a_thread_s_own() {
+    // SAFETY: NULL is taken.
+    let status = unsafe { rowmill_cancel(ptr::null(), 1) };
+    assert_eq!(status, ROWMILL_INVALID as c_int);
+    let other = std::thread::spawn(said).join().expect("no panic");
+    assert_eq!(other, "");
+    assert!(said().contains("the client is NULL"));
+}

@@ -1,0 +1,261 @@
+//! Failures as Python exceptions, whose classes are in `rowmill/errors.py`.
+
+use pyo3::prelude::*;
+use rowmill_client::{BatchError, ClientError, Failure, PortError, Refusal, Status};
+
+/// A class of `rowmill.errors`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    Error,
+    Input,
+    Dtype,
+    Feature,
+    Connect,
+    Closed,
+    Busy,
+    WaitTimeout,
+    Device,
+    Refused,
+    Id,
+    Overloaded,
+    Expired,
+    Cancelled,
+}
+
+impl Class {
+    fn name(self) -> &'static str {
+        match self {
+            Class::Error => "Error",
+            Class::Input => "InputError",
+            Class::Dtype => "DtypeError",
+            Class::Feature => "FeatureError",
+            Class::Connect => "ConnectError",
+            Class::Closed => "ClosedError",
+            Class::Busy => "BusyError",
+            Class::WaitTimeout => "WaitTimeout",
+            Class::Device => "DeviceError",
+            Class::Refused => "RefusedError",
+            Class::Id => "IdError",
+            Class::Overloaded => "OverloadedError",
+            Class::Expired => "ExpiredError",
+            Class::Cancelled => "CancelledError",
+        }
+    }
+
+    fn of_status(status: Status) -> Class {
+        match status {
+            Status::IdOutOfRange | Status::IdNegative | Status::UnknownId => Class::Id,
+            Status::Busy => Class::Overloaded,
+            Status::Expired => Class::Expired,
+            Status::Cancelled => Class::Cancelled,
+            _ => Class::Refused,
+        }
+    }
+}
+
+/// What a refusal tells beside its text.
+#[derive(Clone, Debug)]
+struct Place {
+    status: Status,
+    feature: Option<String>,
+    position: Option<u32>,
+}
+
+/// A failure in words.
+#[derive(Clone, Debug)]
+pub(crate) struct Told {
+    class: Class,
+    text: String,
+    place: Option<Box<Place>>,
+}
+
+impl Told {
+    /// A new exception of it.
+    pub(crate) fn exception<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let class = py.import("rowmill.errors")?.getattr(self.class.name())?;
+        match &self.place {
+            None => class.call1((&self.text,)),
+            Some(place) => class.call1((
+                &self.text,
+                place.status.name(),
+                place.status as u16,
+                &place.feature,
+                place.position,
+            )),
+        }
+    }
+
+    /// The same, to be raised.
+    pub(crate) fn raise(&self, py: Python<'_>) -> PyErr {
+        match self.exception(py) {
+            Ok(exception) => PyErr::from_value(exception),
+            Err(error) => error,
+        }
+    }
+}
+
+/// A failure that becomes an exception.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    Told(Told),
+    /// Python's own, such as that of a signal's handler.
+    Raised(PyErr),
+}
+
+pub(crate) type Outcome<T> = Result<T, Fault>;
+
+impl Fault {
+    pub(crate) fn new(class: Class, text: impl Into<String>) -> Fault {
+        Fault::Told(Told {
+            class,
+            text: text.into(),
+            place: None,
+        })
+    }
+
+    /// Input that contradicts itself, the schema or a limit.
+    pub(crate) fn input(text: impl Into<String>) -> Fault {
+        Fault::new(Class::Input, text)
+    }
+
+    /// An error of the client; `names` are those of the features or columns that it counts.
+    pub(crate) fn of(error: ClientError, names: &[String]) -> Fault {
+        let text = error.to_string();
+        match error {
+            ClientError::Batch(error) => Fault::input(named(text, feature_of(&error), names)),
+            ClientError::Port(PortError::Refused { refusal, .. }) => Fault::Told(Told {
+                text,
+                ..refused(refusal, names)
+            }),
+            error => Fault::new(class_of(&error), text),
+        }
+    }
+
+    /// Why a request has no result.
+    pub(crate) fn of_failure(failure: Failure, names: &[String]) -> Fault {
+        match failure {
+            Failure::Refused(refusal) => Fault::Told(refused(refusal, names)),
+            Failure::Disconnected => Fault::new(Class::Closed, failure.to_string()),
+        }
+    }
+
+    /// The same, with what it is about before its text.
+    pub(crate) fn within(mut self, what: &str) -> Fault {
+        if let Fault::Told(told) = &mut self {
+            told.text.insert_str(0, what);
+        }
+        self
+    }
+
+    /// The failure in words, to be kept: an exception that is kept would keep the frames that it was raised in.
+    pub(crate) fn told(self, py: Python<'_>) -> Told {
+        match self {
+            Fault::Told(told) => told,
+            Fault::Raised(error) => Told {
+                class: Class::Error,
+                text: error.value(py).to_string(),
+                place: None,
+            },
+        }
+    }
+}
+
+fn refused(refusal: Refusal, names: &[String]) -> Told {
+    let Refusal {
+        status,
+        feature,
+        index,
+    } = refusal;
+    let name = names.get(feature as usize).cloned();
+    let position = Some(index).filter(|&at| name.is_some() && at != u32::MAX);
+    let text = named(refusal.to_string(), Some(feature as usize), names);
+    let place = Place {
+        status,
+        feature: name,
+        position,
+    };
+    Told {
+        class: Class::of_status(status),
+        text,
+        place: Some(Box::new(place)),
+    }
+}
+
+impl From<Fault> for PyErr {
+    fn from(fault: Fault) -> PyErr {
+        match fault {
+            Fault::Told(told) => Python::attach(|py| told.raise(py)),
+            Fault::Raised(error) => error,
+        }
+    }
+}
+
+impl From<PyErr> for Fault {
+    fn from(error: PyErr) -> Fault {
+        Fault::Raised(error)
+    }
+}
+
+fn class_of(error: &ClientError) -> Class {
+    match error {
+        ClientError::Endpoint { .. }
+        | ClientError::Port(
+            PortError::Connect { .. } | PortError::Listen { .. } | PortError::Endpoint { .. },
+        ) => Class::Connect,
+        ClientError::Closed
+        | ClientError::Lost { .. }
+        | ClientError::Forked
+        | ClientError::Stopped { .. }
+        | ClientError::Port(PortError::Closed | PortError::Lost { .. }) => Class::Closed,
+        ClientError::NoCredit
+        | ClientError::NoSourceSpace
+        | ClientError::ResultsHeld { .. }
+        | ClientError::RegionFull { .. }
+        | ClientError::RegionInUse { .. }
+        | ClientError::TargetInUse { .. }
+        | ClientError::OutputInUse => Class::Busy,
+        ClientError::Batch(_)
+        | ClientError::FeatureCount { .. }
+        | ClientError::Weights { .. }
+        | ClientError::TooLarge { .. }
+        | ClientError::TargetPlace { .. }
+        | ClientError::TargetMisaligned { .. }
+        | ClientError::TargetTooSmall { .. }
+        | ClientError::NotInResult { .. }
+        | ClientError::OtherClient { .. }
+        | ClientError::UnknownTicket => Class::Input,
+        ClientError::Cuda(_)
+        | ClientError::NoResult(_)
+        | ClientError::NoDirectWay { .. }
+        | ClientError::Port(PortError::Unsupported { .. }) => Class::Device,
+        ClientError::Port(PortError::Refused { refusal, .. }) => Class::of_status(refusal.status),
+        ClientError::NoTables
+        | ClientError::Port(PortError::Protocol(_) | PortError::System { .. }) => Class::Error,
+    }
+}
+
+/// The feature or column that an error counts.
+fn feature_of(error: &BatchError) -> Option<usize> {
+    match *error {
+        BatchError::Bags { .. } | BatchError::TooManyFeatures => None,
+        BatchError::LengthCount { feature, .. }
+        | BatchError::OffsetsFall { feature, .. }
+        | BatchError::NegativeLength { feature, .. }
+        | BatchError::NoColumn { feature, .. }
+        | BatchError::LengthSum { feature, .. }
+        | BatchError::LongBag { feature, .. }
+        | BatchError::WeightCount { feature, .. }
+        | BatchError::MixedWidths { feature }
+        | BatchError::TooManyIds { feature } => Some(feature),
+    }
+}
+
+/// The text with the feature's name in the place of its number.
+fn named(text: String, feature: Option<usize>, names: &[String]) -> String {
+    let name = feature.and_then(|at| Some((at, names.get(at)?)));
+    let renamed = name.and_then(|(at, name)| {
+        let rest = text.strip_prefix(&format!("feature {at}"))?;
+        Some(format!("feature `{name}`{rest}"))
+    });
+    renamed.unwrap_or(text)
+}

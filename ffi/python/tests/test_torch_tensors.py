@@ -1,0 +1,50 @@
+"""Lookups of torch tensors, and results as such."""
+
+import numpy as np
+import pytest
+
+import rowmill
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+IDS = [5, 6, 7, 8, 9]
+LENGTHS = [2, 1, 0, 2]
+
+
+def expected(service):
+    items, users = service.tables["items"], service.tables["users"]
+    rows = [
+        np.concatenate([items[5] + items[6], np.zeros(16, np.float32)]),
+        np.concatenate([items[7], (users[8] + users[9]) / 2]),
+    ]
+    return torch.from_numpy(np.stack(rows))
+
+
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+@pytest.mark.parametrize("lengths", [torch.int32, torch.int64])
+def test_tensors(client, schema, service, ids, lengths):
+    batch = rowmill.Jagged(torch.tensor(IDS, dtype=ids), torch.tensor(LENGTHS, dtype=lengths))
+    result = client.lookup(schema, batch)
+    assert torch.equal(result.torch(), expected(service))
+    assert torch.equal(torch.from_dlpack(result), expected(service))
+    assert torch.equal(result["user"].torch(), expected(service)[:, 8:])
+    assert result.torch().data_ptr() == result.numpy().ctypes.data
+
+
+def test_bfloat16(client, service):
+    schema = client.bind([rowmill.Feature("clicked", "items")], output="bfloat16")
+    result = client.lookup(schema, rowmill.Jagged(torch.tensor([3]), torch.tensor([1])))
+    assert result.torch().dtype == torch.bfloat16
+    assert torch.equal(result.torch().float()[0], torch.from_numpy(service.tables["items"][3]))
+    with pytest.raises(rowmill.DtypeError, match="no bfloat16"):
+        result.numpy()
+    with pytest.raises(rowmill.DtypeError, match="no bfloat16"):
+        np.asarray(result)
+
+
+def test_an_inner_call_by_addresses(client, schema, service):
+    ids, lengths = torch.tensor(IDS, dtype=torch.int32), torch.tensor(LENGTHS)
+    by_address = client._lookup_flat(
+        schema, (ids.data_ptr(), 5, 32), (lengths.data_ptr(), 4, 64), False, 0, [0, 1], 2
+    )
+    assert torch.equal(by_address.torch(), expected(service))
