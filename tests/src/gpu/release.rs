@@ -31,7 +31,7 @@ pub(super) fn killed(place: &Place) -> Result<(String, Value)> {
     let service = place.start()?;
     let visitor = service.visit(|_| ())?;
     let stream = visitor.stream()?;
-    service.signal(Signal::STOP)?;
+    service.stop()?;
     visitor.submit(&stream)?;
     thread::sleep(MOMENT);
     let began = Instant::now();
@@ -51,7 +51,7 @@ pub(super) fn late(place: &Place) -> Result<(String, Value)> {
     let service = place.start()?;
     let visitor = service.visit(|options| options.limit = MOMENT)?;
     let stream = visitor.stream()?;
-    service.signal(Signal::STOP)?;
+    service.stop()?;
     let began = Instant::now();
     visitor.submit(&stream)?;
     let outcome = visitor.gpu.synchronize(&stream);
@@ -79,7 +79,7 @@ pub(super) fn freed(place: &Place) -> Result<(String, Value)> {
     let service = place.start()?;
     let visitor = service.visit(|_| ())?;
     let (stream, memory) = (visitor.stream()?, visitor.memory()?);
-    service.signal(Signal::STOP)?;
+    service.stop()?;
     visitor.submit(&stream)?;
     let (done, is_done) = channel();
     let free = thread::spawn(move || {
