@@ -213,8 +213,7 @@ fn class_of(error: &ClientError) -> Class {
         | ClientError::ResultsHeld { .. }
         | ClientError::RegionFull { .. }
         | ClientError::RegionInUse { .. }
-        | ClientError::TargetInUse { .. }
-        | ClientError::OutputInUse => Class::Busy,
+        | ClientError::TargetInUse { .. } => Class::Busy,
         ClientError::Batch(_)
         | ClientError::FeatureCount { .. }
         | ClientError::Weights { .. }
