@@ -16,6 +16,7 @@ try:
         Result,
         Schema,
         Table,
+        __version__,
         connect,
     )
 except ImportError as error:
@@ -63,5 +64,6 @@ __all__ = [
     "Schema",
     "Table",
     "WaitTimeout",
+    "__version__",
     "connect",
 ]
