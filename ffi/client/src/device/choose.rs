@@ -67,6 +67,17 @@ pub(crate) struct Direct {
 }
 
 impl GpuRegion {
+    /// Memory to which all results are staged; nothing is tried or registered, so that it need not be kept for the next request.
+    pub fn staged(memory: Arc<DeviceMemory>) -> GpuRegion {
+        GpuRegion {
+            memory,
+            direct: None,
+            way: Way::Staging,
+            staging: Staging::Allowed,
+            report: Vec::new(),
+        }
+    }
+
     /// The GPU's memory.
     pub fn memory(&self) -> &Arc<DeviceMemory> {
         &self.memory

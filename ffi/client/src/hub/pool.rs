@@ -130,7 +130,9 @@ impl Pool {
     /// The memory of a region of this client.
     pub(crate) fn memory(&self, region: &Region) -> Result<RegionMemory, ClientError> {
         let found = self.memory.iter().find(|(known, _)| known == region);
-        let memory = found.and_then(|(_, memory)| memory.clone()).map(RegionMemory);
+        let memory = found
+            .and_then(|(_, memory)| memory.clone())
+            .map(RegionMemory);
         memory.ok_or(ClientError::OtherClient { what: "region" })
     }
 
