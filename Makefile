@@ -83,10 +83,12 @@ bench: build ## All suites, readable
 
 targets: build ## Every bound that has to be reached: PASS, SHORT or NOT MEASURED (those over RDMA in the lab)
 	@deploy/lab/packages.sh python || true # without it those over RDMA are NOT MEASURED
+	deploy/stage-python.sh # for those beside TorchRec, which `make peers` installs
 	$(BENCH) targets
 
-peers: build ## PyTorch's embedding_bag beside ours (installs PyTorch into the cache, about 6 GB)
+peers: build ## PyTorch's embedding_bag and TorchRec's collection beside ours (installs both into the cache, about 6 GB)
 	@deploy/setup-torch.sh
+	deploy/stage-python.sh
 	$(BENCH) peers
 
 faults: archive ## Every fault that has to be survived, as a named test (FILTER=regex picks some)

@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
-import rowmill
-import rowmill.torch
+sys.path.insert(0, sys.argv[1])  # The folder of the package that was built with the bench.
+import rowmill  # noqa: E402
+import rowmill.torch  # noqa: E402
 
 DIM = 128
 

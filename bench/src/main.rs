@@ -24,6 +24,7 @@ mod service;
 mod sharing;
 mod tables;
 mod targets;
+mod torchrec;
 mod workload;
 
 use std::net::IpAddr;
@@ -87,7 +88,7 @@ enum Suite {
     Serve,
     /// A hashed table against a dense one, imports against a copy
     Tables,
-    /// PyTorch's embedding_bag on the same rows and ids
+    /// PyTorch's embedding_bag and TorchRec's EmbeddingBagCollection on the same rows and ids
     Peers,
     /// MLPerf's LoadGen: the service and PyTorch in the scenarios Server and Offline of DLRM-v2
     Loadgen,

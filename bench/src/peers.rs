@@ -1,5 +1,5 @@
 //! Suite `peers`: PyTorch's `embedding_bag` and its quantised forms on the same rows and ids, one thread
-//! each, in turns.
+//! each, in turns; and before that TorchRec's collection beside ours (`torchrec.rs`).
 //!
 //! PyTorch runs in a Python process beside this one (`bench/peers.py`), which waits while this one works.
 //! Before anything is timed, what PyTorch decodes of our rows and what it pools is compared with ours.
@@ -16,6 +16,7 @@ use crate::gather::{Memory, block, seconds_of};
 use crate::ids::{Spread, ids};
 use crate::python::Python;
 use crate::report::{Measurement, Reporter};
+use crate::torchrec;
 
 /// The program of the other side.
 const PROGRAM: &str = include_str!("../peers.py");
@@ -33,6 +34,8 @@ const DECODED: usize = 1000;
 /// # Errors
 /// Where there is no PyTorch (the message says how to get it), or where the two sides disagree.
 pub(crate) fn run(full: bool, reporter: &mut Reporter) -> Result<()> {
+    // First, since it needs all CPUs. What it fails at keeps nothing else from being measured.
+    let collections = torchrec::run(full, reporter);
     pin_to_first_cpu()?;
     let folder = tempfile::tempdir().context("a folder for rows and ids")?;
     let mut peer = Peer::start(folder.path())?;
@@ -74,7 +77,7 @@ pub(crate) fn run(full: bool, reporter: &mut Reporter) -> Result<()> {
             }
         }
     }
-    Ok(())
+    collections
 }
 
 /// Measures a case on both sides.
@@ -198,10 +201,7 @@ impl Peer {
     }
 
     fn round(&mut self) -> Result<f64> {
-        self.python
-            .ask("round")?
-            .parse()
-            .context("PyTorch's seconds")
+        self.python.seconds("round")
     }
 
     fn first(&mut self) -> Result<Vec<f32>> {
@@ -215,11 +215,6 @@ impl Peer {
     fn floats(&mut self, command: &str, argument: &str) -> Result<Vec<f32>> {
         let file = self.folder.join(command);
         self.python
-            .ask(&format!("{command} {} {argument}", file.display()))?;
-        let bytes = fs::read(&file).context("what PyTorch wrote")?;
-        let floats = bytes.chunks_exact(4);
-        Ok(floats
-            .map(|x| f32::from_le_bytes(x.try_into().expect("four bytes")))
-            .collect())
+            .floats(&format!("{command} {} {argument}", file.display()), &file)
     }
 }

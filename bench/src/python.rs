@@ -1,5 +1,6 @@
 //! A Python process beside this one, which does what it is told a line at a time, and waits while this one works.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -71,6 +72,27 @@ impl Python {
             bail!("the Python process ended at `{command}`; its message stands above");
         }
         Ok(line.trim().to_owned())
+    }
+
+    /// The seconds that a command says it took.
+    ///
+    /// # Errors
+    /// As [`Python::ask`].
+    pub(crate) fn seconds(&mut self, command: &str) -> Result<f64> {
+        self.ask(command)?.parse().context("seconds")
+    }
+
+    /// The f32 that a command writes to a file.
+    ///
+    /// # Errors
+    /// As [`Python::ask`], and where there is no such file.
+    pub(crate) fn floats(&mut self, command: &str, file: &Path) -> Result<Vec<f32>> {
+        self.ask(command)?;
+        let bytes = fs::read(file).context("what the Python process wrote")?;
+        let floats = bytes.chunks_exact(4);
+        Ok(floats
+            .map(|x| f32::from_le_bytes(x.try_into().expect("four bytes")))
+            .collect())
     }
 }
 

@@ -3,6 +3,7 @@
 The programs are in the folder that ROWMILL_PROGRAMS names, or in the workspace's target/release.
 """
 
+import gc
 import os
 import pathlib
 import signal
@@ -179,6 +180,18 @@ def descriptors() -> list[str]:
             # That of the list itself.
             pass
     return found
+
+
+def assert_no_more_descriptors(before: list[str]) -> None:
+    """A client's thread may let go of one a moment later."""
+    until = time.monotonic() + 5
+    while True:
+        gc.collect()
+        after = descriptors()
+        if len(after) <= len(before):
+            return
+        assert time.monotonic() < until, f"{after} after {before}"
+        time.sleep(0.01)
 
 
 def rss_bytes() -> int:

@@ -388,8 +388,8 @@ def test_nothing_to_connect_to(url, sentence):
 
 
 def test_arguments_out_of_their_range(service):
-    with pytest.raises(rowmill.InputError, match="take \"block\" or \"poll\""):
-        rowmill.connect(service.url, wait="sleep")
+    with pytest.raises(rowmill.InputError, match="take \"block\", \"sleep\" or \"poll\""):
+        rowmill.connect(service.url, wait="spin")
     with pytest.raises(rowmill.InputError, match="reply_limit of -1 seconds"):
         rowmill.connect(service.url, reply_limit=-1)
     with pytest.raises(OverflowError):

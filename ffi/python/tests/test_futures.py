@@ -10,7 +10,7 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import FEATURES, Paused, descriptors
+from conftest import FEATURES, Paused, assert_no_more_descriptors, descriptors
 
 import rowmill
 
@@ -72,8 +72,7 @@ def test_two_loops_and_many_one_after_another(client, schema):
     before = descriptors()
     for _ in range(40):
         asyncio.run(some())
-    gc.collect()
-    assert len(descriptors()) <= len(before)
+    assert_no_more_descriptors(before)
 
 
 def test_a_future_is_awaited_in_one_loop(own_service):
@@ -124,8 +123,7 @@ def test_a_loop_that_is_closed_early(own_service):
             gc.collect()
         assert future.result(5).bags == 1
         assert asyncio.run(wrapped(client.submit(schema, ONE))).bags == 1
-        gc.collect()
-        assert len(descriptors()) <= len(before)
+        assert_no_more_descriptors(before)
 
 
 async def wrapped(future):

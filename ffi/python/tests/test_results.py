@@ -244,8 +244,11 @@ def test_buffers_are_given_back(client, schema):
     for _ in range(40):
         buffer = client.buffer(8192)
         array = np.frombuffer(buffer, np.float32)
-        client.submit(schema, ONE, out=buffer).cancel()
-        del buffer, array
+        future = client.submit(schema, ONE, out=buffer)
+        future.cancel()
+        # Cancelled or answered: it has ended, and writes no more.
+        assert isinstance(future.exception(), rowmill.CancelledError | None)
+        del buffer, array, future
     kept = []
     with pytest.raises(rowmill.RefusedError, match="LimitReached"):
         for _ in range(20):

@@ -27,6 +27,7 @@ __all__ = [
     "Table",
     "_Bell",
     "connect",
+    "write_generation",
 ]
 
 _Tensor: TypeAlias = torch.Tensor
@@ -297,6 +298,7 @@ def connect(
     credits: int = 8,
     source_bytes: int = 16 << 20,
     pool_bytes: int | None = None,
-    wait: Literal["block", "poll"] = "block",
+    wait: Literal["block", "sleep", "poll"] = "block",
     reply_limit: float = 10.0,
 ) -> Client: ...
+def write_generation(path: str, number: int, tables: list[tuple[str, int, int, str, int, str]]) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
     import torch
 
 Weights = dict[str, "torch.Tensor"]
+
+
+@pytest.fixture(autouse=True)
+def patience() -> None:
+    """Compilers take longer than after what tests' stacks are dumped; their own limits end them."""
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session")

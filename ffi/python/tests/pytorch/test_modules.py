@@ -1,5 +1,6 @@
 """The collections without TorchRec: against torch's own functions, at limits, and with bad input."""
 
+import inspect
 import subprocess
 import sys
 import textwrap
@@ -205,3 +206,31 @@ def test_without_torchrec(exported, weights):
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(WITHOUT), exported.url], capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stderr
     assert [float(x) for x in done.stdout.split()] == (weights["users"][3] + weights["users"][4]).tolist()
+
+
+@pytest.mark.parametrize("wait", ["block", "sleep", "poll"])
+def test_ways_of_waiting(exported, weights, wait):
+    table = EmbeddingBagConfig(1000, 16, "users", ["user"])
+    with rowmill.connect(exported.url, wait=wait) as client:
+        module = EmbeddingBagCollection([table], client=client, model=f"waits-{wait}")
+        for number in range(50):
+            found = module(KeyedJaggedTensor(["user"], torch.tensor([number]), lengths=torch.tensor([1])))
+            assert torch.equal(found["user"][0], weights["users"][number])
+    rowmill.torch.unregister(f"waits-{wait}")
+
+
+def test_docstrings():
+    """Every public thing has one, which names its arguments."""
+    for name in rowmill.torch.__all__:
+        thing = getattr(rowmill.torch, name)
+        assert thing.__doc__ and thing.__doc__.strip(), name
+        calls = [(name, thing, thing)]
+        if inspect.isclass(thing):
+            members = [(f"{name}.{member}", call) for member, call in vars(thing).items() if member[0] != "_"]
+            calls = [(name, thing.__init__, thing)] if "__init__" in vars(thing) else []
+            calls += [(member, call, call) for member, call in members if inspect.isfunction(call)]
+        for called, call, documented in calls:
+            assert documented.__doc__, called
+            for parameter in inspect.signature(call).parameters:
+                known = parameter in documented.__doc__ or parameter == "self"
+                assert known, f"{called} does not tell of {parameter}"
