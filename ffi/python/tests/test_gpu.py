@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from conftest import FEATURES, Paused, pooled
+from driver import Driver
 
 import rowmill
 
-NOT_READY = 600
 BAGS = 4
 # 8 elements of `items` and 16 of `users`.
 WIDTH = 24
@@ -21,49 +21,12 @@ IDS = {"clicked": (np.array([5, 6, 7, 1, 2]), np.array([2, 1, 0, 2])), "user": (
 TOO_LARGE = {"clicked": (np.array([5000]), np.array([1])), "user": (np.array([1]), np.array([1]))}
 
 
-class Driver:
-    """A copy of the stand-in with a state of its own, called as programs call CUDA."""
+def memory(driver: Driver, nbytes: int = BYTES) -> tuple[int, int]:
+    return driver.memory(nbytes)
 
-    def __init__(self, library: pathlib.Path, folder: pathlib.Path, options: str = "") -> None:
-        self.path = shutil.copy(library, folder)
-        self.calls = ctypes.CDLL(self.path)
-        self.calls.rowmill_stand_in_options(options.encode())
-        self("cuInit", 0)
-        self.context = ctypes.c_void_p()
-        self("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
-        self("cuCtxPushCurrent_v2", self.context)
 
-    def __call__(self, name: str, *arguments: object) -> None:
-        assert getattr(self.calls, name)(*arguments) == 0, name
-
-    def stream(self) -> int:
-        stream = ctypes.c_void_p()
-        self("cuStreamCreate", ctypes.byref(stream), 1)
-        assert stream.value
-        return stream.value
-
-    def is_idle(self, stream: int) -> bool:
-        code = self.calls.cuStreamQuery(ctypes.c_void_p(stream))
-        assert code in (0, NOT_READY)
-        return code == 0
-
-    def memory(self, nbytes: int = BYTES) -> tuple[int, int]:
-        """Memory of the GPU, all ones."""
-        address = ctypes.c_uint64()
-        self("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
-        self("cuMemsetD8_v2", address, ctypes.c_ubyte(1), ctypes.c_size_t(nbytes))
-        return address.value, nbytes
-
-    def copy(self, to: tuple[int, int], source: tuple[int, int], stream: int) -> None:
-        """Has the stream copy one to the other."""
-        to_address, from_address = ctypes.c_uint64(to[0]), ctypes.c_uint64(source[0])
-        self("cuMemcpyDtoDAsync_v2", to_address, from_address, ctypes.c_size_t(to[1]), ctypes.c_void_p(stream))
-
-    def read(self, memory: tuple[int, int]) -> np.ndarray:
-        """What is there now, whatever streams have to do."""
-        out = np.empty(memory[1] // 4, np.float32)
-        self("cuMemcpyDtoH_v2", ctypes.c_void_p(out.ctypes.data), ctypes.c_uint64(memory[0]), ctypes.c_size_t(memory[1]))
-        return out.reshape(-1, WIDTH)
+def read(driver: Driver, memory: tuple[int, int]) -> np.ndarray:
+    return driver.read(memory).reshape(-1, WIDTH)
 
 
 class Tensor:
@@ -90,20 +53,6 @@ class Stream:
 
 
 @pytest.fixture
-def library(programs: str) -> pathlib.Path:
-    # What lies beside the programs may be of an earlier build.
-    places = [pathlib.Path(programs, *folder, "libcuda_stand_in.so") for folder in (["deps"], [])]
-    found = next((place for place in places if place.exists()), None)
-    assert found, f"libcuda_stand_in.so is not in {programs}: run `cargo build --release`"
-    return found
-
-
-@pytest.fixture
-def driver(library: pathlib.Path, tmp_path: pathlib.Path) -> Driver:
-    return Driver(library, tmp_path)
-
-
-@pytest.fixture
 def gpu(client: rowmill.Client, driver: Driver) -> Iterator[rowmill.Gpu]:
     with client.gpu(library=driver.path) as gpu:
         yield gpu
@@ -114,30 +63,30 @@ def expected(tables: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def test_a_stream_finds_the_result_in_its_place(service, schema, driver, gpu):
-    out, later, stream = driver.memory(), driver.memory(), driver.stream()
+    out, later, stream = memory(driver), memory(driver), driver.stream()
     with Paused(service):
         gpu.lookup(schema, IDS, out=out, stream=stream)
         # Queued behind the lookup, which has no answer yet.
         driver.copy(later, out, stream)
         time.sleep(0.05)
         assert not driver.is_idle(stream)
-        assert (driver.read(out) == driver.read(later)).all()
+        assert (read(driver, out) == read(driver, later)).all()
         gpu.check()
     gpu.synchronize(stream)
     assert driver.is_idle(stream)
-    np.testing.assert_array_equal(driver.read(later), expected(service.tables))
+    np.testing.assert_array_equal(read(driver, later), expected(service.tables))
 
 
 def test_what_the_stream_does_before_is_done_before(service, schema, client, library, tmp_path):
     driver = Driver(library, tmp_path, "slow=cuMemcpyDtoDAsync:200000")
-    out, before, stream = driver.memory(), driver.memory(), driver.stream()
-    ones = driver.read(out)
+    out, before, stream = memory(driver), memory(driver), driver.stream()
+    ones = read(driver, out)
     with client.gpu(library=driver.path) as gpu:
         driver.copy(before, out, stream)
         gpu.lookup(schema, IDS, out=out, stream=stream)
         gpu.synchronize(stream)
-    np.testing.assert_array_equal(driver.read(before), ones)
-    np.testing.assert_array_equal(driver.read(out), expected(service.tables))
+    np.testing.assert_array_equal(read(driver, before), ones)
+    np.testing.assert_array_equal(read(driver, out), expected(service.tables))
 
 
 def test_results_are_those_of_other_lookups(client, driver, gpu):
@@ -147,26 +96,26 @@ def test_results_are_those_of_other_lookups(client, driver, gpu):
     lengths = rng.integers(0, 6, 2 * 64).astype(np.int32)
     ids = rng.integers(0, 1000, lengths.sum())
     batch = rowmill.Jagged(ids, lengths, weights=rng.integers(1, 5, len(ids)).astype(np.float32))
-    out = driver.memory(schema.result_bytes(64))
+    out = memory(driver, schema.result_bytes(64))
     stream = Stream(driver.stream())
     gpu.lookup(schema, batch, out=Tensor(out), stream=stream)
     gpu.synchronize(stream)
-    np.testing.assert_array_equal(driver.read(out), client.lookup(schema, batch).numpy())
+    np.testing.assert_array_equal(read(driver, out), client.lookup(schema, batch).numpy())
 
 
 def test_without_a_stream_it_is_the_default_one(service, schema, driver, gpu):
-    out = driver.memory()
+    out = memory(driver)
     gpu.lookup(schema, IDS, out=out)
     gpu.synchronize()
-    np.testing.assert_array_equal(driver.read(out), expected(service.tables))
+    np.testing.assert_array_equal(read(driver, out), expected(service.tables))
 
 
 def test_a_refused_request_leaves_nans_and_is_told(service, schema, driver, gpu):
-    out, stream = driver.memory(), driver.stream()
+    out, stream = memory(driver), driver.stream()
     gpu.lookup(schema, TOO_LARGE, out=out, stream=stream)
     with pytest.raises(rowmill.DeviceError, match="went on without its result.*IdOutOfRange"):
         gpu.synchronize(stream)
-    assert np.isnan(driver.read(out)[0]).all()
+    assert np.isnan(read(driver, out)[0]).all()
     # Told once.
     gpu.check()
     gpu.lookup(schema, TOO_LARGE, out=out, stream=stream)
@@ -176,42 +125,42 @@ def test_a_refused_request_leaves_nans_and_is_told(service, schema, driver, gpu)
         gpu.lookup(schema, IDS, out=out, stream=stream)
     gpu.lookup(schema, IDS, out=out, stream=stream)
     gpu.synchronize(stream)
-    np.testing.assert_array_equal(driver.read(out), expected(service.tables))
+    np.testing.assert_array_equal(read(driver, out), expected(service.tables))
 
 
 def test_a_service_that_dies_releases_streams(own_service, driver):
     with rowmill.connect(own_service.url) as client, client.gpu(library=driver.path) as gpu:
         schema = client.bind(FEATURES, max_batch=64)
-        out, stream = driver.memory(), driver.stream()
+        out, stream = memory(driver), driver.stream()
         with Paused(own_service):
             gpu.lookup(schema, IDS, out=out, stream=stream)
             own_service.stop()
         with pytest.raises(rowmill.DeviceError, match="connection"):
             gpu.synchronize(stream)
-        assert np.isnan(driver.read(out)).all()
+        assert np.isnan(read(driver, out)).all()
         with pytest.raises(rowmill.ClosedError):
             gpu.lookup(schema, IDS, out=out, stream=stream)
 
 
 def test_a_stream_waits_no_longer_than_the_limit(service, schema, client, driver):
     with client.gpu(library=driver.path, limit=0.1) as gpu:
-        out, stream = driver.memory(), driver.stream()
+        out, stream = memory(driver), driver.stream()
         with Paused(service):
             gpu.lookup(schema, IDS, out=out, stream=stream)
             with pytest.raises(rowmill.DeviceError, match="has not answered within 100ms"):
                 gpu.synchronize(stream)
-    assert np.isnan(driver.read(out)).all()
+    assert np.isnan(read(driver, out)).all()
 
 
 def test_closing_releases_streams(service, schema, driver, client):
-    out, stream = driver.memory(), driver.stream()
+    out, stream = memory(driver), driver.stream()
     gpu = client.gpu(library=driver.path)
     with Paused(service):
         gpu.lookup(schema, IDS, out=out, stream=stream)
         gpu.close()
         while not driver.is_idle(stream):
             time.sleep(0.001)
-        assert np.isnan(driver.read(out)).all()
+        assert np.isnan(read(driver, out)).all()
     assert gpu.closed and "closed" in repr(gpu)
     gpu.close()
     for call in (gpu.check, gpu.synchronize, lambda: gpu.register(out), lambda: gpu.lookup(schema, IDS, out=out, stream=stream)):
@@ -222,12 +171,12 @@ def test_closing_releases_streams(service, schema, driver, client):
 def test_room_for_results_is_waited_for(service, schema, client, driver):
     with client.gpu(library=driver.path, requests=2) as gpu:
         stream = driver.stream()
-        outs = [driver.memory() for _ in range(20)]
+        outs = [memory(driver) for _ in range(20)]
         for out in outs:
             gpu.lookup(schema, IDS, out=out, stream=stream)
         gpu.synchronize(stream)
         for out in outs:
-            np.testing.assert_array_equal(driver.read(out), expected(service.tables))
+            np.testing.assert_array_equal(read(driver, out), expected(service.tables))
         with Paused(service):
             for out in outs[:2]:
                 gpu.lookup(schema, IDS, out=out, stream=stream)
@@ -249,23 +198,23 @@ def test_staging_can_be_ruled_out(client, driver):
 
 
 def test_registered_memory_has_a_report_and_is_kept(service, schema, driver, gpu):
-    first, second = driver.memory(2 * BYTES), driver.memory()
-    memory = gpu.register(Tensor(first))
-    assert memory.way == "staging" and memory.nbytes == 2 * BYTES and memory.report[0] == gpu.report[0]
+    first, second = memory(driver, 2 * BYTES), memory(driver)
+    registered = gpu.register(Tensor(first))
+    assert registered.way == "staging" and registered.nbytes == 2 * BYTES and registered.report[0] == gpu.report[0]
     inside = (first[0] + BYTES, BYTES)
     gpu.lookup(schema, IDS, out=inside, stream=0)
     gpu.synchronize(0)
-    np.testing.assert_array_equal(driver.read(inside), expected(service.tables))
-    del memory
+    np.testing.assert_array_equal(read(driver, inside), expected(service.tables))
+    del registered
     assert gpu.register(second).nbytes == BYTES
 
 
 def test_a_batch_without_bags_sends_nothing(schema, driver, gpu):
-    out = driver.memory()
-    ones = driver.read(out)
+    out = memory(driver)
+    ones = read(driver, out)
     none = np.empty(0, np.int64)
     gpu.lookup(schema, {"clicked": (none, none), "user": (none, none)}, out=out, stream=driver.stream())
-    np.testing.assert_array_equal(driver.read(out), ones)
+    np.testing.assert_array_equal(read(driver, out), ones)
 
 
 @pytest.mark.parametrize(
@@ -293,8 +242,8 @@ def test_a_driver_that_is_not_there(client, tmp_path, monkeypatch):
 
 
 def test_wrong_places(schema, driver, gpu):
-    out = driver.memory()
-    larger = driver.memory(2 * BYTES)
+    out = memory(driver)
+    larger = memory(driver, 2 * BYTES)
     host = np.zeros((BAGS, WIDTH), np.float32)
     wrong = [
         (host, rowmill.InputError, "no memory of GPU 0: CUDA does not know them, or as the host's"),
@@ -318,11 +267,11 @@ def test_managed_memory_is_refused(schema, client, library, tmp_path):
     with client.gpu(library=driver.path) as gpu:
         driver.calls.rowmill_stand_in_options(b"managed")
         with pytest.raises(rowmill.InputError, match="managed memory; allocate with cudaMalloc"):
-            gpu.lookup(schema, IDS, out=driver.memory(), stream=0)
+            gpu.lookup(schema, IDS, out=memory(driver), stream=0)
 
 
 def test_wrong_streams(schema, driver, gpu):
-    out = driver.memory()
+    out = memory(driver)
     with pytest.raises(rowmill.DtypeError, match="stream is of type str; give a torch.cuda.Stream"):
         gpu.lookup(schema, IDS, out=out, stream="now")
     with pytest.raises(rowmill.InputError, match="stream is one of GPU 3; give one of GPU 0"):
@@ -334,7 +283,7 @@ def test_wrong_streams(schema, driver, gpu):
 
 
 def test_wrong_batches_and_limits(schema, driver, gpu, client):
-    out = driver.memory()
+    out = memory(driver)
     lengths = {**IDS, "clicked": (np.array([5, 6]), np.array([2, 1, 0, 2]))}
     with pytest.raises(rowmill.InputError, match="feature `clicked`"):
         gpu.lookup(schema, lengths, out=out, stream=0)
