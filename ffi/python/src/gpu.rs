@@ -19,9 +19,6 @@ use crate::errors::{Class, Fault, Outcome};
 use crate::request;
 use crate::schema::Schema;
 
-/// Bytes of memory that are taken for a moment, to find out how results come to the GPU: a page of its own there.
-const TRIED_BYTES: u64 = 64 << 10;
-
 /// Seconds to wait for room for an operator's result.
 const FLAT_TIMEOUT_S: f64 = 10.0;
 
@@ -32,16 +29,6 @@ const PAUSE: Duration = Duration::from_micros(50);
 struct Registered {
     region: GpuRegion,
     owner: Py<PyAny>,
-}
-
-impl Registered {
-    /// Where a range lies in it, if it does.
-    fn offset_of(&self, address: u64, bytes: u64) -> Option<u64> {
-        let memory = self.region.memory();
-        let offset = address.checked_sub(memory.address())?;
-        let end = offset.checked_add(bytes)?;
-        (end <= memory.len()).then_some(offset)
-    }
 }
 
 /// What is there while it is open.
@@ -93,10 +80,7 @@ impl Gpu {
         let ordinal = options.ordinal;
         let opened = py.detach(|| {
             let gpu = client::Gpu::open(hub, options)?;
-            let memory = DeviceMemory::new(gpu.context(), TRIED_BYTES)?;
-            let tried = gpu.register(Arc::new(memory), staging)?;
-            let (way, report) = (tried.way().to_string(), tried.report().to_vec());
-            gpu.unregister(tried)?;
+            let (way, report) = gpu.find_way(staging)?;
             Ok((gpu, way, report))
         });
         let (gpu, way, report) = opened.map_err(|error| Fault::of(error, &[]))?;
@@ -109,7 +93,7 @@ impl Gpu {
             open: Mutex::new(Some(open)),
             ordinal,
             staging,
-            way,
+            way: way.to_string(),
             report,
         })
     }
@@ -127,7 +111,7 @@ impl Gpu {
     fn registered(&self, address: u64, bytes: u64) -> Option<(Arc<Registered>, u64)> {
         let open = self.lock();
         let mut found = open.iter().flat_map(|open| &open.registered);
-        found.find_map(|one| Some((Arc::clone(one), one.offset_of(address, bytes)?)))
+        found.find_map(|one| Some((Arc::clone(one), one.region.offset_of(address, bytes)?)))
     }
 
     /// Sends a request whose result is to lie at `out`, once there is room for it.
