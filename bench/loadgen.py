@@ -1,4 +1,5 @@
-"""MLPerf LoadGen's side of `rowmill-bench loadgen`: the DLRM-v2 shape in the scenario Server or Offline, its argument.
+"""MLPerf LoadGen's side of `rowmill-bench loadgen`: the DLRM-v2 shape in the scenario Server or Offline, which is
+its first argument; the second is the folder of the package `rowmill`.
 
 Reads commands from standard input, one a line, and answers each with a line of JSON. A LoadGen sample is a query of
 100 to 700 user-item pairs, as in MLPerf's DLRM-v2, each of which is a bag a table.
@@ -49,6 +50,7 @@ class Rowmill:
     """Lookups over a connection to a dataplane."""
 
     def __init__(self, url, queries):
+        sys.path.insert(0, sys.argv[2])
         import rowmill
 
         self.client = rowmill.connect(url, name="loadgen", credits=16, wait="block")

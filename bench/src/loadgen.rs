@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::model::Model;
-use crate::python::Python;
+use crate::python::{Python, package};
 use crate::report::{Measurement, Reporter};
 use crate::service::Service;
 
@@ -149,7 +149,7 @@ struct Loadgen {
 
 impl Loadgen {
     fn start(scenario: &str, side: Side<'_>, model: &Model) -> Result<Loadgen> {
-        let mut python = Python::start(PROGRAM, &[scenario])?;
+        let mut python = Python::start(PROGRAM, &[scenario, &package()?.to_string_lossy()])?;
         let (rows, hot) = (model.rows(), Shape::dlrm_v2().multi_hot());
         let tables = format!("tables {} 128 {}", joined(&rows), joined(&hot));
         let queries: Queries = parsed(&python.ask(&tables)?)?;

@@ -7,6 +7,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::service::program;
+
 /// The Python that has PyTorch, TorchRec and LoadGen.
 ///
 /// # Errors
@@ -23,6 +25,20 @@ pub(crate) fn interpreter() -> Result<PathBuf> {
         python.display()
     );
     Ok(python)
+}
+
+/// The folder with the package `rowmill` of this build, for `sys.path`.
+///
+/// # Errors
+/// Where it was not put there; the message says how to.
+pub(crate) fn package() -> Result<PathBuf> {
+    let package = program("rowmilld")?.with_file_name("python");
+    ensure!(
+        package.exists(),
+        "the package rowmill is not at {}; deploy/stage-python.sh, which `make peers` calls, builds it",
+        package.display()
+    );
+    Ok(package)
 }
 
 /// The process. Dropped, it ends.

@@ -14,9 +14,9 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 
 use crate::driver::median;
 use crate::ids::{Spread, ids};
-use crate::python::Python;
+use crate::python::{Python, package};
 use crate::report::{Measurement, Reporter};
-use crate::service::{Service, program};
+use crate::service::Service;
 
 /// The program of both sides.
 const PROGRAM: &str = include_str!("../torchrec_peer.py");
@@ -127,13 +127,7 @@ pub(crate) fn run(full: bool, reporter: &mut Reporter) -> Result<()> {
 
 /// A process of one side, with the package that `deploy/stage-python.sh` has put beside the programs.
 fn start() -> Result<Python> {
-    let package = program("rowmilld")?.with_file_name("python");
-    ensure!(
-        package.exists(),
-        "the package rowmill is not at {}; `make peers` builds it",
-        package.display()
-    );
-    Python::start(PROGRAM, &[&package.to_string_lossy()])
+    Python::start(PROGRAM, &[&package()?.to_string_lossy()])
 }
 
 /// The cases of a setting: against TorchRec, and against a loop.

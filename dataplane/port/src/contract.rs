@@ -432,10 +432,10 @@ pub enum Foreign {
 
 /// A range of a device's memory, by its address there.
 pub struct PeerMemory {
-    pub(crate) address: u64,
-    pub(crate) bytes: u64,
+    address: u64,
+    bytes: u64,
     /// Keeps it allocated.
-    pub(crate) owner: Box<dyn Any + Send>,
+    owner: Box<dyn Any + Send>,
 }
 
 impl PeerMemory {
@@ -459,6 +459,11 @@ impl PeerMemory {
     /// Its size.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// What keeps it allocated.
+    pub fn into_owner(self) -> Box<dyn Any + Send> {
+        self.owner
     }
 }
 

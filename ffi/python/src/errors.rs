@@ -226,13 +226,12 @@ fn class_of(error: &ClientError) -> Class {
         | ClientError::NoTables
         | ClientError::UnknownTicket => Class::Input,
         ClientError::Cuda(cuda::Error::NotDeviceMemory { .. } | cuda::Error::Empty) => Class::Input,
-        ClientError::Cuda(_) | ClientError::NoResult(_) | ClientError::NoDirectWay { .. } => {
-            Class::Device
-        }
+        ClientError::Cuda(_)
+        | ClientError::NoResult(_)
+        | ClientError::NoDirectWay { .. }
+        | ClientError::Port(PortError::Unsupported { .. }) => Class::Device,
         ClientError::Port(PortError::Refused { refusal, .. }) => Class::of_status(refusal.status),
-        ClientError::Port(
-            PortError::Protocol(_) | PortError::System { .. } | PortError::Unsupported { .. },
-        ) => Class::Error,
+        ClientError::Port(PortError::Protocol(_) | PortError::System { .. }) => Class::Error,
     }
 }
 

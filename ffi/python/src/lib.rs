@@ -22,6 +22,9 @@ mod schema;
 #[pyo3::pymodule]
 mod _rowmill {
     #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "Python's name for a version")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+    #[pymodule_export]
     use crate::batch::Jagged;
     #[pymodule_export]
     use crate::buffer::Buffer;

@@ -167,7 +167,7 @@ pub(super) fn stopped(site: &Site) -> Result<Verdict> {
 }
 
 /// The process' state, as the kernel shows it.
-fn state(service: &mut Service) -> Option<char> {
+pub(super) fn state(service: &mut Service) -> Option<char> {
     let path = format!("/proc/{}/stat", service.process().0.id());
     let text = std::fs::read_to_string(path).ok()?;
     text.rsplit_once(") ")?.1.chars().next()

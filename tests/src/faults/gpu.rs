@@ -15,9 +15,10 @@ use rowmill_client::{
 use rustix::process::Signal;
 
 use super::Verdict;
+use super::endings::state;
 use super::patron::bound;
 use super::rdma::ms;
-use super::site::{SMALL_ROWS, Service, Site, rdma_address, told_within};
+use super::site::{SMALL_ROWS, Service, Site, rdma_address, told_within, until};
 
 /// Bags of a request.
 const BAGS: usize = 100;
@@ -60,7 +61,7 @@ impl Visitor {
         let gpu = GpuOptions {
             library: stand_in.path().into(),
             staging_bytes: 1 << 20,
-            slice_bytes: 1 << 10,
+            piece_bytes: 1 << 10,
             limit: 3 * bound() + told_within(),
             peer_memory_files: vec![module.into()],
             ..GpuOptions::default()
@@ -213,6 +214,7 @@ fn waiting_at_the_end(
 ) -> Result<Duration> {
     // Stopped first, so that the request is in flight when the end comes.
     service.process().signal(Signal::STOP)?;
+    until(bound(), || state(service) == Some('T')).context("it does not stop")?;
     visitor.submit(region, stream)?;
     thread::sleep(Duration::from_millis(50));
     let current = visitor.gpu.context().enter()?;

@@ -1,8 +1,8 @@
 //! The list of all faults.
 
 use super::{
-    Fault, Over, capi, clients, endings, far, files, gpu, ids, imports, large_imports, limits, load,
-    modes, rdma, refusals, regions, schemas, sharing, starts, stream,
+    Fault, Over, capi, clients, endings, far, files, gpu, ids, imports, large_imports, limits,
+    load, modes, rdma, refusals, regions, schemas, sharing, starts, stream,
 };
 
 /// What all faults beside an innocent client are bound by, beside what the table says.

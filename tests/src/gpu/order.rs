@@ -22,7 +22,7 @@ fn read_after(
 ) -> Result<Vec<u8>> {
     let seen = visitor.memory()?;
     visitor.fill(visitor.output.memory(), BEFORE)?;
-    service.signal(Signal::STOP)?;
+    service.stop()?;
     visitor.submit(stream)?;
     {
         let current = visitor.gpu.context().enter()?;

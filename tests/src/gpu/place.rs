@@ -102,6 +102,22 @@ impl Service {
         Ok(kill_process(process, signal)?)
     }
 
+    /// Stops it, and waits until it is stopped.
+    pub(super) fn stop(&self) -> Result<()> {
+        self.signal(Signal::STOP)?;
+        let stat = format!("/proc/{}/stat", self.child.id());
+        let began = Instant::now();
+        // The state stands behind the name, which is in parentheses.
+        while !std::fs::read_to_string(&stat)?.contains(") T ") {
+            ensure!(
+                began.elapsed() < Duration::from_secs(10),
+                "it does not stop"
+            );
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
     pub(super) fn visit(&self, choose: impl FnOnce(&mut GpuOptions)) -> Result<Visitor> {
         let hub = Hub::connect(&self.endpoint, Options::default(), HubOptions::default())?;
         let tables = hub.tables()?;

@@ -103,10 +103,11 @@ impl OwnRegion {
                 region.map(OwnRegion::DmaBuf)
             }
             Foreign::Peer(memory) => {
-                let (address, bytes) = (memory.address, memory.bytes as usize);
+                let (address, bytes) = (memory.address(), memory.bytes() as usize);
                 // SAFETY: whoever made the value has promised this.
-                let region =
-                    unsafe { RegisteredPeer::new(domain, memory.owner, address, bytes, rights) };
+                let region = unsafe {
+                    RegisteredPeer::new(domain, memory.into_owner(), address, bytes, rights)
+                };
                 region.map(OwnRegion::Peer).map_err(|(error, _)| error)
             }
         };

@@ -17,11 +17,13 @@ mod spans;
 mod timer;
 mod watch;
 
+use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use rowmill_cuda::{Context, Current, Device, DeviceMemory, Driver, LIBRARY, Stream};
 use rowmill_port::{ClientPort, Process};
@@ -62,12 +64,16 @@ pub struct GpuOptions {
     pub staging_bytes: u64,
     /// Most requests whose results are on their way. The default is 16.
     pub requests: usize,
-    /// In about how many slices the results of a worker are copied, while it goes on with the next; at most 64. The default is 8.
-    pub slices: u32,
-    /// Fewest bytes of a slice, about. The default of 64 KiB takes some 3 us on a PCIe 4.0 link, as long as it takes to begin a copy.
-    pub slice_bytes: u64,
+    /// In about how many pieces a result is copied, while the dataplane's workers go on; at least one for each of them. The
+    /// default is 16: queueing one takes a few microseconds.
+    pub pieces: u32,
+    /// Fewest bytes of a piece, about. The default of 64 KiB takes some 3 us on a PCIe 4.0 link, as long as it takes to begin a copy.
+    pub piece_bytes: u64,
     /// After how long a stream goes on without an answer. The default is 10 s.
     pub limit: Duration,
+    /// How long [`Gpu::synchronize`] takes answers in itself, which spares the hub's thread to be woken for them, before it sleeps
+    /// in the driver. The default is 1 ms.
+    pub poll: Duration,
     /// Files any of which is there where nvidia-peermem is loaded. The default are those that its versions make.
     pub peer_memory_files: Vec<PathBuf>,
 }
@@ -79,9 +85,10 @@ impl Default for GpuOptions {
             ordinal: 0,
             staging_bytes: 64 << 20,
             requests: 16,
-            slices: 8,
-            slice_bytes: 64 << 10,
+            pieces: 16,
+            piece_bytes: 64 << 10,
             limit: Duration::from_secs(10),
+            poll: Duration::from_millis(1),
             peer_memory_files: PEER_MEMORY.iter().map(PathBuf::from).collect(),
         }
     }
@@ -180,8 +187,8 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
         let region = hub.region(options.staging_bytes.max(1))?;
         let opened = hub.memory(region).and_then(|memory| {
             let lanes = hub.welcome().split.lanes.clamp(1, MAX_LANES);
-            let (requests, slices) = (options.requests.max(1), options.slices);
-            Requests::new(&context, region, memory, requests, lanes, slices)
+            let spans = spans::most_spans(lanes, options.pieces);
+            Requests::new(&context, region, memory, options.requests.max(1), spans)
         });
         let staging = opened.inspect_err(|_| {
             // It is given up with the connection else.
@@ -326,6 +333,14 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
     /// As [`Gpu::check`]; [`ClientError::Cuda`].
     pub fn synchronize(&self, stream: &Stream) -> Result<(), ClientError> {
         let inner = self.inner()?;
+        let began = Instant::now();
+        while inner.flags.is_waited_for() && began.elapsed() < inner.options.poll {
+            // A client that has stopped has released its streams.
+            if inner.hub.take_in().is_err() {
+                break;
+            }
+            spin_loop();
+        }
         inner.context.enter()?.synchronize(stream)?;
         self.check()
     }
@@ -355,10 +370,10 @@ impl<P: ClientPort + Send + 'static> Inner<P> {
         let taken = requests.take(current, staged.then_some(needed))?;
         let held = requests.taken();
         let taken = taken.ok_or(ClientError::ResultsHeld { needed, held })?;
-        if taken.dropped {
-            self.hub
-                .take_in()
-                .inspect_err(|_| requests.give(taken.slot))?;
+        if requests.dropped {
+            let taken_in = self.hub.take_in();
+            taken_in.inspect_err(|_| requests.give(taken.slot))?;
+            requests.dropped = false;
         }
         Ok(taken)
     }
@@ -390,8 +405,9 @@ impl<P: ClientPort + Send + 'static> Inner<P> {
             ..welcome.split
         };
         let row = spans::row_bytes(schema);
-        let slices = self.options.slices.min(welcome.completions).min(MAX_SLICES);
-        let slice_bags = spans::slice_bags(row, bags, rule, slices, self.options.slice_bytes);
+        let (pieces, least) = (self.options.pieces, self.options.piece_bytes);
+        let most = MAX_SLICES.min(welcome.completions);
+        let slice_bags = spans::slice_bags(row, bags, rule, pieces, most, least);
         let options = RequestOptions {
             slice_bags,
             ..*options

@@ -18,7 +18,6 @@ use std::sync::Arc;
 
 use rowmill_cuda::{Context, Current, DeviceMemory, Event, Flush, Pinned, Stream, Words};
 use rowmill_port::ClientPort;
-use rowmill_wire::limits::MAX_SLICES;
 
 use super::spans::Span;
 use super::watch::{Flags, Watch};
@@ -51,8 +50,6 @@ pub(crate) struct Taken {
     pub(crate) slot: usize,
     /// Where its result is staged, if it is.
     pub(crate) place: Option<u64>,
-    /// Whether requests were dropped for it, which hold the places of their results until the hub takes that in.
-    pub(crate) dropped: bool,
 }
 
 /// See the module's text.
@@ -63,23 +60,23 @@ pub(crate) struct Requests<P: ClientPort> {
     copies: Stream,
     free: Extents,
     slots: Vec<Slot<P>>,
+    /// Whether requests were dropped, which hold the places of their results until the hub takes that in.
+    pub(crate) dropped: bool,
 }
 
 impl<P: ClientPort> Requests<P> {
-    /// Pins `memory`, that of `region`, for at most `requests` requests at a time.
+    /// Pins `memory`, that of `region`, for at most `requests` requests at a time, of at most `spans` pieces each.
     pub(crate) fn new(
         context: &Context,
         region: Region,
         memory: RegionMemory,
         requests: usize,
-        lanes: u16,
-        slices: u32,
+        spans: usize,
     ) -> Result<Requests<P>, ClientError> {
         let window = memory.window();
         let start = NonNull::new(window.as_ptr()).expect("memory is somewhere");
         let (shared, bytes) = (memory.clone(), window.len());
         let memory = Pinned::new(context, shared, start, bytes)?;
-        let spans = usize::from(lanes) * slices.clamp(1, MAX_SLICES) as usize;
         let words = Words::new(context, requests * (1 + spans))?;
         let flags = Arc::new(Flags::new(words));
         let slot = |at: usize| -> Result<Slot<P>, ClientError> {
@@ -104,6 +101,7 @@ impl<P: ClientPort> Requests<P> {
             free: Extents::new(bytes as u64, requests),
             slots,
             flags,
+            dropped: false,
         })
     }
 
@@ -122,16 +120,12 @@ impl<P: ClientPort> Requests<P> {
         current: &Current<'_>,
         staged: Option<u64>,
     ) -> Result<Option<Taken>, ClientError> {
-        let mut dropped = false;
-        for slot in self
-            .slots
-            .iter_mut()
-            .filter(|slot| slot.taken && !slot.lost)
-        {
+        let taken = |slot: &&mut Slot<P>| slot.taken && !slot.lost;
+        for slot in self.slots.iter_mut().filter(taken) {
             if !slot.watch.is_in_flight() && current.is_reached(&slot.done)? {
                 slot.taken = false;
                 // What the answer said, the watch was told.
-                dropped |= slot.pending.take().is_some();
+                self.dropped |= slot.pending.take().is_some();
                 if let Some(extent) = slot.extent.take() {
                     self.free.give(extent);
                 }
@@ -150,16 +144,12 @@ impl<P: ClientPort> Requests<P> {
         Ok(Some(Taken {
             slot: at,
             place: self.slots[at].extent.as_ref().map(|extent| extent.offset),
-            dropped,
         }))
     }
 
     /// Requests that are in flight or being copied, as far as that is known.
     pub(crate) fn taken(&self) -> usize {
-        self.slots
-            .iter()
-            .filter(|slot| slot.extent.is_some())
-            .count()
+        self.slots.iter().filter(|slot| slot.taken).count()
     }
 
     /// Begins with a request of the pieces that `fill` gives, before it is sent. Gives its watch, and its number there.

@@ -1,7 +1,6 @@
 //! In which pieces an answer is copied: where the vectors of each slice lie.
 
 use rowmill_wire::SplitRule;
-use rowmill_wire::limits::MAX_SLICES;
 
 use crate::schema::BoundSchema;
 
@@ -26,19 +25,27 @@ pub(crate) fn row_bytes(schema: &BoundSchema) -> Option<u64> {
     (0..features.len()).all(is_in_row).then_some(row)
 }
 
-/// Of how many bags a slice has to be for at most `slices` of them in a part, of about `least` bytes or more; 0 for a single copy
-/// of the whole answer.
+/// Of how many bags a slice has to be for about `pieces` of them over all parts, of about `least` bytes or more; 0 for a single copy of
+/// the whole answer. A part has at most `most` slices.
 pub(crate) fn slice_bags(
     row: Option<u64>,
     bags: u32,
     rule: SplitRule,
-    slices: u32,
+    pieces: u32,
+    most: u32,
     least: u64,
 ) -> u32 {
     let Some(row) = row else { return 0 };
-    let part = bags.div_ceil(rule.parts(bags));
-    let worth = (u64::from(part) * row / least.max(1)).clamp(1, u64::from(MAX_SLICES));
-    part.div_ceil(slices.clamp(1, worth as u32))
+    let parts = rule.parts(bags);
+    let part = bags.div_ceil(parts);
+    let worth = u64::from(part) * row / least.max(1);
+    let most = worth.min(most.into()).max(1) as u32;
+    part.div_ceil((pieces / parts).clamp(1, most))
+}
+
+/// Most pieces that an answer has for so many lanes: as many as are wanted, or one a part.
+pub(crate) fn most_spans(lanes: u16, pieces: u32) -> usize {
+    (pieces as usize).max(lanes.into())
 }
 
 /// The pieces of an answer of `bytes` bytes, in the order in which they are expected: the first slice of each part, then the second
@@ -85,9 +92,9 @@ mod tests {
 
     const ROW: u64 = 512;
 
-    fn all(bags: u32, lanes: u16, slices: u32) -> (u32, Vec<Span>) {
+    fn all(bags: u32, lanes: u16, pieces: u32) -> (u32, Vec<Span>) {
         let rule = SplitRule { lanes, min_bags: 1 };
-        let each = slice_bags(Some(ROW), bags, rule, slices, 64 << 10);
+        let each = slice_bags(Some(ROW), bags, rule, pieces, 64, 64 << 10);
         let mut out = Vec::new();
         spans(
             Some(ROW),
@@ -110,6 +117,7 @@ mod tests {
             (4096, 1, 64),
         ] {
             let (_, mut out) = all(bags, lanes, slices);
+            assert!(out.len() <= most_spans(lanes, slices), "{bags} bags");
             out.sort_by_key(|span| span.first_bag);
             let (mut bag, mut byte) = (0, 0);
             for span in &out {
@@ -127,7 +135,7 @@ mod tests {
 
     #[test]
     fn parts_take_turns_and_small_answers_have_one_slice() {
-        let (each, out) = all(1000, 2, 4);
+        let (each, out) = all(1000, 2, 8);
         assert_eq!(each, 167, "a part of 500 rows is worth 3 slices of 64 KiB");
         let firsts: Vec<u32> = out.iter().map(|span| span.first_bag).collect();
         assert_eq!(firsts, [0, 500, 167, 667, 334, 834]);
@@ -140,7 +148,7 @@ mod tests {
             lanes: 4,
             min_bags: 1,
         };
-        assert_eq!(slice_bags(None, 100, rule, 8, 1), 0);
+        assert_eq!(slice_bags(None, 100, rule, 8, 64, 1), 0);
         let mut out = Vec::new();
         spans(None, 100, 777, rule, 0, &mut out);
         let whole = Span {

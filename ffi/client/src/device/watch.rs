@@ -3,7 +3,7 @@
 //! Nothing here calls CUDA. A thread that frees memory of the GPU can hold the driver's lock until the streams go on that wait
 //! here, so whoever releases them must not need that lock.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rowmill_cuda::Words;
@@ -21,13 +21,23 @@ const MISSING: [u8; 4096] = [0xff; 4096];
 #[derive(Debug)]
 pub(crate) struct Flags {
     pub(crate) words: Words,
+    /// Requests for which streams wait.
+    waiting: AtomicUsize,
     failed: Mutex<Option<StreamFailure>>,
 }
 
 impl Flags {
     pub(crate) fn new(words: Words) -> Flags {
-        let failed = Mutex::new(None);
-        Flags { words, failed }
+        Flags {
+            words,
+            waiting: AtomicUsize::new(0),
+            failed: Mutex::new(None),
+        }
+    }
+
+    /// Whether streams wait for requests.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
     }
 
     /// The first failure since it was last asked for.
@@ -102,6 +112,7 @@ impl Watch {
         if let Some(flags) = &state.flags {
             let status = flags.words.word(self.first_word);
             status.store(0, Ordering::Relaxed);
+            flags.waiting.fetch_add(1, Ordering::Relaxed);
         }
         state.serial
     }
@@ -109,6 +120,9 @@ impl Watch {
     /// The request was not sent.
     pub(crate) fn take_back(&self) {
         let mut state = lock(&self.state);
+        if let Some(flags) = state.flags.as_ref().filter(|_| !state.released) {
+            flags.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
         (state.in_flight, state.released) = (false, true);
     }
 
@@ -162,6 +176,7 @@ impl Watch {
             let word = flags.words.word(self.word(at));
             word.store(state.serial, Ordering::Release);
         }
+        flags.waiting.fetch_sub(1, Ordering::Relaxed);
         state.released = true;
     }
 }

@@ -18,6 +18,7 @@ try:
         Result,
         Schema,
         Table,
+        __version__,
         connect,
     )
 except ImportError as error:
@@ -67,5 +68,6 @@ __all__ = [
     "Schema",
     "Table",
     "WaitTimeout",
+    "__version__",
     "connect",
 ]

@@ -26,9 +26,12 @@ __all__ = [
     "Schema",
     "Table",
     "_Bell",
+    "__version__",
     "connect",
     "write_generation",
 ]
+
+__version__: str
 
 _Tensor: TypeAlias = torch.Tensor
 _Numbers: TypeAlias = npt.NDArray[Any] | _Tensor | _AnyBuffer

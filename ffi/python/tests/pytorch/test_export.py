@@ -1,5 +1,7 @@
 """Tables of models as generations: exported, served, and equal; and what can't be."""
 
+import signal
+
 import numpy as np
 import pytest
 
@@ -157,3 +159,18 @@ def test_a_place_that_is_taken(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(rowmill.Error, match="no directory can be made in"):
         export_tables(bag(), tmp_path / "file" / "generation")
+
+
+def test_a_signal_ends_it(tmp_path):
+    """Ctrl-C, in the midst of writing 200 MB; nothing that opens is left."""
+    weight = torch.randn(1000, 64).repeat(800, 1)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            export_tables({"embeddings.t.weight": weight}, tmp_path / "generation", format="f32")
+            pytest.fail("it was faster than the signal")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert list(tmp_path.iterdir()) == []

@@ -54,6 +54,18 @@ def test_batches_above_the_limits_are_looked_up_in_parts(client, batches, max_ba
         assert torch.equal(jagged.values(), whole_rows[name])
 
 
+def test_more_parts_than_the_pool_has_room_for(exported, weights):
+    ids = torch.arange(1000)
+    batch = KeyedJaggedTensor(["users"], ids, lengths=torch.ones_like(ids))
+    with rowmill.connect(exported.url, pool_bytes=4096) as client:
+        rowmill.torch.register("small", client, max_batch=1)
+        bags = EmbeddingBagCollection([EmbeddingBagConfig(1000, 16, "users")], model="small")
+        assert torch.equal(bags(batch).values(), weights["users"])
+        rows = EmbeddingCollection([EmbeddingConfig(1000, 16, "users")], model="small")
+        assert torch.equal(rows(batch)["users"].values(), weights["users"])
+        rowmill.torch.unregister("small")
+
+
 def test_more_rows_of_a_feature_than_a_request_has_room_for(client, weights):
     ids = torch.arange(40_000) % 300
     lengths = torch.full((40,), 1000)

@@ -170,3 +170,50 @@ fn a_result_that_is_larger_than_all_staging_is_refused_with_what_to_do() {
         "{text}"
     );
 }
+
+#[test]
+fn what_a_refused_request_gave_back_is_there_for_the_next_one() {
+    let rig = Rig::new("", |options| options.staging_bytes = 2 * BYTES);
+    let (stream, options) = (rig.stream(), RequestOptions::default());
+    let large = DeviceMemory::new(rig.gpu.context(), 2 * BYTES).expect("memory");
+    let large = rig.gpu.register(Arc::new(large), Staging::Allowed);
+    let large = large.expect("it is staged");
+    rig.submit(&stream).expect("sent");
+    rig.submit(&stream).expect("sent");
+    // The first request's two parts.
+    rig.with_port(|port| (0..2).for_each(|_| port.answer(0, Refusal::whole(Status::Ok))));
+    let since = Instant::now();
+    let twice = batch(2 * BAGS);
+    let refused = |held: usize| loop {
+        let sent = rig
+            .gpu
+            .submit(&rig.schema, &twice, (&large, 0), &stream, &options);
+        match sent.expect_err("there is no room in one piece") {
+            ClientError::ResultsHeld { held: found, .. } if found == held => break,
+            ClientError::ResultsHeld { .. } => assert!(since.elapsed() < LIMIT, "it is copied"),
+            error => panic!("{error}"),
+        }
+    };
+    refused(1);
+    rig.submit(&stream).expect("the first one's place is free");
+    rig.answer(Status::Ok);
+    rig.gpu.synchronize(&stream).expect("the results are there");
+}
+
+#[test]
+fn requests_allocate_nothing_once_they_have_been_made() {
+    let rig = Rig::new("delay=0", |_| ());
+    rig.with_port(|port| port.echoes = true);
+    let (stream, asked) = (rig.stream(), batch(BAGS));
+    let rounds = |rounds: u32| {
+        for _ in 0..rounds {
+            let (to, options) = ((&rig.output, 0), RequestOptions::default());
+            let sent = rig.gpu.submit(&rig.schema, &asked, to, &stream, &options);
+            sent.expect("sent");
+            rig.gpu.synchronize(&stream).expect("answered");
+        }
+    };
+    rounds(20);
+    let measured = allocation_counter::measure(|| rounds(200));
+    assert_eq!(measured.count_total, 0, "{measured:?}");
+}

@@ -37,18 +37,23 @@ fn options(no_gpu: &NoGpu) -> GpuOptions {
     GpuOptions {
         library: no_gpu.path().into(),
         staging_bytes: 1 << 16,
-        slice_bytes: 1,
-        slices: 3,
+        piece_bytes: 1,
+        pieces: 6,
         ..GpuOptions::default()
     }
 }
 
 impl Rig {
     fn new(words: &str, choose: impl FnOnce(&mut GpuOptions)) -> Rig {
+        Rig::with(Backoff::default(), words, choose)
+    }
+
+    fn with(backoff: Backoff, words: &str, choose: impl FnOnce(&mut GpuOptions)) -> Rig {
         let no_gpu = NoGpu::new(words);
         let mut options = options(&no_gpu);
         choose(&mut options);
         let mut session = session(2, 8, 1);
+        session.options.backoff = backoff;
         let schema = bound(&mut session, false);
         let hub = Hub::over(session, HubOptions::default()).expect("descriptors");
         let gpu = Gpu::open(&hub, options).expect("the stand-in opens");

@@ -150,3 +150,24 @@ fn requests_of_many_streams_each_find_their_results() {
     });
     assert_eq!(ran, 150);
 }
+
+#[test]
+fn who_waits_for_a_stream_takes_its_answers_in() {
+    // The hub's thread sleeps until it is woken, which nobody does here.
+    let backoff = Backoff {
+        spins: 0,
+        yields: 0,
+        sleep: Duration::from_secs(600),
+    };
+    let rig = Rig::with(backoff, "", |options| options.poll = LIMIT);
+    let stream = rig.stream();
+    rig.submit(&stream).expect("sent");
+    while !rig.hub.shared.sleeps() {
+        thread::yield_now();
+    }
+    let mut inner = rig.hub.shared.lock().expect("open");
+    inner.session.port.answer_all(Status::Ok);
+    drop(inner);
+    rig.gpu.synchronize(&stream).expect("the result is there");
+    assert_eq!(rig.read(rig.output.memory()), all_pooled());
+}

@@ -174,7 +174,12 @@ def _lookup(ids, lengths, offsets, weights, columns, column_count, model, plan, 
     if is_one:
         values = _values(served, batch.lookup(served, schema))
     else:
-        values = torch.cat([part.lookup(served, schema).torch() for part in requests])
+        values = torch.empty((batch.bags, width))
+        first = 0
+        for part in requests:
+            # Copied at once, so that there is no more than one result however many parts there are.
+            values[first : first + part.bags] = part.lookup(served, schema).torch()
+            first += part.bags
     return values.to(device)
 
 
@@ -190,7 +195,8 @@ def _rows(ids, lengths, offsets, columns, column_count, model, plan, width, devi
         for part in batch.parts(ends, served, block):
             result = part.lookup(served, schema)
             for name, own in zip(schema.features, pieces):
-                own.append(result[name].torch())
+                vectors = result[name].torch()
+                own.append(vectors if part.bags == batch.bags else vectors.clone())
     found = [piece for own in pieces for piece in own]
     values = torch.cat(found) if found else torch.empty((0, width))
     return values.to(ids.device if device is None else device)
