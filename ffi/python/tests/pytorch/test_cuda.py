@@ -140,7 +140,7 @@ def test_modules_are_compiled_for_a_gpu(client, batches):
 
 
 @on_a_gpu
-def test_lookups_of_a_client_come_to_tensors(client, batches):
+def test_lookups_of_a_client_come_to_tensors_on_a_gpu(client, batches):
     schema = client.bind([rowmill.Feature("user", "users")])
     batch = {"user": (np.array([1, 2, 3]), np.array([2, 1]))}
     out = torch.ones(2, schema.width, device="cuda")
