@@ -13,6 +13,12 @@ mkdir -p "$kit"
 for program in rowmilld rowmill rowmill-gpu-tests; do
     strip -o "$kit/$program" "$programs/$program"
 done
+# The Python package as a wheel would install it, and its tests.
+cargo build --release --lib -p rowmill-python
+mkdir "$kit/python"
+cp -r ffi/python/python/rowmill ffi/python/tests ffi/python/pyproject.toml "$kit/python/"
+strip -o "$kit/python/rowmill/_rowmill.abi3.so" "$programs/lib_rowmill.so"
+cp deploy/gpu-python.sh "$kit/"
 # The libraries of the port over RDMA, and what those need beside the C library.
 ldd "$programs/rowmilld" | awk '/libibverbs|librdmacm|libnl/ {print $3}' | while read -r library; do
     cp -L "$library" "$kit/"
@@ -22,7 +28,10 @@ cat > "$kit/run.sh" <<'END'
 # Runs the tests that need a GPU; BYTES of model, results to RESULTS.
 here=$(cd "$(dirname "$0")" && pwd)
 export LD_LIBRARY_PATH=$here${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-exec "$here/rowmill-gpu-tests" "${BYTES:-1073741824}" "${RESULTS:-$here/results.json}"
+failed=0
+"$here/rowmill-gpu-tests" "${BYTES:-1073741824}" "${RESULTS:-$here/results.json}" || failed=1
+ROWMILL_PROGRAMS=$here "$here/gpu-python.sh" "$here/python" || failed=1
+exit $failed
 END
 chmod +x "$kit/run.sh"
 bytes=$(du -sb "$kit" | cut -f1)

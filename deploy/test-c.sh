@@ -35,13 +35,24 @@ if ! "$tools/bin/cbindgen" --version 2>/dev/null | grep -qF "$cbindgen_version";
     cargo install --quiet --locked --root "$tools" "cbindgen@$cbindgen_version"
 fi
 
+# The stand-in for CUDA's driver: a GPU is not needed.
+export ROWMILL_CUDA_LIBRARY=$programs/libcuda_stand_in.so
+
 names=() times=() outcomes=()
 failed=0
 # check NAME COMMAND...: runs it; what it prints is shown where it fails.
 check() {
-    local name=$1 began=$EPOCHREALTIME outcome=ok
+    local name=$1 began=$EPOCHREALTIME outcome=ok status=0
     shift
-    if ! ("$@") >"$folder/output" 2>&1; then
+    # Not in a condition: there bash ignores -e, and only the last command of a function would count.
+    set +e
+    (
+        set -e
+        "$@"
+    ) >"$folder/output" 2>&1
+    status=$?
+    set -e
+    if [ "$status" -ne 0 ]; then
         outcome=FAILED
         failed=1
         printf -- '---- %s\n' "$name"
@@ -92,9 +103,9 @@ compile() {
     mkdir -p "$to"
     flags=$(PKG_CONFIG_PATH=$prefix/lib/pkgconfig pkg-config --cflags --libs rowmill)
     local strict=(-g -O1 -Wall -Wextra -Wpedantic -Werror -Wl,-rpath,"$prefix/lib")
-    for name in lookup rows pipelined threads misuse; do
+    for name in lookup rows pipelined threads gpu misuse; do
         # shellcheck disable=SC2086
-        cc -std=gnu11 "${strict[@]}" "$@" "ffi/capi/examples/$name.c" -o "$to/$name" $flags -lpthread -lm
+        cc -std=gnu11 "${strict[@]}" "$@" "ffi/capi/examples/$name.c" -o "$to/$name" $flags -lpthread -ldl -lm
     done
     # shellcheck disable=SC2086
     c++ -std=c++17 "${strict[@]}" "$@" ffi/capi/examples/lookup.cpp -o "$to/lookup-cpp" $flags
@@ -123,7 +134,7 @@ run_all() {
     local url=shm:$socket
     shift
     start
-    for example in "lookup $url" "rows $url" "lookup-cpp $url" "pipelined $url 500" "threads $url 200" "misuse $url $service"; do
+    for example in "lookup $url" "rows $url" "lookup-cpp $url" "pipelined $url 500" "threads $url 200" "gpu $url" "misuse $url $service"; do
         echo "-- $example"
         # shellcheck disable=SC2086
         timeout 110 "$@" "$from"/$example

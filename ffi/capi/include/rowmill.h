@@ -8,8 +8,8 @@
  * ROWMILL_INVALID, and nothing has changed then. No panic or exception leaves a function, and none ends the process.
  *
  * THREADS. All functions may be called by all threads at the same time, with the same handles. A thread that waits sleeps without
- * holding the others up; rowmill_connect(), rowmill_tables(), rowmill_bind(), rowmill_region_create() and
- * rowmill_region_free() ask the dataplane, and hold up other calls with the same client until it has answered. An answer
+ * holding the others up; rowmill_connect(), rowmill_tables(), rowmill_bind(), rowmill_region_create(),
+ * rowmill_region_free(), rowmill_gpu_open(), rowmill_gpu_register() and rowmill_gpu_unregister() ask the dataplane, and hold up other calls with the same client until it has answered. An answer
  * is taken by one thread. Closing a client while others are in calls with it is fine. None of the functions may be called in a
  * signal handler.
  *
@@ -23,6 +23,9 @@
  * another rowmill_submit(). Batches and their arrays, texts and options are copied: they are the caller's again when the call
  * returns, and may be written by other threads meanwhile (what is sent is then undefined). Pointers may be NULL only where it is said;
  * those that are not NULL have to be good.
+ *
+ * GPUS. rowmill_submit_on_stream() places an answer in memory of a GPU (CUDA), in the order of a stream and without a wait. CUDA's driver is
+ * opened at run time, by rowmill_gpu_open(). While a stream waits for an answer, calls that free a GPU's memory wait, too.
  *
  * VERSIONS. Structs that begin with `size` grow at their ends. Set the size to sizeof, and all that is not used to 0, as
  * `rowmill_options options = { .size = sizeof options };` does. Symbols are versioned; the soname is librowmill.so.0.
@@ -46,6 +49,9 @@
 // Ask for raw f32 sums: means are then not divided. A flag of rowmill_request.
 #define ROWMILL_PARTIALS 1
 
+// Make it an error where no NIC can write to the GPU's memory, instead of copying. A flag of rowmill_gpu_options.
+#define ROWMILL_NO_STAGING 1
+
 // What functions return, and what becomes of a request. Below 0: found by this library. Above 0: said by the dataplane.
 // New ones may be added.
 typedef enum rowmill_status {
@@ -63,6 +69,8 @@ typedef enum rowmill_status {
     ROWMILL_AGAIN = -5,
     // The time was over before the answer came; the request is still in flight.
     ROWMILL_TIMEOUT = -6,
+    // A call to a GPU's driver has failed, or a stream went on without its answer.
+    ROWMILL_DEVICE = -7,
     // The operating system or the dataplane did what it should not.
     ROWMILL_SYSTEM = -8,
     // A mistake of this library.
@@ -178,6 +186,9 @@ typedef enum rowmill_batch_layout {
 
 // A connection. All threads may use it.
 typedef struct rowmill_client rowmill_client;
+
+// A GPU in whose memory answers are placed. All threads may use it.
+typedef struct rowmill_gpu rowmill_gpu;
 
 // Memory that answers are placed in. All threads may use it.
 typedef struct rowmill_region rowmill_region;
@@ -364,6 +375,25 @@ typedef struct rowmill_answer {
     uint32_t position;
 } rowmill_answer;
 
+// Choices for a GPU. What is 0 or NULL has its default.
+typedef struct rowmill_gpu_options {
+    // sizeof(rowmill_gpu_options).
+    uint32_t size;
+    // The GPU's number, as CUDA counts.
+    int32_t ordinal;
+    // ROWMILL_NO_STAGING or 0.
+    uint32_t flags;
+    // Most answers on their way. The default is 16.
+    uint32_t requests;
+    // The CUDA driver's library, in UTF-8. The default is what the environment variable ROWMILL_CUDA_LIBRARY names, or else
+    // "libcuda.so.1".
+    const char *library;
+    // Bytes of pinned memory for answers on their way. The default is 64 MiB.
+    uint64_t staging_bytes;
+    // Microseconds after which a stream goes on without an answer. The default is 10 s.
+    uint64_t limit_us;
+} rowmill_gpu_options;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -461,6 +491,66 @@ int rowmill_notify_fd(const struct rowmill_client *client,
 // whatever else it had become by then; it has to be taken.
 int rowmill_cancel(const struct rowmill_client *client,
                    rowmill_ticket ticket);
+
+// Opens a GPU as a place for answers of this client, and finds out how they come there: a NIC writes them, or they are copied from
+// pinned memory (staging); rowmill_gpu_report() tells. It takes a region of the client's 16, pinned memory and a thread: open it once.
+// `options` may be NULL. ROWMILL_DEVICE: there is no driver or no such GPU, or staging was ruled out and there is nothing else.
+// Close it with rowmill_gpu_close(), before its CUDA context is gone.
+int rowmill_gpu_open(const struct rowmill_client *client,
+                     const struct rowmill_gpu_options *options,
+                     struct rowmill_gpu **gpu);
+
+// Closes a GPU. Streams that wait for answers go on without them; what is being copied is waited for. NULL is taken, and nothing done.
+int rowmill_gpu_close(struct rowmill_gpu *gpu);
+
+// Tells how answers come to the GPU's memory: the GPU and the driver's library, then what was tried, in order, and what came of
+// it, in UTF-8, a line each. Writes as many of its bytes as have room, and a 0 behind them where `room` is not 0; tells in
+// `bytes`, which may be NULL, how many the whole text has with its 0. With a `room` of 0 `report` may be NULL.
+int rowmill_gpu_report(const struct rowmill_gpu *gpu,
+                       char *report,
+                       size_t room,
+                       size_t *bytes);
+
+// Registers memory of the GPU for answers, so that a NIC can write to it where there is one that can: answers to requests whose memory
+// lies in it come that way, and to other memory by copies. What it holds stays as it is. Memory for NICs is best taken once, in
+// large pieces at multiples of 64 KiB. It has to stay allocated until rowmill_gpu_unregister() or rowmill_gpu_close().
+int rowmill_gpu_register(const struct rowmill_gpu *gpu,
+                         void *device_memory,
+                         uint64_t bytes);
+
+// Gives memory up that was registered at this address. ROWMILL_INVALID: a request is in flight that is answered there; it stays
+// registered until the GPU is closed then.
+int rowmill_gpu_unregister(const struct rowmill_gpu *gpu,
+                           void *device_memory);
+
+// Sends a request of the GPU's client whose answer is to lie in the GPU's memory, for a stream: between what the stream has to do before
+// and what it is given to do after. Returns when that is queued; there is no ticket, and nothing to wait for.
+//
+// `device_memory` is a CUdeviceptr, or what cudaMalloc() gave, of at least rowmill_answer_bytes() `bytes`; it has to stay allocated
+// until the stream has come to the answer. `stream` is a CUstream or cudaStream_t of this GPU, which is believed; NULL is the legacy
+// default stream. `request` may be NULL.
+//
+// A stream goes on also where there is no answer: the request was refused, its time is over, the dataplane is gone. There are
+// NaNs in its place then, and the next call of this, of rowmill_gpu_check() or rowmill_gpu_synchronize() returns ROWMILL_DEVICE; the
+// request of that call is not sent. CUDA's own calls that wait for a stream tell nothing of it.
+//
+// ROWMILL_AGAIN: too many answers are on their way; or a NIC is to write the answer, staging was ruled out, and the stream has work
+// before that may use the memory.
+int rowmill_submit_on_stream(const struct rowmill_gpu *gpu,
+                             const struct rowmill_schema *schema,
+                             const struct rowmill_batch *batch,
+                             void *device_memory,
+                             uint64_t bytes,
+                             void *stream,
+                             const struct rowmill_request *request);
+
+// Asks whether a stream has gone on without its answer since this was asked last: ROWMILL_DEVICE then, and rowmill_error_text() has the
+// reason of the first one. Does not wait.
+int rowmill_gpu_check(const struct rowmill_gpu *gpu);
+
+// Waits until a stream has done all that it has to do, and asks whether it has its answers, as rowmill_gpu_check() does.
+int rowmill_gpu_synchronize(const struct rowmill_gpu *gpu,
+                            void *stream);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -15,6 +15,9 @@ pub const ROWMILL_NAME_BYTES: usize = 136;
 /// Ask for raw f32 sums: means are then not divided. A flag of rowmill_request.
 pub const ROWMILL_PARTIALS: u32 = 1;
 
+/// Make it an error where no NIC can write to the GPU's memory, instead of copying. A flag of rowmill_gpu_options.
+pub const ROWMILL_NO_STAGING: u32 = 1;
+
 /// What functions return, and what becomes of a request. Below 0: found by this library. Above 0: said by the dataplane.
 /// New ones may be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +38,8 @@ pub enum rowmill_status {
     ROWMILL_AGAIN = -5,
     /// The time was over before the answer came; the request is still in flight.
     ROWMILL_TIMEOUT = -6,
+    /// A call to a GPU's driver has failed, or a stream went on without its answer.
+    ROWMILL_DEVICE = -7,
     /// The operating system or the dataplane did what it should not.
     ROWMILL_SYSTEM = -8,
     /// A mistake of this library.
@@ -165,6 +170,11 @@ pub struct rowmill_schema {
 
 /// Memory that answers are placed in. All threads may use it.
 pub struct rowmill_region {
+    _private: [u8; 0],
+}
+
+/// A GPU in whose memory answers are placed. All threads may use it.
+pub struct rowmill_gpu {
     _private: [u8; 0],
 }
 
@@ -365,4 +375,25 @@ pub struct rowmill_answer {
     pub feature: u32,
     /// The bag or id of that feature that the status is about, counted from 0; UINT32_MAX where it is about none.
     pub position: u32,
+}
+
+/// Choices for a GPU. What is 0 or NULL has its default.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct rowmill_gpu_options {
+    /// sizeof(rowmill_gpu_options).
+    pub size: u32,
+    /// The GPU's number, as CUDA counts.
+    pub ordinal: i32,
+    /// ROWMILL_NO_STAGING or 0.
+    pub flags: u32,
+    /// Most answers on their way. The default is 16.
+    pub requests: u32,
+    /// The CUDA driver's library, in UTF-8. The default is what the environment variable ROWMILL_CUDA_LIBRARY names, or else
+    /// "libcuda.so.1".
+    pub library: *const c_char,
+    /// Bytes of pinned memory for answers on their way. The default is 64 MiB.
+    pub staging_bytes: u64,
+    /// Microseconds after which a stream goes on without an answer. The default is 10 s.
+    pub limit_us: u64,
 }

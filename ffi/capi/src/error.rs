@@ -2,7 +2,7 @@
 
 use core::ffi::{CStr, c_int};
 
-use rowmill_client::{ClientError, Failure, PortError, Status};
+use rowmill_client::{ClientError, Failure, PortError, Status, cuda};
 
 use crate::abi::rowmill_status::{self, *};
 
@@ -46,7 +46,14 @@ impl From<ClientError> for Error {
             ClientError::Forked => ROWMILL_FORKED as c_int,
             ClientError::NoCredit
             | ClientError::NoSourceSpace
-            | ClientError::ResultsHeld { .. } => ROWMILL_AGAIN as c_int,
+            | ClientError::ResultsHeld { .. }
+            | ClientError::OutputInUse => ROWMILL_AGAIN as c_int,
+            ClientError::Cuda(cuda::Error::NotDeviceMemory { .. } | cuda::Error::Empty) => {
+                ROWMILL_INVALID as c_int
+            }
+            ClientError::Cuda(_) | ClientError::NoResult(_) | ClientError::NoDirectWay { .. } => {
+                ROWMILL_DEVICE as c_int
+            }
             _ => ROWMILL_INVALID as c_int,
         };
         Error { code, text }
@@ -108,8 +115,8 @@ macro_rules! names {
 }
 
 names! {
-    ROWMILL_OK ROWMILL_INVALID ROWMILL_CONNECT ROWMILL_CLOSED ROWMILL_FORKED ROWMILL_AGAIN ROWMILL_TIMEOUT ROWMILL_SYSTEM
-    ROWMILL_INTERNAL ROWMILL_BUSY ROWMILL_EXPIRED ROWMILL_CANCELLED ROWMILL_DRAINING ROWMILL_RETRY ROWMILL_MALFORMED
+    ROWMILL_OK ROWMILL_INVALID ROWMILL_CONNECT ROWMILL_CLOSED ROWMILL_FORKED ROWMILL_AGAIN ROWMILL_TIMEOUT ROWMILL_DEVICE
+    ROWMILL_SYSTEM ROWMILL_INTERNAL ROWMILL_BUSY ROWMILL_EXPIRED ROWMILL_CANCELLED ROWMILL_DRAINING ROWMILL_RETRY ROWMILL_MALFORMED
     ROWMILL_UNSUPPORTED_VERSION ROWMILL_UNSUPPORTED ROWMILL_TOO_LARGE ROWMILL_UNKNOWN_SCHEMA ROWMILL_UNKNOWN_TABLE
     ROWMILL_UNKNOWN_FEATURE ROWMILL_OVERLAPPING_OUTPUTS ROWMILL_LENGTHS_MISMATCH ROWMILL_ID_OUT_OF_RANGE
     ROWMILL_ID_NEGATIVE ROWMILL_WEIGHTS_MISMATCH ROWMILL_UNKNOWN_ID ROWMILL_BLOCK_OVERFLOW ROWMILL_UNKNOWN_REGION

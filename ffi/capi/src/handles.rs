@@ -18,6 +18,7 @@ use rowmill_client::Process;
 use crate::abi::rowmill_status::{ROWMILL_CLOSED, ROWMILL_FORKED};
 use crate::client::Client;
 use crate::error::Error;
+use crate::gpu::Gpu;
 use crate::region::Region;
 use crate::schema::Schema;
 
@@ -27,6 +28,7 @@ pub(crate) enum Entry {
     Client(Arc<Client>),
     Schema(Arc<Schema>),
     Region(Arc<Region>),
+    Gpu(Arc<Gpu>),
 }
 
 /// A type that handles stand for.
@@ -87,8 +89,16 @@ held!(
     "the region was freed with rowmill_region_free(); create another one"
 );
 
+held!(
+    Gpu,
+    3,
+    "GPU",
+    crate::abi::rowmill_status::ROWMILL_INVALID,
+    "the GPU was closed with rowmill_gpu_close(); open it again"
+);
+
 /// The names of all kinds, by their numbers.
-const NAMES: [&str; 3] = [Client::NAME, Schema::NAME, Region::NAME];
+const NAMES: [&str; 4] = [Client::NAME, Schema::NAME, Region::NAME, Gpu::NAME];
 
 /// The handles of a process.
 struct Table {

@@ -50,6 +50,7 @@ sized! {
     rowmill_target: 24,
     rowmill_request: 24,
     rowmill_answer: 40,
+    rowmill_gpu_options: 40,
 }
 
 /// No struct will ever be larger: what says so has not set its size.

@@ -1,7 +1,7 @@
 //! The C interface: what `rowmill.h` declares and `librowmill.so` exports.
 //!
 //! Each function checks what it was given, calls the hub of `rowmill_client`, and returns a status; `guard.rs` keeps panics
-//! on this side. The header is made of this file and of `abi.rs` by cbindgen (`deploy/test-c.sh` compares), so that the comments
+//! on this side. The header is made of this file, of `gpu.rs` and of `abi.rs` by cbindgen (`deploy/test-c.sh` compares), so that the comments
 //! here are for readers of C; what all functions rely on stands at the header's top (`cbindgen.toml`), so they have no
 //! section on safety of their own.
 #![allow(clippy::missing_safety_doc, unreachable_pub)]
@@ -9,6 +9,7 @@
 mod abi;
 mod client;
 mod error;
+mod gpu;
 mod guard;
 mod handles;
 mod input;
@@ -27,6 +28,7 @@ use ::rowmill_client::{MAX_FEATURES, Place};
 
 pub use abi::*;
 use client::Client;
+pub use gpu::*;
 use guard::guard;
 use handles::{find, remove};
 use input::{Out, place, read, read_all, text, unused};

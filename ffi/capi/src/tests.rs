@@ -77,6 +77,38 @@ const CALLS: &[Call] = {
         }),
         // SAFETY: see above.
         ("rowmill_cancel", || unsafe { rowmill_cancel(N.cast(), 0) }),
+        // SAFETY: see above.
+        ("rowmill_gpu_open", || unsafe {
+            rowmill_gpu_open(N.cast(), N.cast(), N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_gpu_close", || unsafe {
+            rowmill_gpu_close(N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_gpu_report", || unsafe {
+            rowmill_gpu_report(N.cast(), N.cast(), 0, N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_gpu_register", || unsafe {
+            rowmill_gpu_register(N.cast(), N, 0)
+        }),
+        // SAFETY: see above.
+        ("rowmill_gpu_unregister", || unsafe {
+            rowmill_gpu_unregister(N.cast(), N)
+        }),
+        // SAFETY: see above.
+        ("rowmill_submit_on_stream", || unsafe {
+            rowmill_submit_on_stream(N.cast(), N.cast(), N.cast(), N, 0, N, N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_gpu_check", || unsafe {
+            rowmill_gpu_check(N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_gpu_synchronize", || unsafe {
+            rowmill_gpu_synchronize(N.cast(), N)
+        }),
     ]
 };
 
@@ -108,7 +140,7 @@ fn every_function_takes_null() {
 
 #[test]
 fn all_functions_are_in_these_tests_and_in_the_version_script() {
-    let source = include_str!("lib.rs");
+    let source = concat!(include_str!("lib.rs"), include_str!("gpu.rs"));
     let exported = source.split("extern \"C\" fn ").skip(1);
     let mut exported: Vec<&str> = exported.filter_map(|rest| rest.split('(').next()).collect();
     exported.sort_unstable();

@@ -341,6 +341,18 @@ impl Memory {
     }
 }
 
+impl Memory {
+    /// The same, if results can be written there.
+    pub(crate) fn dense(self, what: &str) -> Outcome<Memory> {
+        if self.contiguous && self.writable {
+            return Ok(self);
+        }
+        let text =
+            format!("{what} is not contiguous, or can't be written to; give one that is and can");
+        Err(Fault::input(text))
+    }
+}
+
 /// What is no array.
 fn neither(what: &str, given: &Bound<'_, PyAny>) -> Fault {
     let given = given.get_type().name();

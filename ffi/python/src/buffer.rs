@@ -151,10 +151,7 @@ impl Out {
         let (address, bytes) = extent(out, schema.layout.output)?;
         let needed = schema.result_bytes(u32::try_from(bags).unwrap_or(u32::MAX));
         if (bytes as u64) < needed {
-            let text = format!(
-                "out has {bytes} bytes, but the result of {bags} bags takes {needed}; give as many (Schema.result_bytes)"
-            );
-            return Err(Fault::input(text));
+            return Err(too_small(bytes as u64, bags, needed));
         }
         let Some((registered, offset)) = buffers.at(address) else {
             let text = "out does not lie in a buffer of this client; make it of Client.buffer()";
@@ -167,12 +164,25 @@ impl Out {
     }
 }
 
+/// A place that the result of a batch has no room in.
+pub(crate) fn too_small(bytes: u64, bags: usize, needed: u64) -> Fault {
+    Fault::input(format!(
+        "out has {bytes} bytes, but the result of {bags} bags takes {needed}; give as many (Schema.result_bytes)"
+    ))
+}
+
 /// Address and bytes of a buffer, or of an array or tensor of the results' type.
 fn extent(out: &Bound<'_, PyAny>, output: Output) -> Outcome<(usize, usize)> {
     if let Ok(buffer) = out.cast::<Buffer>() {
         let window = buffer.get().registered.window();
         return Ok((window.as_ptr().addr(), window.len()));
     }
+    let memory = typed(out, output)?;
+    Ok((memory.address, memory.bytes))
+}
+
+/// The memory of an array or tensor of the results' type.
+pub(crate) fn typed(out: &Bound<'_, PyAny>, output: Output) -> Outcome<array::Memory> {
     let wanted = output_name(output);
     let memory = array::Memory::of(out)?;
     if memory.dtype != wanted {
@@ -182,9 +192,5 @@ fn extent(out: &Bound<'_, PyAny>, output: Output) -> Outcome<(usize, usize)> {
         );
         return Err(Fault::new(Class::Dtype, text));
     }
-    if !memory.contiguous || !memory.writable {
-        let text = "out is not contiguous, or can't be written to; give one that is and can";
-        return Err(Fault::input(text));
-    }
-    Ok((memory.address, memory.bytes))
+    memory.dense("out")
 }

@@ -1,16 +1,20 @@
 //! Clients: a connection with what is bound and looked up over it.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use rowmill_client::{Backoff, Hub, HubOptions, Options, RequestOptions, Wait};
+use rowmill_client::{
+    Backoff, GpuOptions, Hub, HubOptions, Options, RequestOptions, Staging, Wait,
+};
 
 use crate::array::{Array, Dtype};
 use crate::batch::{Batch, Division};
 use crate::buffer::{Buffer, Buffers, Out};
 use crate::errors::{Class, Fault, Outcome};
 use crate::future::{Bell, Future};
+use crate::gpu::Gpu;
 use crate::request::{self, Request};
 use crate::result::Result;
 use crate::schema::{Columns, Feature, Schema, Table, output};
@@ -288,22 +292,14 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<Result> {
         let hub = self.open()?;
-        let columns = Columns::given(schema, columns, column_count)?;
-        let count = ids.1;
+        let flat = Flat {
+            ids,
+            division,
+            is_offsets,
+            weights,
+        };
         // SAFETY: the caller holds the tensors during the call, as its documentation says.
-        let (ids, division, weights) = unsafe {
-            let weights = (weights != 0).then(|| flat(weights, count, Dtype::F32));
-            (
-                flat(ids.0, count, whole(ids.2)?)?,
-                flat(division.0, division.1, whole(division.2)?)?,
-                weights.transpose()?,
-            )
-        };
-        let division = match is_offsets {
-            true => Division::Offsets(division),
-            false => Division::Lengths(division),
-        };
-        let batch = Batch::flat_arrays(division, ids, weights, columns)?;
+        let batch = unsafe { flat.batch(schema, columns, column_count) }?;
         let request = Request {
             out: Out::of(&self.buffers, out, schema, batch.bags)?,
             batch,
@@ -332,6 +328,56 @@ impl Client {
         }
         let buffer = py.detach(|| self.buffers.make(&hub, nbytes));
         Ok(buffer.map_err(|error| Fault::of(error, &[]))?)
+    }
+
+    /// Opens a GPU as a place for results; see :meth:`Gpu.lookup`. It takes a region of this client's 16, pinned memory, and a thread:
+    /// open it once.
+    ///
+    /// How results come to its memory is found out, and tried with a small transfer: a NIC writes them there, as a dma-buf or through
+    /// nvidia-peermem, or they are copied from pinned memory (staging).
+    ///
+    /// Args:
+    ///     ordinal: The GPU's number, as CUDA counts.
+    ///     allow_staging: Whether results may be copied from pinned memory; where not, and no NIC can write there, that is an error.
+    ///     library: The CUDA driver's library; that which the environment variable ``ROWMILL_CUDA_LIBRARY`` names if not given, or
+    ///         else ``libcuda.so.1``.
+    ///     staging_bytes: Bytes of pinned memory for results on their way.
+    ///     requests: Most results on their way.
+    ///     limit: Seconds after which a stream goes on without an answer.
+    ///
+    /// Returns:
+    ///     Gpu: The GPU, with a report of what was tried.
+    ///
+    /// Raises:
+    ///     DeviceError: There is no driver or no such GPU, memory can't be pinned, or staging was ruled out and there is nothing else.
+    ///     InputError: The dataplane does not take a region of ``staging_bytes``.
+    ///     ClosedError: The connection has ended.
+    #[pyo3(signature = (ordinal = 0, *, allow_staging = true, library = None, staging_bytes = 64 << 20, requests = 16, limit = 10.0))]
+    #[expect(clippy::too_many_arguments, reason = "they are keyword arguments")]
+    fn gpu(
+        &self,
+        py: Python<'_>,
+        ordinal: i32,
+        allow_staging: bool,
+        library: Option<PathBuf>,
+        staging_bytes: u64,
+        requests: usize,
+        limit: f64,
+    ) -> PyResult<Gpu> {
+        let usual = GpuOptions::default();
+        let options = GpuOptions {
+            ordinal,
+            library: library.map_or(usual.library, Into::into),
+            staging_bytes,
+            requests,
+            limit: request::seconds("limit", limit)?,
+            ..usual
+        };
+        let staging = match allow_staging {
+            true => Staging::Allowed,
+            false => Staging::Refused,
+        };
+        Gpu::new(py, &self.open()?, options, staging)
     }
 
     /// A descriptor for an event loop; see :mod:`rowmill._await`.
@@ -403,6 +449,44 @@ impl Client {
     }
 }
 
+/// A flat jagged tensor by its addresses, as [`Client::_lookup_flat`] takes it.
+pub(crate) struct Flat {
+    pub(crate) ids: (usize, usize, u8),
+    pub(crate) division: (usize, usize, u8),
+    pub(crate) is_offsets: bool,
+    pub(crate) weights: usize,
+}
+
+impl Flat {
+    /// The batch, matched with a schema.
+    ///
+    /// # Safety
+    /// The elements must be mapped there as long as the batch is held.
+    pub(crate) unsafe fn batch(
+        &self,
+        schema: &Schema,
+        columns: Option<Vec<u32>>,
+        column_count: usize,
+    ) -> Outcome<Batch> {
+        let columns = Columns::given(schema, columns, column_count)?;
+        let (ids, division, count) = (self.ids, self.division, self.ids.1);
+        // SAFETY: the caller's contract.
+        let (ids, division, weights) = unsafe {
+            let weights = (self.weights != 0).then(|| flat(self.weights, count, Dtype::F32));
+            (
+                flat(ids.0, count, whole(ids.2)?)?,
+                flat(division.0, division.1, whole(division.2)?)?,
+                weights.transpose()?,
+            )
+        };
+        let division = match self.is_offsets {
+            true => Division::Offsets(division),
+            false => Division::Lengths(division),
+        };
+        Batch::flat_arrays(division, ids, weights, columns)
+    }
+}
+
 impl Columns {
     /// Columns by their numbers.
     fn given(schema: &Schema, chosen: Option<Vec<u32>>, of: usize) -> Outcome<Columns> {
@@ -450,7 +534,7 @@ fn whole(bits: u8) -> Outcome<Dtype> {
     }
 }
 
-fn request_options(generation: u64, deadline: Option<f64>) -> Outcome<RequestOptions> {
+pub(crate) fn request_options(generation: u64, deadline: Option<f64>) -> Outcome<RequestOptions> {
     let remaining = deadline.map(|deadline| request::seconds("deadline", deadline));
     Ok(RequestOptions {
         remaining: remaining.transpose()?,

@@ -12,6 +12,7 @@ mod dlpack;
 mod errors;
 mod export;
 mod future;
+mod gpu;
 mod memory;
 mod request;
 mod result;
@@ -33,6 +34,8 @@ mod _rowmill {
     use crate::export::write_generation;
     #[pymodule_export]
     use crate::future::{Bell, Future};
+    #[pymodule_export]
+    use crate::gpu::{Gpu, GpuMemory};
     #[pymodule_export]
     use crate::result::{Array, Result};
     #[pymodule_export]

@@ -207,7 +207,7 @@ pub(crate) fn submit(
 }
 
 /// An error of sending, which counts the batch's columns where it has names for them, else the schema's features.
-fn of_batch(error: ClientError, schema: &Schema, batch: &Batch) -> Fault {
+pub(crate) fn of_batch(error: ClientError, schema: &Schema, batch: &Batch) -> Fault {
     match batch.names() {
         Some(names) => Fault::of(error, &names),
         None => Fault::of(error, &schema.names),

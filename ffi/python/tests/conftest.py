@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from driver import Driver
 
 import rowmill
 
@@ -128,6 +129,20 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[pathli
 def client(service: Service) -> Iterator[rowmill.Client]:
     with rowmill.connect(service.url, name="tests") as client:
         yield client
+
+
+@pytest.fixture
+def library(programs: str) -> pathlib.Path:
+    # What lies beside the programs may be of an earlier build.
+    places = [pathlib.Path(programs, *folder, "libcuda_stand_in.so") for folder in (["deps"], [])]
+    found = next((place for place in places if place.exists()), None)
+    assert found, f"libcuda_stand_in.so is not in {programs}: run `cargo build --release`"
+    return found
+
+
+@pytest.fixture
+def driver(library: pathlib.Path, tmp_path: pathlib.Path) -> Driver:
+    return Driver(library, tmp_path)
 
 
 FEATURES = [

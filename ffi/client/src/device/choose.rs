@@ -7,8 +7,8 @@ use std::sync::Arc;
 use rowmill_cuda::{Attribute, Device, DeviceMemory, Flush};
 use rowmill_port::{ClientPort, Foreign, PortError};
 
-use super::Inner;
 use super::peer::peer_memory;
+use super::{Gpu, Inner};
 use crate::error::ClientError;
 use crate::memory::Region;
 
@@ -67,6 +67,17 @@ pub(crate) struct Direct {
 }
 
 impl GpuRegion {
+    /// Memory to which all results are staged; nothing is tried or registered, so that it need not be kept for the next request.
+    pub fn staged(memory: Arc<DeviceMemory>) -> GpuRegion {
+        GpuRegion {
+            memory,
+            direct: None,
+            way: Way::Staging,
+            staging: Staging::Allowed,
+            report: Vec::new(),
+        }
+    }
+
     /// The GPU's memory.
     pub fn memory(&self) -> &Arc<DeviceMemory> {
         &self.memory
@@ -82,8 +93,32 @@ impl GpuRegion {
         &self.report
     }
 
+    /// Where a range of addresses lies in it, if it does.
+    pub fn offset_of(&self, address: u64, bytes: u64) -> Option<u64> {
+        let offset = address.checked_sub(self.memory.address())?;
+        let end = offset.checked_add(bytes)?;
+        (end <= self.memory.len()).then_some(offset)
+    }
+
     pub(crate) fn may_stage(&self) -> bool {
         self.staging == Staging::Allowed
+    }
+}
+
+/// Bytes of memory that are registered for a moment, to find a way: a page of its own there.
+const TRIED_BYTES: u64 = 64 << 10;
+
+impl<P: ClientPort + Send + 'static> Gpu<P> {
+    /// Finds out how results come to memory of the GPU, with some that is registered for a moment, and what was tried: a line each.
+    ///
+    /// # Errors
+    /// As [`Gpu::register`].
+    pub fn find_way(&self, staging: Staging) -> Result<(Way, Vec<String>), ClientError> {
+        let memory = DeviceMemory::new(self.context(), TRIED_BYTES)?;
+        let tried = self.register(Arc::new(memory), staging)?;
+        let (way, report) = (tried.way, tried.report.clone());
+        self.unregister(tried)?;
+        Ok((way, report))
     }
 }
 

@@ -1,5 +1,6 @@
 """Types of what is written in Rust; its docstrings tell the rest."""
 
+import os
 import sys
 from collections.abc import Generator, Sequence
 from types import TracebackType
@@ -18,6 +19,8 @@ __all__ = [
     "Client",
     "Feature",
     "Future",
+    "Gpu",
+    "GpuMemory",
     "Jagged",
     "Result",
     "Schema",
@@ -176,6 +179,59 @@ class _Bell:
     def heard(self) -> list[int]: ...
 
 @final
+class Gpu:
+    def lookup(
+        self,
+        schema: Schema,
+        batch: _Batch,
+        *,
+        out: _Tensor | tuple[int, int],
+        stream: torch.cuda.Stream | int | None = None,
+        weights: _Numbers | None = None,
+        generation: int = 0,
+        deadline: float | None = None,
+        timeout: float = 10.0,
+    ) -> None: ...
+    def _lookup_flat(
+        self,
+        schema: Schema,
+        ids: tuple[int, int, int],
+        division: tuple[int, int, int],
+        is_offsets: bool,
+        weights: int,
+        columns: Sequence[int] | None,
+        column_count: int,
+        out: tuple[int, int],
+        stream: int,
+    ) -> None: ...
+    def register(self, memory: _Tensor | tuple[int, int]) -> GpuMemory: ...
+    def check(self) -> None: ...
+    def synchronize(self, stream: torch.cuda.Stream | int | None = None) -> None: ...
+    @property
+    def way(self) -> Literal["dma-buf", "nvidia-peermem", "staging"]: ...
+    @property
+    def report(self) -> list[str]: ...
+    @property
+    def ordinal(self) -> int: ...
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        *_exception: type[BaseException] | BaseException | TracebackType | None,
+    ) -> None: ...
+
+@final
+class GpuMemory:
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def way(self) -> Literal["dma-buf", "nvidia-peermem", "staging"]: ...
+    @property
+    def report(self) -> list[str]: ...
+
+@final
 class Client:
     def tables(self) -> list[Table]: ...
     def bind(self, features: Sequence[Feature], *, max_batch: int = 1024, output: _Output = "float32") -> Schema: ...
@@ -215,6 +271,16 @@ class Client:
         timeout: float | None = None,
     ) -> Result: ...
     def buffer(self, nbytes: int) -> Buffer: ...
+    def gpu(
+        self,
+        ordinal: int = 0,
+        *,
+        allow_staging: bool = True,
+        library: str | os.PathLike[str] | None = None,
+        staging_bytes: int = 64 << 20,
+        requests: int = 16,
+        limit: float = 10.0,
+    ) -> Gpu: ...
     def _bell(self) -> _Bell: ...
     def close(self) -> None: ...
     @property

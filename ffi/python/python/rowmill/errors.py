@@ -54,7 +54,7 @@ class WaitTimeout(Error, TimeoutError):
 
 
 class DeviceError(Error, RuntimeError):
-    """A call to a GPU's driver has failed."""
+    """A call to a GPU's driver has failed, or a stream went on without its result, in whose place there are NaNs."""
 
 
 class RefusedError(Error):

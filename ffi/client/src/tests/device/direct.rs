@@ -286,3 +286,35 @@ fn a_dataplane_that_goes_releases_streams_that_wait_for_its_nic() {
         "{outcome:?}"
     );
 }
+
+#[test]
+fn memory_that_is_not_registered_is_staged() {
+    let rig = Rig::new("", |_| ());
+    let memory = Arc::new(rig.memory());
+    let region = GpuRegion::staged(Arc::clone(&memory));
+    assert_eq!((region.way(), region.report().len()), (Way::Staging, 0));
+    let (start, bytes) = (memory.address(), memory.len());
+    assert_eq!(region.offset_of(start, bytes), Some(0));
+    assert_eq!(region.offset_of(start + 8, bytes - 8), Some(8));
+    for (address, bytes) in [(start - 1, 1), (start + 8, bytes - 7), (start, u64::MAX)] {
+        assert_eq!(region.offset_of(address, bytes), None);
+    }
+    let stream = rig.stream();
+    let options = RequestOptions::default();
+    let sent = rig
+        .gpu
+        .submit(&rig.schema, &batch(BAGS), (&region, 0), &stream, &options);
+    sent.expect("there is room");
+    rig.answer(Status::Ok);
+    rig.gpu.synchronize(&stream).expect("it was answered");
+}
+
+#[test]
+fn a_way_is_found_before_there_is_memory() {
+    let rig = Rig::new("", |_| ());
+    let (way, report) = rig.gpu.find_way(Staging::Allowed).expect("staging");
+    assert_eq!(way, Way::Staging);
+    assert_eq!(report, rig.output.report());
+    let error = rig.gpu.find_way(Staging::Refused).expect_err("no NIC");
+    assert!(matches!(error, ClientError::NoDirectWay { .. }), "{error}");
+}

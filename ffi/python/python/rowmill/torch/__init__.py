@@ -4,6 +4,7 @@ Works with and without torchrec installed; imported by itself, since it imports 
 """
 
 from rowmill.torch.export import export_tables
+from rowmill.torch.gpu import check
 from rowmill.torch.models import client_of, register, unregister
 from rowmill.torch.modules import EmbeddingBagCollection, EmbeddingCollection
 from rowmill.torch.types import (
@@ -24,6 +25,7 @@ __all__ = [
     "KeyedJaggedTensor",
     "KeyedTensor",
     "PoolingType",
+    "check",
     "client_of",
     "export_tables",
     "register",

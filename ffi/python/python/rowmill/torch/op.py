@@ -6,11 +6,12 @@ features described, by text, so that an exported program finds its client wherev
 
 from __future__ import annotations
 
-from typing import Iterator, List, NamedTuple, Optional
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 
 import rowmill
+from rowmill.torch import gpu
 from rowmill.torch.models import Model, model_of
 
 # A result that is held keeps its memory from the pool, which has room for 32 at the least. From here on they are copied.
@@ -84,11 +85,10 @@ class _Batch(NamedTuple):
             bags=last - first,
         )
 
-    def lookup(self, model: Model, schema: rowmill.Schema) -> rowmill.Result:
-        """Sends it, and waits for the result."""
+    def flat(self) -> Tuple[Any, ...]:
+        """The arguments of ``_lookup_flat`` that tell of it."""
         division = self.offsets if self.lengths is None else self.lengths
-        return model.client._lookup_flat(
-            schema,
+        return (
             _flat(self.ids),
             _flat(division),
             self.lengths is None,
@@ -96,6 +96,10 @@ class _Batch(NamedTuple):
             self.columns,
             self.column_count,
         )
+
+    def lookup(self, model: Model, schema: rowmill.Schema) -> rowmill.Result:
+        """Sends it, and waits for the result."""
+        return model.client._lookup_flat(schema, *self.flat())
 
 
 def _flat(numbers: torch.Tensor) -> tuple[int, int, int]:
@@ -157,22 +161,26 @@ def _values(model: Model, result: rowmill.Result) -> torch.Tensor:
 def _lookup(ids, lengths, offsets, weights, columns, column_count, model, plan, width, device=None):
     batch = _batch(ids, lengths, offsets, weights, columns, column_count)
     served = model_of(model)
+    device = ids.device if device is None else device
     if batch.bags == 0:
         if ids.numel() > 0:
             raise rowmill.InputError(f"there are {ids.numel()} ids and no bags; give a length for each bag")
-        values = torch.empty((0, width))
+        return torch.empty((0, width), device=device)
+    schema = served.schema(plan)
+    is_one = batch.bags <= served.max_batch and ids.numel() <= served.max_ids
+    requests = [batch] if is_one else batch.parts(batch.ends(), served)
+    if device.type == "cuda":
+        return gpu.lookup(requests, served, schema, batch.bags, width, device)
+    if is_one:
+        values = _values(served, batch.lookup(served, schema))
     else:
-        schema = served.schema(plan)
-        if batch.bags <= served.max_batch and ids.numel() <= served.max_ids:
-            values = _values(served, batch.lookup(served, schema))
-        else:
-            values = torch.empty((batch.bags, width))
-            first = 0
-            for part in batch.parts(batch.ends(), served):
-                # Copied at once, so that there is no more than one result however many parts there are.
-                values[first : first + part.bags] = part.lookup(served, schema).torch()
-                first += part.bags
-    return values.to(ids.device if device is None else device)
+        values = torch.empty((batch.bags, width))
+        first = 0
+        for part in requests:
+            # Copied at once, so that there is no more than one result however many parts there are.
+            values[first : first + part.bags] = part.lookup(served, schema).torch()
+            first += part.bags
+    return values.to(device)
 
 
 def _rows(ids, lengths, offsets, columns, column_count, model, plan, width, device=None):
