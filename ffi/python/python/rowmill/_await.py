@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 @dataclass
 class _Awaited:
     future: Future
-    waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    # Kept by the tasks that wait. A task, and so its loop, that nobody else keeps must not be kept from here.
+    waiters: weakref.WeakSet[asyncio.Future[None]] = field(default_factory=weakref.WeakSet)
 
 
 class _Ear:
@@ -47,7 +48,7 @@ class _Ear:
             self._next += 1
             self._tokens[future] = token
             self._awaited[token] = _Awaited(future)
-        self._awaited[token].waiters.append(waiter)
+        self._awaited[token].waiters.add(waiter)
         return waiter
 
     def ring_for(self, future: Future) -> None:
@@ -59,7 +60,7 @@ class _Ear:
     def forget(self, future: Future, waiter: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
         token = self._tokens[future]
         awaited = self._awaited[token]
-        awaited.waiters.remove(waiter)
+        awaited.waiters.discard(waiter)
         if awaited.waiters:
             return
         del self._awaited[token], self._tokens[future]
