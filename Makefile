@@ -8,7 +8,7 @@ BENCH := $(PROGRAMS)/rowmill-bench
 SEEDS ?= 1000
 FUZZ_SECONDS ?= 60
 
-.PHONY: help run test test-arm test-c archive install peers check test-full bench targets faults sim build setup lab test-rxe bench-rxe test-python test-gpu gpu-kit
+.PHONY: help run test test-arm test-c archive install peers check test-full bench targets faults sim build setup lab test-rxe bench-rxe test-python test-gpu gpu-kit docs
 
 help: ## List these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -85,6 +85,10 @@ targets: build ## Every bound that has to be reached: PASS, SHORT or NOT MEASURE
 	@deploy/lab/packages.sh python || true # without it those over RDMA are NOT MEASURED
 	deploy/stage-python.sh # for those beside TorchRec, which `make peers` installs
 	$(BENCH) targets
+
+docs: setup ## Reference of the crates and of the Python package, in target/doc
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps --quiet
+	@deploy/docs-python.sh
 
 peers: build ## PyTorch's embedding_bag and TorchRec's collection beside ours (installs both into the cache, about 6 GB)
 	@deploy/setup-torch.sh
