@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Generator, Sequence
-from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias, final
 
@@ -237,9 +236,3 @@ def connect(
     reply_limit: float = 10.0,
 ) -> Client: ...
 def write_generation(path: str, number: int, tables: list[tuple[str, int, int, str, int, str]]) -> None: ...
-
-def write_generation(
-    path: str | PathLike[str],
-    number: int,
-    tables: Sequence[tuple[str, int, int, str, int, str]],
-) -> None: ...
