@@ -18,7 +18,7 @@ import traceback
 import numpy as np
 import pytest
 from conftest import FEATURES, Paused, Service, descriptors
-from test_futures import warm
+from test_futures import waiters, warm
 from test_lookup import Keyed
 
 import rowmill
@@ -491,24 +491,8 @@ def test_the_service_dies_in_mid_request(own_service: Service):
     with rowmill.connect(own_service.url) as client:
         schema = warm(client)
         kept = client.lookup(schema, ONE)
-        futures, ended = [], []
-
-        def waits():
-            try:
-                client.lookup(schema, ONE)
-            except rowmill.ClosedError as error:
-                ended.append(error)
-
-        async def awaits():
-            with pytest.raises(rowmill.ClosedError):
-                await client.submit(schema, ONE)
-            ended.append(None)
-
         with Paused(own_service):
-            threads = [threading.Thread(target=waits) for _ in range(3)]
-            threads.append(threading.Thread(target=lambda: asyncio.run(awaits())))
-            for thread in threads:
-                thread.start()
+            threads, ended = waiters(client, schema, 3)
             futures = [client.submit(schema, ONE) for _ in range(2)]
             time.sleep(0.05)
             own_service.stop()

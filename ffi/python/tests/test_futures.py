@@ -240,9 +240,8 @@ def test_ctrl_c_ends_a_wait(own_service):
             assert client.lookup(schema, ONE).bags == 1
 
 
-def test_close_ends_all_waits(own_service):
-    client = rowmill.connect(own_service.url)
-    schema = warm(client)
+def waiters(client, schema, lookups):
+    """Starts threads that look up and one that awaits. Gives them, and the list to which each adds that it was told of the end."""
     ended = []
 
     def waits():
@@ -256,11 +255,18 @@ def test_close_ends_all_waits(own_service):
             await client.submit(schema, ONE)
         ended.append(None)
 
+    threads = [threading.Thread(target=waits) for _ in range(lookups)]
+    threads.append(threading.Thread(target=lambda: asyncio.run(awaits())))
+    for thread in threads:
+        thread.start()
+    return threads, ended
+
+
+def test_close_ends_all_waits(own_service):
+    client = rowmill.connect(own_service.url)
+    schema = warm(client)
     with Paused(own_service):
-        threads = [threading.Thread(target=waits) for _ in range(4)]
-        threads.append(threading.Thread(target=lambda: asyncio.run(awaits())))
-        for thread in threads:
-            thread.start()
+        threads, ended = waiters(client, schema, 4)
         future = client.submit(schema, ONE)
         time.sleep(0.1)
         client.close()
