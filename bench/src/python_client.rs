@@ -98,6 +98,12 @@ pub(crate) fn run(bench: &mut Bench, reporter: &mut Reporter) -> Result<()> {
     Ok(())
 }
 
+/// Whether it is the Rust client's turn: first in every other round.
+fn in_turns(round: usize) -> [bool; 2] {
+    let first = round.is_multiple_of(2);
+    [first, !first]
+}
+
 /// Samples a second, two requests in flight.
 fn throughput(
     bench: &mut Bench,
@@ -118,9 +124,14 @@ fn throughput(
         eprintln!("serve: {case}, round {round} of {ROUNDS} (0 warms up)");
         let mut rust = Duration::ZERO;
         let mut other = 0.0;
-        for _ in 0..REPEATS {
-            rust += pipelined(&mut driver, &queries)?;
-            other += number(&python.ask(&format!("pipelined {DEPTH}"))?)?;
+        for turn in 0..REPEATS {
+            for is_rust in in_turns(turn) {
+                if is_rust {
+                    rust += pipelined(&mut driver, &queries)?;
+                } else {
+                    other += number(&python.ask(&format!("pipelined {DEPTH}"))?)?;
+                }
+            }
         }
         if round > 0 {
             ours.push(samples / rust.as_secs_f64());
@@ -149,12 +160,17 @@ fn overhead(
     compare(&mut driver, &queries[0], python, folder)?;
     let (mut ours, mut theirs, mut more) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..=ROUNDS {
-        let mut times = histogram();
-        for query in &queries {
-            record(&mut times, round_trip(&mut driver, query)?);
+        let (mut times, mut other) = (histogram(), 0.0);
+        for is_rust in in_turns(round) {
+            if !is_rust {
+                other = number(&python.ask("single")?)?;
+                continue;
+            }
+            for query in &queries {
+                record(&mut times, round_trip(&mut driver, query)?);
+            }
         }
         let rust = quantile_us(&times, 0.5);
-        let other = number(&python.ask("single")?)?;
         if round > 0 {
             ours.push(rust);
             theirs.push(other);

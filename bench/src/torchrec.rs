@@ -146,20 +146,30 @@ fn case(spread: Spread, setting: &Setting) -> [String; 2] {
     })
 }
 
-/// Samples a second of ours, TorchRec's and the loop, in rounds.
+/// Samples a second of ours, TorchRec's and the loop, in rounds; every other round goes in the opposite order.
 fn in_turns(ours: &mut Python, theirs: &mut Python, rounds: usize) -> Result<Vec<[f64; 3]>> {
     let samples = f64::from(SAMPLES) * QUERIES as f64;
-    let mut round = || -> Result<[f64; 3]> {
-        Ok([
-            samples / ours.seconds("round")?,
-            samples / theirs.seconds("round")?,
-            samples / theirs.seconds("loop")?,
-        ])
+    let mut round = |number: usize| -> Result<[f64; 3]> {
+        let mut rates = [0.0; 3];
+        for place in 0..3 {
+            let side = if number.is_multiple_of(2) {
+                place
+            } else {
+                2 - place
+            };
+            rates[side] = samples
+                / match side {
+                    0 => ours.seconds("round")?,
+                    1 => theirs.seconds("round")?,
+                    _ => theirs.seconds("loop")?,
+                };
+        }
+        Ok(rates)
     };
-    for _ in 0..3 {
-        round()?; // Warms up.
+    for number in 0..3 {
+        round(number)?; // Warms up.
     }
-    (0..rounds).map(|_| round()).collect()
+    (0..rounds).map(round).collect()
 }
 
 /// Both sides give the same vectors, but for roundings: sums are taken in another order.
