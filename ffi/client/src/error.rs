@@ -66,7 +66,9 @@ pub enum BatchError {
         columns: usize,
     },
     /// The lengths don't add up to the ids given.
-    #[error("feature {feature}: the lengths add up to {sum} but {ids} ids are given")]
+    #[error(
+        "feature {feature}: the lengths add up to {sum} but {ids} ids are given; give lengths or offsets that divide all ids"
+    )]
     LengthSum {
         /// The feature.
         feature: usize,

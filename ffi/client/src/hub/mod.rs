@@ -47,7 +47,7 @@ use crate::view::JaggedView;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HubOptions {
     /// Bytes of a region of the pool; one is larger where four results of the size that it is made for don't fit. There are at
-    /// most 8, made when they are needed. The default is 4 MiB.
+    /// most 8, made when they are needed; those that are free make way where a larger one is. The default is 4 MiB.
     pub pool_region_bytes: u64,
     /// Most results that are in flight or held at a time. The default is 4,096.
     pub results: u32,
