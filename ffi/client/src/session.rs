@@ -98,7 +98,7 @@ impl<P: ClientPort> Session<P> {
     /// The model's tables; asked for once a session.
     ///
     /// # Errors
-    /// [`ClientError::Port`], [`ClientError::Closed`].
+    /// [`ClientError::Port`], [`ClientError::Closed`], [`ClientError::NoAnswer`], [`ClientError::Interrupted`].
     pub fn tables(&mut self) -> Result<&[TableEntry], ClientError> {
         if self.tables.is_none() {
             self.tables = Some(self.port.tables()?);
@@ -110,7 +110,8 @@ impl<P: ClientPort> Session<P> {
     ///
     /// # Errors
     /// [`ClientError::TooLarge`] where as many others are bound as a connection can have; [`ClientError::Port`] with the
-    /// dataplane's refusal: an unknown table, outputs that overlap or are misaligned.
+    /// dataplane's refusal: an unknown table, outputs that overlap or are misaligned; [`ClientError::NoAnswer`],
+    /// [`ClientError::Interrupted`].
     pub fn bind(&mut self, schema: Schema) -> Result<BoundSchema, ClientError> {
         if self.closed {
             return Err(self.gone());
@@ -124,6 +125,8 @@ impl<P: ClientPort> Session<P> {
             MAX_SCHEMAS.into(),
             "use those that are bound for all batches, or connect once more for others",
         )?;
+        // Asked for first: a schema that is bound then is not lost for want of them.
+        self.tables()?;
         let id = self.port.bind(&schema)?;
         let session = self.id;
         let bound = BoundSchema::new(session, id, schema, self.tables()?);
@@ -138,7 +141,8 @@ impl<P: ClientPort> Session<P> {
     /// Makes and registers memory for results.
     ///
     /// # Errors
-    /// [`ClientError::TooLarge`] above the dataplane's limit, [`ClientError::Port`].
+    /// [`ClientError::TooLarge`] above the dataplane's limit, [`ClientError::Port`], [`ClientError::NoAnswer`],
+    /// [`ClientError::Interrupted`].
     pub fn region(&mut self, bytes: usize) -> Result<Region, ClientError> {
         let limit = self.welcome().max_region;
         within(
@@ -180,7 +184,8 @@ impl<P: ClientPort> Session<P> {
     /// Gives a region up.
     ///
     /// # Errors
-    /// [`ClientError::RegionInUse`] while it has targets; [`ClientError::Port`].
+    /// [`ClientError::RegionInUse`] while it has targets; else it is given up, also where the call fails: [`ClientError::Port`],
+    /// [`ClientError::NoAnswer`], [`ClientError::Interrupted`].
     ///
     /// # Panics
     /// If the region was given up before.

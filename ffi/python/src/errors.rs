@@ -251,7 +251,14 @@ fn class_of(error: &ClientError) -> Class {
         | ClientError::NoDirectWay { .. }
         | ClientError::Port(PortError::Unsupported { .. }) => Class::Device,
         ClientError::Port(PortError::Refused { refusal, .. }) => Class::of_status(refusal.status),
-        ClientError::Port(PortError::Protocol(_) | PortError::System { .. }) => Class::Error,
+        ClientError::NoAnswer { .. }
+        | ClientError::Interrupted
+        | ClientError::Port(
+            PortError::NoAnswer { .. }
+            | PortError::Interrupted
+            | PortError::Protocol(_)
+            | PortError::System { .. },
+        ) => Class::Error,
     }
 }
 

@@ -134,9 +134,11 @@ impl Pool {
         region: Region,
     ) -> Result<(), ClientError> {
         self.check(&region)?;
-        session.unregister(region)?;
-        self.memory.retain(|(known, _)| *known != region);
-        Ok(())
+        let outcome = session.unregister(region);
+        if !matches!(outcome, Err(ClientError::RegionInUse { .. })) {
+            self.memory.retain(|(known, _)| *known != region);
+        }
+        outcome
     }
 
     /// Whether it is a region of this client.
