@@ -78,6 +78,7 @@ mod flight;
 mod frame;
 mod hub;
 mod memory;
+mod narrow;
 mod options;
 mod ports;
 mod requests;
