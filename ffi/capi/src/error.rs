@@ -40,9 +40,10 @@ impl From<ClientError> for Error {
                 }
                 of_port(port)
             }
-            ClientError::Closed | ClientError::Lost { .. } | ClientError::Stopped { .. } => {
-                ROWMILL_CLOSED as c_int
-            }
+            ClientError::Closed
+            | ClientError::GpuClosed
+            | ClientError::Lost { .. }
+            | ClientError::Stopped { .. } => ROWMILL_CLOSED as c_int,
             ClientError::Forked => ROWMILL_FORKED as c_int,
             ClientError::NoCredit
             | ClientError::NoSourceSpace

@@ -294,6 +294,9 @@ pub enum ClientError {
     /// A stream has gone on without the result that it waited for.
     #[error("a stream went on without its result, in whose place are NaNs: {0}")]
     NoResult(StreamFailure),
+    /// The GPU was closed.
+    #[error("the GPU was closed; open it again")]
+    GpuClosed,
     /// A ticket whose answer was taken.
     #[error("the ticket's answer has already been taken")]
     UnknownTicket,

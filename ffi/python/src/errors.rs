@@ -203,6 +203,7 @@ fn class_of(error: &ClientError) -> Class {
             PortError::Connect { .. } | PortError::Listen { .. } | PortError::Endpoint { .. },
         ) => Class::Connect,
         ClientError::Closed
+        | ClientError::GpuClosed
         | ClientError::Lost { .. }
         | ClientError::Forked
         | ClientError::Stopped { .. }

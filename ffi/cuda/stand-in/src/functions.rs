@@ -575,6 +575,16 @@ unsafe extern "C" fn cuStreamWaitValue32_v2(
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamGetId(stream: *mut c_void, id: *mut u64) -> c_int {
+    let state = call!("cuStreamGetId", current);
+    let handle = stream as usize;
+    some!(state.stream(handle), INVALID_HANDLE);
+    // Handles are not given again. Both of the legacy default stream are below those.
+    // SAFETY: as CUDA asks.
+    unsafe { answer(id, handle.max(1) as u64) }
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamIsCapturing(stream: *mut c_void, status: *mut c_int) -> c_int {
     let state = call!("cuStreamIsCapturing", current);
     let stream = some!(state.stream(stream as usize), INVALID_HANDLE);
