@@ -52,9 +52,10 @@ impl From<ClientError> for Error {
             ClientError::Cuda(cuda::Error::NotDeviceMemory { .. } | cuda::Error::Empty) => {
                 ROWMILL_INVALID as c_int
             }
-            ClientError::Cuda(_) | ClientError::NoResult(_) | ClientError::NoDirectWay { .. } => {
-                ROWMILL_DEVICE as c_int
-            }
+            ClientError::Cuda(_)
+            | ClientError::NoResult(_)
+            | ClientError::NoDirectWay { .. }
+            | ClientError::NoWay { .. } => ROWMILL_DEVICE as c_int,
             _ => ROWMILL_INVALID as c_int,
         };
         Error { code, text }

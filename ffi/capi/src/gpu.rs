@@ -115,7 +115,7 @@ impl Gpu {
         let region = Arc::into_inner(registered.swap_remove(found));
         drop(registered);
         match region {
-            Some(region) => Ok(self.gpu.unregister(region)?),
+            Some(region) => Ok(self.gpu.unregister(&region)?),
             // Another thread sends a request there at this moment.
             None => Err(Error::invalid(
                 "the memory is in use by a call of another thread; it stays registered until the GPU is closed",

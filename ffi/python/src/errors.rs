@@ -230,6 +230,7 @@ fn class_of(error: &ClientError) -> Class {
         ClientError::Cuda(_)
         | ClientError::NoResult(_)
         | ClientError::NoDirectWay { .. }
+        | ClientError::NoWay { .. }
         | ClientError::Port(PortError::Unsupported { .. }) => Class::Device,
         ClientError::Port(PortError::Refused { refusal, .. }) => Class::of_status(refusal.status),
         ClientError::Port(PortError::Protocol(_) | PortError::System { .. }) => Class::Error,

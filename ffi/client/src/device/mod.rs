@@ -164,11 +164,11 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
 
     /// Makes memory of the GPU a place for results: finds out how they come there, tries that with a small transfer, and reports
     /// what was tried. With a NIC: as a dma-buf, else through nvidia-peermem, else staging. Memory for NICs is best taken once, in
-    /// large pieces at multiples of 64 KiB. What it has stays as it is.
+    /// large pieces at multiples of 64 KiB. What it has stays as it is. It takes one schema of the connection's, the first time.
     ///
     /// # Errors
-    /// [`ClientError::NoDirectWay`] where staging is refused and there is nothing else; [`ClientError::Cuda`];
-    /// [`ClientError::GpuClosed`]; those of [`Hub::region`], [`Hub::bind`].
+    /// [`ClientError::NoDirectWay`] where staging is refused and there is nothing else; [`ClientError::NoWay`] where that does not
+    /// work, too; [`ClientError::Cuda`]; [`ClientError::GpuClosed`]; those of [`Hub::region`].
     pub fn register(
         &self,
         memory: Arc<DeviceMemory>,
@@ -177,11 +177,11 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
         self.open_inner()?.choose(memory, staging)
     }
 
-    /// Gives a region up that [`Gpu::register`] has made, also after [`Gpu::close`].
+    /// Gives a region up that [`Gpu::register`] has made, also after [`Gpu::close`]. It is of no use afterwards.
     ///
     /// # Errors
     /// As [`Hub::unregister`]; it is registered until the connection ends then.
-    pub fn unregister(&self, region: GpuRegion) -> Result<(), ClientError> {
+    pub fn unregister(&self, region: &GpuRegion) -> Result<(), ClientError> {
         let inner = self.inner()?;
         let Some(direct) = region.direct else {
             return Ok(());
@@ -245,7 +245,7 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
 
     /// Whether it was closed.
     pub fn is_closed(&self) -> bool {
-        self.inner.closed.load(Ordering::Acquire)
+        self.inner.is_closed()
     }
 
     fn inner(&self) -> Result<&Inner<P>, ClientError> {
@@ -266,6 +266,10 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
 }
 
 impl<P: ClientPort + Send + 'static> Inner<P> {
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<Open<P>>> {
         // A panic between two statements leaves a slot in use, and no more.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)

@@ -111,6 +111,11 @@ impl<P: ClientPort> Requests<P> {
         self.region
     }
 
+    /// The memory of the region.
+    pub(crate) fn staging(&self) -> &RegionMemory {
+        self.memory.owner()
+    }
+
     pub(crate) fn watches(&self) -> impl Iterator<Item = &Arc<Watch>> {
         self.slots.iter().map(|slot| &slot.watch)
     }

@@ -13,7 +13,7 @@ use super::requests::{Requests, Taken};
 use super::spans::{self, Span};
 use super::{Gpu, Inner, Open};
 use crate::error::ClientError;
-use crate::hub::{Ids, Place};
+use crate::hub::{Ids, Place, RegionMemory};
 use crate::options::RequestOptions;
 use crate::schema::BoundSchema;
 use crate::session::within;
@@ -93,7 +93,8 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
             }
             inner.staged_instead.fetch_add(1, Ordering::Relaxed);
         }
-        inner.send_staged(schema, ids, (memory, offset), stream, options)
+        let as_it_is = |_: &RegionMemory, _| ();
+        inner.send_staged(schema, ids, (memory, offset), stream, options, as_it_is)
     }
 }
 
@@ -116,14 +117,15 @@ impl<P: ClientPort + Send + 'static> Inner<P> {
         Ok(taken)
     }
 
-    /// Sends a request whose result is staged, and queues its copies.
-    fn send_staged(
+    /// Sends a request whose result is staged, once `prepare` was told the place in the staging, and queues its copies.
+    pub(super) fn send_staged(
         &self,
         schema: &BoundSchema,
         ids: Ids<'_>,
         to: (&DeviceMemory, u64),
         stream: &Stream,
         options: &RequestOptions,
+        prepare: impl FnOnce(&RegionMemory, u64),
     ) -> Result<(), ClientError> {
         let bags = ids.bags() as u32;
         let needed = schema.target_bytes(bags);
@@ -136,7 +138,9 @@ impl<P: ClientPort + Send + 'static> Inner<P> {
         let mut open = self.lock();
         let open = open.as_mut().ok_or(ClientError::GpuClosed)?;
         let taken = self.take(&mut open.requests, &current, needed, true)?;
-        let place = Place::At(open.requests.region(), taken.place.expect("it is staged"));
+        let place = taken.place.expect("it is staged");
+        prepare(open.requests.staging(), place);
+        let place = Place::At(open.requests.region(), place);
         let welcome = self.hub.welcome();
         let lanes = welcome.split.lanes.min(MAX_LANES);
         let rule = SplitRule {
