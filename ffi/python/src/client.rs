@@ -349,7 +349,7 @@ impl Client {
         Ok(buffer.map_err(|error| Fault::of(error, &[]))?)
     }
 
-    /// Opens a GPU as a place for results; see :meth:`Gpu.lookup`. It takes a region of this client's 16, pinned memory, and a thread:
+    /// Opens a GPU as a place for results; see :meth:`Gpu.lookup`. It takes a region of this client's 16, a schema, pinned memory, and a thread:
     /// open it once.
     ///
     /// How results come to its memory is found out, and tried with a small transfer: a NIC writes them there, as a dma-buf or through

@@ -237,6 +237,7 @@ fn class_of(error: &ClientError) -> Class {
             PortError::Connect { .. } | PortError::Listen { .. } | PortError::Endpoint { .. },
         ) => Class::Connect,
         ClientError::Closed
+        | ClientError::GpuClosed
         | ClientError::Lost { .. }
         | ClientError::Forked
         | ClientError::Stopped { .. }
@@ -263,6 +264,7 @@ fn class_of(error: &ClientError) -> Class {
         ClientError::Cuda(_)
         | ClientError::NoResult(_)
         | ClientError::NoDirectWay { .. }
+        | ClientError::NoWay { .. }
         | ClientError::Port(PortError::Unsupported { .. }) => Class::Device,
         ClientError::Port(PortError::Refused { refusal, .. }) => Class::of_status(refusal.status),
         ClientError::NoAnswer { .. } | ClientError::Port(PortError::NoAnswer { .. }) => {
