@@ -220,6 +220,7 @@ fn class_of(error: &ClientError) -> Class {
         | ClientError::TooLarge { .. }
         | ClientError::TargetPlace { .. }
         | ClientError::TargetMisaligned { .. }
+        | ClientError::AddressMisaligned { .. }
         | ClientError::TargetTooSmall { .. }
         | ClientError::NotInResult { .. }
         | ClientError::OtherClient { .. }
