@@ -129,7 +129,8 @@ impl Client {
         Ok(tables.iter().map(Table::of).collect())
     }
 
-    /// Tells the dataplane the features that batches will have. A client can bind 16 schemas.
+    /// Tells the dataplane the features that batches will have. A client can bind 16 schemas; one that is equal to a bound one is
+    /// not counted again.
     ///
     /// Args:
     ///     features: At least one, at most 256; batches are matched with them by name.
@@ -141,7 +142,7 @@ impl Client {
     ///
     /// Raises:
     ///     FeatureError: Two features have the same name.
-    ///     InputError: The model has no such table, or there is no such output.
+    ///     InputError: The model has no such table, there is no such output, or 16 other schemas are bound.
     ///     RefusedError: The dataplane refuses it.
     ///     ClosedError: The connection has ended.
     #[pyo3(signature = (features, *, max_batch = 1024, output = "float32"))]
@@ -214,6 +215,7 @@ impl Client {
             out: Out::of(&self.buffers, out, schema, batch.bags)?,
             batch,
             options: request_options(generation, deadline)?,
+            before: None,
         };
         request::lookup(py, &hub, self.wait, schema, &request, timeout)
     }
@@ -252,6 +254,7 @@ impl Client {
             out: Out::of(&slf.get().buffers, out, schema, batch.bags)?,
             batch,
             options: request_options(generation, deadline)?,
+            before: None,
         };
         let sent = request::submit(slf.py(), &hub, schema, &request)?;
         Ok(Future::new(sent, slf.clone().unbind()))
@@ -268,13 +271,15 @@ impl Client {
     ///     columns: Which of the batch's columns each feature of the schema takes; its own if not given.
     ///     column_count: Columns of the batch.
     ///     out, generation, deadline, timeout: As :meth:`lookup`.
+    ///     before: Where it is a part of a batch: the ids of each feature of the schema that come before it there, so that
+    ///         :class:`IdError` counts over the whole batch.
     ///
     /// Returns:
     ///     Result: The vectors.
     ///
     /// Raises:
     ///     InputError: As :meth:`lookup`. What the addresses say is believed.
-    #[pyo3(signature = (schema, ids, division, is_offsets, weights, columns, column_count, out = None, generation = 0, deadline = None, timeout = None))]
+    #[pyo3(signature = (schema, ids, division, is_offsets, weights, columns, column_count, out = None, generation = 0, deadline = None, timeout = None, before = None))]
     #[expect(clippy::too_many_arguments, reason = "an inner call of few types")]
     fn _lookup_flat(
         &self,
@@ -290,6 +295,7 @@ impl Client {
         generation: u64,
         deadline: Option<f64>,
         timeout: Option<f64>,
+        before: Option<Vec<u64>>,
     ) -> PyResult<Result> {
         let hub = self.open()?;
         let flat = Flat {
@@ -304,6 +310,7 @@ impl Client {
             out: Out::of(&self.buffers, out, schema, batch.bags)?,
             batch,
             options: request_options(generation, deadline)?,
+            before,
         };
         request::lookup(py, &hub, self.wait, schema, &request, timeout)
     }

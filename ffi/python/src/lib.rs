@@ -14,6 +14,7 @@ mod export;
 mod future;
 mod gpu;
 mod memory;
+mod once;
 mod request;
 mod result;
 mod schema;

@@ -8,7 +8,7 @@ use rowmill_client::{ClientError, Hub, Pending, Reply, RequestOptions, Wait};
 
 use crate::batch::Batch;
 use crate::buffer::{Out, Registered};
-use crate::errors::{Class, Fault, Outcome};
+use crate::errors::{self, Class, Fault, Outcome};
 use crate::memory::{Held, Keeper};
 use crate::result::Result as Answer;
 use crate::schema::{Layout, Schema};
@@ -21,6 +21,8 @@ pub(crate) struct Request {
     pub(crate) batch: Batch,
     pub(crate) out: Out,
     pub(crate) options: RequestOptions,
+    /// Of a batch that is a part of another one: the ids of each feature that come before it there.
+    pub(crate) before: Option<Vec<u64>>,
 }
 
 /// What a result needs to know of its request.
@@ -31,6 +33,7 @@ pub(crate) struct Asked {
     vectors: Option<Vec<usize>>,
     /// The caller's memory for it.
     out: Option<(Arc<Registered>, usize)>,
+    before: Option<Vec<u64>>,
 }
 
 /// A request that was sent.
@@ -42,13 +45,16 @@ pub(crate) struct Sent {
 
 impl Asked {
     fn of(schema: &Schema, request: &Request) -> Asked {
-        let Request { batch, out, .. } = request;
+        let Request {
+            batch, out, before, ..
+        } = request;
         Asked {
             layout: Arc::clone(&schema.layout),
             names: Arc::clone(&schema.names),
             bags: batch.bags,
             vectors: batch.vectors(schema),
             out: out.memory.clone(),
+            before: before.clone(),
         }
     }
 
@@ -68,9 +74,13 @@ impl Asked {
     /// The result that an answer brings.
     pub(crate) fn result(&self, reply: Reply) -> Outcome<Answer> {
         let names = &self.names;
-        reply
-            .outcome
-            .map_err(|failure| Fault::of_failure(failure, names))?;
+        reply.outcome.map_err(|failure| {
+            let failure = match &self.before {
+                Some(before) => errors::counted_from(failure, before),
+                None => failure,
+            };
+            Fault::of_failure(failure, names)
+        })?;
         // A place of the caller's own is the caller's again; what is in the pool is lent.
         let keeper = match &self.out {
             Some((registered, offset)) => Keeper::Buffer(Arc::clone(registered), *offset),
