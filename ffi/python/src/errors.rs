@@ -223,6 +223,7 @@ fn class_of(error: &ClientError) -> Class {
             PortError::Connect { .. } | PortError::Listen { .. } | PortError::Endpoint { .. },
         ) => Class::Connect,
         ClientError::Closed
+        | ClientError::GpuClosed
         | ClientError::Lost { .. }
         | ClientError::Forked
         | ClientError::Stopped { .. }
@@ -249,6 +250,7 @@ fn class_of(error: &ClientError) -> Class {
         ClientError::Cuda(_)
         | ClientError::NoResult(_)
         | ClientError::NoDirectWay { .. }
+        | ClientError::NoWay { .. }
         | ClientError::Port(PortError::Unsupported { .. }) => Class::Device,
         ClientError::Port(PortError::Refused { refusal, .. }) => Class::of_status(refusal.status),
         ClientError::NoAnswer { .. }

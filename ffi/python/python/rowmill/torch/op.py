@@ -209,9 +209,14 @@ def _lookup(ids, lengths, offsets, weights, columns, column_count, model, plan, 
 def _rows(ids, lengths, offsets, columns, column_count, model, plan, width, device=None):
     batch = _batch(ids, lengths, offsets, None, columns, column_count)
     served = model_of(model)
+    device = ids.device if device is None else device
     pieces: List[List[torch.Tensor]] = [[] for _ in columns]
     ends = batch.ends()
     if ids.numel() > 0:
+        if device.type == "cuda":
+            values = gpu.rows(batch, ends, served, plan, _BLOCKS, width, device)
+            if values is not None:
+                return values
         most = int(ends[:, -1].max())
         block = next((block for block in _BLOCKS if most <= block), _BLOCKS[-1])
         schema = served.schema(plan, block)
@@ -222,7 +227,7 @@ def _rows(ids, lengths, offsets, columns, column_count, model, plan, width, devi
                 own.append(vectors if part.bags == batch.bags else vectors.clone())
     found = [piece for own in pieces for piece in own]
     values = torch.cat(found) if found else torch.empty((0, width))
-    return values.to(ids.device if device is None else device)
+    return values.to(device)
 
 
 def _lookup_fake(ids, lengths, offsets, weights, columns, column_count, model, plan, width, device=None):
