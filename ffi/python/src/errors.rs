@@ -17,6 +17,7 @@ pub(crate) enum Class {
     Closed,
     Busy,
     WaitTimeout,
+    ReplyTimeout,
     Device,
     Refused,
     Id,
@@ -36,6 +37,7 @@ impl Class {
             Class::Closed => "ClosedError",
             Class::Busy => "BusyError",
             Class::WaitTimeout => "WaitTimeout",
+            Class::ReplyTimeout => "ReplyTimeout",
             Class::Device => "DeviceError",
             Class::Refused => "RefusedError",
             Class::Id => "IdError",
@@ -54,6 +56,18 @@ impl Class {
             _ => Class::Refused,
         }
     }
+}
+
+/// The class of the exception for each status of the protocol, by their names.
+///
+/// Returns:
+///     list[tuple[str, str]]: Without that of requests that have their result.
+#[pyfunction]
+pub(crate) fn _status_classes() -> Vec<(&'static str, &'static str)> {
+    let failures = Status::ALL.iter().filter(|&&status| status != Status::Ok);
+    failures
+        .map(|&status| (status.name(), Class::of_status(status).name()))
+        .collect()
 }
 
 /// What a refusal tells beside its text.
@@ -253,13 +267,12 @@ fn class_of(error: &ClientError) -> Class {
         | ClientError::NoWay { .. }
         | ClientError::Port(PortError::Unsupported { .. }) => Class::Device,
         ClientError::Port(PortError::Refused { refusal, .. }) => Class::of_status(refusal.status),
-        ClientError::NoAnswer { .. }
-        | ClientError::Interrupted
+        ClientError::NoAnswer { .. } | ClientError::Port(PortError::NoAnswer { .. }) => {
+            Class::ReplyTimeout
+        }
+        ClientError::Interrupted
         | ClientError::Port(
-            PortError::NoAnswer { .. }
-            | PortError::Interrupted
-            | PortError::Protocol(_)
-            | PortError::System { .. },
+            PortError::Interrupted | PortError::Protocol(_) | PortError::System { .. },
         ) => Class::Error,
     }
 }

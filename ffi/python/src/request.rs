@@ -8,6 +8,7 @@ use rowmill_client::{ClientError, Hub, Pending, Reply, RequestOptions, Wait};
 
 use crate::batch::Batch;
 use crate::buffer::{Out, Registered};
+use crate::control;
 use crate::errors::{self, Class, Fault, Outcome};
 use crate::memory::{Held, Keeper};
 use crate::result::Result as Answer;
@@ -121,6 +122,14 @@ impl Patience {
         Ok(Patience { until, timeout })
     }
 
+    /// Until there is something, or a signal.
+    pub(crate) fn endless() -> Patience {
+        Patience {
+            until: None,
+            timeout: None,
+        }
+    }
+
     fn slice(&self) -> Duration {
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         self.until.map_or(SLICE, |until| left(until).min(SLICE))
@@ -166,21 +175,32 @@ pub(crate) fn lookup(
     }
     let patience = Patience::new(timeout)?;
     let mut sent: Option<Pending> = None;
-    let answer = patience.wait(py, |slice| {
-        let mut limit = slice;
-        if sent.is_none() {
-            let began = Instant::now();
-            sent = request.batch.with_view(|view| {
-                let Request { out, options, .. } = request;
-                hub.submit_within(&schema.bound, view, out.place, options, wait, Some(slice))
-            })?;
-            limit = slice.saturating_sub(began.elapsed());
+    let mut answer;
+    loop {
+        answer = patience.wait(py, |slice| {
+            let mut limit = slice;
+            if sent.is_none() {
+                let began = Instant::now();
+                let submit = || {
+                    request.batch.with_view(|view| {
+                        let Request { out, options, .. } = request;
+                        let limit = Some(slice);
+                        hub.submit_within(&schema.bound, view, out.place, options, wait, limit)
+                    })
+                };
+                sent = control::impatiently(submit)?;
+                limit = slice.saturating_sub(began.elapsed());
+            }
+            match &mut sent {
+                Some(pending) => pending.wait_for(wait, limit),
+                None => Ok(None),
+            }
+        });
+        match answer {
+            Ok(Err(ClientError::Interrupted)) => make_room(py, &patience, hub, schema, &asked)?,
+            _ => break,
         }
-        match &mut sent {
-            Some(pending) => pending.wait_for(wait, limit),
-            None => Ok(None),
-        }
-    });
+    }
     let answer = match answer {
         Ok(answer) => answer,
         Err(fault) => {
@@ -191,6 +211,20 @@ pub(crate) fn lookup(
     };
     let reply = answer.map_err(|error| of_batch(error, schema, &request.batch))?;
     Ok(asked.result(reply)?)
+}
+
+/// Asks for room for a result, which the dataplane takes some time for.
+fn make_room(
+    py: Python<'_>,
+    patience: &Patience,
+    hub: &Hub,
+    schema: &Schema,
+    asked: &Asked,
+) -> Outcome<()> {
+    let bytes = schema.result_bytes(asked.bags as u32);
+    let hub = hub.clone();
+    let made = control::call(py, patience, move || hub.make_room(bytes))?;
+    made.map_err(|error| Fault::of(error, &asked.names))
 }
 
 /// Sends a request, if there is room for it.
@@ -205,12 +239,17 @@ pub(crate) fn submit(
         let pending = None;
         return Ok(Sent { asked, pending });
     }
-    let pending = py.detach(|| {
+    let submit = || {
         request.batch.with_view(|view| {
             let Request { out, options, .. } = request;
             hub.submit(&schema.bound, view, out.place, options)
         })
-    });
+    };
+    let mut pending = py.detach(|| control::impatiently(submit));
+    while matches!(pending, Err(ClientError::Interrupted)) {
+        make_room(py, &Patience::endless(), hub, schema, &asked)?;
+        pending = py.detach(|| control::impatiently(submit));
+    }
     let pending = pending.map_err(|error| of_batch(error, schema, &request.batch))?;
     let pending = Some(pending);
     Ok(Sent { asked, pending })

@@ -251,6 +251,34 @@ impl<P: ClientPort> Hub<P> {
         self.ask(|inner| inner.session.bind(schema))
     }
 
+    /// Makes room in the pool for a result of so many bytes, so that the next submission need not ask the dataplane for it, if nobody
+    /// else takes it before.
+    ///
+    /// # Errors
+    /// [`ClientError::ResultsHeld`] where results have to be dropped first; as [`Session::region`].
+    pub fn make_room(&self, bytes: u64) -> Result<(), ClientError> {
+        self.ask(|inner| {
+            let Inner {
+                session,
+                leases,
+                pool,
+                ..
+            } = inner;
+            leases.take_in(session);
+            let held = leases.taken();
+            match pool.take(session, bytes)? {
+                Some(target) => {
+                    session.release(target);
+                    Ok(())
+                }
+                None => Err(ClientError::ResultsHeld {
+                    needed: bytes,
+                    held,
+                }),
+            }
+        })
+    }
+
     /// Makes and registers memory of the caller's choice for results; see [`Place::At`].
     ///
     /// # Errors

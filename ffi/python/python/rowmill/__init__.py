@@ -40,6 +40,7 @@ from rowmill.errors import (
     InputError,
     OverloadedError,
     RefusedError,
+    ReplyTimeout,
     WaitTimeout,
 )
 
@@ -65,6 +66,7 @@ __all__ = [
     "Jagged",
     "OverloadedError",
     "RefusedError",
+    "ReplyTimeout",
     "Result",
     "Schema",
     "Table",

@@ -27,6 +27,7 @@ __all__ = [
     "Table",
     "_Bell",
     "__version__",
+    "_status_classes",
     "connect",
     "write_generation",
 ]
@@ -321,4 +322,5 @@ def connect(
     wait: Literal["block", "sleep", "poll"] = "block",
     reply_limit: float = 10.0,
 ) -> Client: ...
+def _status_classes() -> list[tuple[str, str]]: ...
 def write_generation(path: str, number: int, tables: list[tuple[str, int, int, str, int, str]]) -> None: ...
