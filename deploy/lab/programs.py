@@ -19,7 +19,11 @@ TESTED = {"rowmill-verbs": "", "rowmill-port": "rdma"}
 # Packages whose programs scenarios start.
 SERVED = ["rowmill-rowmilld", "rowmill-cli", "rowmill-bench", "rowmill-tests"]
 
+# What the C examples need: the library, and a GPU that is none.
+LINKED = ["rowmill-capi", "rowmill-cuda-stand-in"]
+
 BUILD_LIMIT_S = 1500
+COMPILE_LIMIT_S = 120
 
 
 @dataclasses.dataclass
@@ -30,9 +34,9 @@ class Built:
 
 
 def build(kinds, folder, log):
-    """Builds what scenarios ask for (`tests`, `bins`) and lists it in `folder`."""
+    """Builds what scenarios ask for (`tests`, `bins`, `c`) and lists it in `folder`."""
     built = Built(folder, [])
-    for kind in ("tests", "bins"):
+    for kind in ("tests", "bins", "c"):
         (folder / kind).mkdir(parents=True)
     if not kinds:
         return built
@@ -46,6 +50,8 @@ def build(kinds, folder, log):
         packages = choose(SERVED, homes)
         for found in artifacts(["build", "--release", "--bins"], packages, log):
             place(built, folder / "bins" / found["target"]["name"], found, "")
+    if "c" in kinds:
+        examples(folder / "c", log)
     return built
 
 
@@ -80,6 +86,27 @@ def place(built, path, found, word):
     for needed in (executable.parent, home):
         if needed not in built.visible:
             built.visible.append(needed)
+
+
+def examples(folder, log):
+    """The examples in C, with the library that they are linked with and the stand-in for CUDA's driver beside them."""
+    names = [part for package in LINKED for part in ("-p", package)]
+    lines = cargo(["build", "--release", "--message-format=json-render-diagnostics", *names], log)
+    files = [pathlib.Path(file) for line in lines if line.startswith("{") for file in json.loads(line).get("filenames", [])]
+    archive = next(file for file in files if file.name == "librowmill_capi.a")
+    shutil.copy(next(file for file in files if file.name == "libcuda_stand_in.so"), folder)
+    run([CHECKOUT / "ffi/capi/install.sh", folder, archive.parent], log)
+    for source in sorted((CHECKOUT / "ffi/capi/examples").glob("*.c")):
+        run(["cc", "-std=gnu11", "-O1", "-I", folder / "include", source, "-o", folder / source.stem, "-L", folder / "lib",
+             f"-Wl,-rpath,{folder}/lib", "-lrowmill", "-lpthread", "-ldl", "-lm"], log)
+
+
+def run(command, log):
+    with open(log, "ab") as messages:
+        status = proc.run([str(part) for part in command], COMPILE_LIMIT_S, cwd=CHECKOUT, stdout=messages, stderr=messages)
+    if status != 0:
+        tail = pathlib.Path(log).read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
+        raise cache.CannotBuild("\n".join([f"{command[0]} failed; {log} ends with:", *tail]))
 
 
 def artifacts(command, packages, log):

@@ -16,6 +16,7 @@ mod contract;
 mod control;
 mod fork;
 mod patience;
+mod quiet;
 #[cfg(feature = "rdma")]
 pub mod rdma;
 mod reconnect;
@@ -31,5 +32,6 @@ pub use contract::{
 };
 pub use fork::{MAX_LISTED, ParentFd, Process};
 pub use patience::Interrupt;
+pub use quiet::spawn_quiet;
 pub use reconnect::Backoff;
 pub use rest::{Rest, WakeFds};

@@ -40,9 +40,10 @@ impl From<ClientError> for Error {
                 }
                 of_port(port)
             }
-            ClientError::Closed | ClientError::Lost { .. } | ClientError::Stopped { .. } => {
-                ROWMILL_CLOSED as c_int
-            }
+            ClientError::Closed
+            | ClientError::GpuClosed
+            | ClientError::Lost { .. }
+            | ClientError::Stopped { .. } => ROWMILL_CLOSED as c_int,
             ClientError::NoAnswer { .. } | ClientError::Interrupted => ROWMILL_TIMEOUT as c_int,
             ClientError::Forked => ROWMILL_FORKED as c_int,
             ClientError::NoCredit
@@ -52,9 +53,10 @@ impl From<ClientError> for Error {
             ClientError::Cuda(cuda::Error::NotDeviceMemory { .. } | cuda::Error::Empty) => {
                 ROWMILL_INVALID as c_int
             }
-            ClientError::Cuda(_) | ClientError::NoResult(_) | ClientError::NoDirectWay { .. } => {
-                ROWMILL_DEVICE as c_int
-            }
+            ClientError::Cuda(_)
+            | ClientError::NoResult(_)
+            | ClientError::NoDirectWay { .. }
+            | ClientError::NoWay { .. } => ROWMILL_DEVICE as c_int,
             _ => ROWMILL_INVALID as c_int,
         };
         Error { code, text }

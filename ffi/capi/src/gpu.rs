@@ -115,7 +115,7 @@ impl Gpu {
         let region = Arc::into_inner(registered.swap_remove(found));
         drop(registered);
         match region {
-            Some(region) => Ok(self.gpu.unregister(region)?),
+            Some(region) => Ok(self.gpu.unregister(&region)?),
             // Another thread sends a request there at this moment.
             None => Err(Error::invalid(
                 "the memory is in use by a call of another thread; it stays registered until the GPU is closed",
@@ -155,7 +155,8 @@ pub unsafe extern "C" fn rowmill_gpu_open(
 pub unsafe extern "C" fn rowmill_gpu_close(gpu: *mut rowmill_gpu) -> c_int {
     guard(|| {
         if !gpu.is_null() {
-            remove::<Gpu, _>(gpu)?;
+            // Calls of other threads may still hold it.
+            remove::<Gpu, _>(gpu)?.gpu.close();
         }
         Ok(())
     })
@@ -290,7 +291,7 @@ pub unsafe extern "C" fn rowmill_submit_on_stream(
 /// reason of the first one. Does not wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rowmill_gpu_check(gpu: *const rowmill_gpu) -> c_int {
-    guard(|| Ok(find::<Gpu, _>(gpu)?.gpu.check()?))
+    guard(|| Ok(find::<Gpu, _>(gpu)?.gpu.check_all()?))
 }
 
 /// Waits until a stream has done all that it has to do, and asks whether it has its answers, as rowmill_gpu_check() does.

@@ -67,7 +67,9 @@ pub enum BatchError {
         columns: usize,
     },
     /// The lengths don't add up to the ids given.
-    #[error("feature {feature}: the lengths add up to {sum} but {ids} ids are given")]
+    #[error(
+        "feature {feature}: the lengths add up to {sum} but {ids} ids are given; give lengths or offsets that divide all ids"
+    )]
     LengthSum {
         /// The feature.
         feature: usize,
@@ -311,6 +313,14 @@ pub enum ClientError {
         /// What was tried, and what came of it.
         report: String,
     },
+    /// Results can't come to a GPU's memory, neither directly nor by copies.
+    #[error(
+        "no way leads to the GPU's memory: {report}; see to the driver, or have results in the host's memory"
+    )]
+    NoWay {
+        /// What was tried, and what came of it.
+        report: String,
+    },
     /// The output is still in use by its stream, so that no NIC may write there yet.
     #[error(
         "the stream still has work before the lookup, which may use the output; take another output, wait for the stream, or register with staging allowed"
@@ -319,6 +329,9 @@ pub enum ClientError {
     /// A stream has gone on without the result that it waited for.
     #[error("a stream went on without its result, in whose place are NaNs: {0}")]
     NoResult(StreamFailure),
+    /// The GPU was closed.
+    #[error("the GPU was closed; open it again")]
+    GpuClosed,
     /// A ticket whose answer was taken.
     #[error("the ticket's answer has already been taken")]
     UnknownTicket,

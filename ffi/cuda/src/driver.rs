@@ -221,6 +221,19 @@ mod tests {
         let text = error.expect_err("it can't").to_string();
         assert!(text.contains("lacks cuStreamWaitValue32_v2"), "{text}");
 
+        let hidden = ["cuStreamGetId"];
+        let driver = Driver::load(path.as_os_str(), "older".into(), &hidden).expect("it opens");
+        let driver: &'static Driver = Box::leak(Box::new(driver));
+        let context = Context::primary(driver.device(0).expect("a device")).expect("a context");
+        let (stream, legacy) = (Stream::new(&context), Stream::legacy(&context));
+        let stream = stream.expect("a stream");
+        // SAFETY: `CU_STREAM_LEGACY`.
+        let named = unsafe { Stream::foreign(&context, core::ptr::without_provenance_mut(1)) };
+        let current = context.enter().expect("a context");
+        let id = |stream: &Stream| current.id(stream).expect("its handle");
+        assert_eq!((id(&stream), id(&legacy)), (id(&stream), id(&named)));
+        assert_ne!(id(&stream), id(&legacy));
+
         let hidden = ["cuMemFree_v2", "cuEventQuery"];
         let error = Driver::load(path.as_os_str(), "old".into(), &hidden);
         let text = error.expect_err("nothing works without").to_string();

@@ -40,4 +40,4 @@ pub use driver::{Attribute, Device, Driver, LIBRARY};
 pub use error::Error;
 pub use export::DmaBuf;
 pub use memory::{DeviceMemory, Pinned, Words};
-pub use stream::{Event, Flush, Stream};
+pub use stream::{Event, Flush, Stream, StreamId};

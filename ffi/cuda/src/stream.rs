@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::memory::{DeviceMemory, Pinned, Words};
 use crate::sys::{
     CAPTURE_NONE, EVENT_DEFAULT, EVENT_DISABLE_TIMING, NOT_READY, RawEvent, RawStream,
-    STREAM_NON_BLOCKING, WAIT_VALUE_FLUSH, WAIT_VALUE_GEQ,
+    STREAM_LEGACY, STREAM_NON_BLOCKING, WAIT_VALUE_FLUSH, WAIT_VALUE_GEQ,
 };
 
 /// A stream.
@@ -85,6 +85,11 @@ impl Drop for Stream {
         }
     }
 }
+
+/// Which stream it is, in its process. Those of streams are different, but where the driver is older than CUDA 12.0: there a new
+/// stream may have that of one that was destroyed, and a thread's default stream has that of other threads'.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamId(u64);
 
 /// A mark in a stream.
 #[derive(Debug)]
@@ -313,6 +318,24 @@ impl Current<'_> {
             (self.functions().cuEventElapsedTime)(&mut elapsed, from.raw, to.raw)
         })?;
         Ok(elapsed)
+    }
+
+    /// Which stream it is, whatever handle it was given by.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn id(&self, stream: &Stream) -> Result<StreamId, Error> {
+        let Some(id_of) = self.functions().cuStreamGetId else {
+            // Both handles are the legacy default stream's.
+            return Ok(StreamId(match stream.raw.addr() {
+                0 => STREAM_LEGACY,
+                handle => handle as u64,
+            }));
+        };
+        let mut id = 0;
+        // SAFETY: the driver writes an unsigned long long; the handle lives.
+        self.check("cuStreamGetId", unsafe { id_of(stream.raw, &mut id) })?;
+        Ok(StreamId(id))
     }
 
     /// Refuses a stream that is being captured into a graph. Where the driver can't tell, it is taken not to be.

@@ -28,6 +28,8 @@ pub(crate) const NOT_SUPPORTED: Code = 801;
 
 /// `CU_STREAM_NON_BLOCKING`: the stream does not wait for the legacy default stream, nor that for it.
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
+/// `CU_STREAM_LEGACY`: the legacy default stream, which NULL is, too.
+pub(crate) const STREAM_LEGACY: u64 = 1;
 /// `CU_EVENT_DISABLE_TIMING`.
 pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
 /// `CU_EVENT_DEFAULT`.
@@ -154,6 +156,7 @@ functions! {
     optional {
         cuStreamWaitValue32_v2(RawStream, Address, u32, c_uint);
         cuStreamIsCapturing(RawStream, *mut c_int);
+        cuStreamGetId(RawStream, *mut u64);
         cuPointerSetAttribute(*const c_void, c_int, Address);
         cuMemGetHandleForAddressRange(*mut c_void, Address, usize, c_int, u64);
     }

@@ -224,6 +224,25 @@ fn a_stream_that_is_captured_is_refused() {
 }
 
 #[test]
+fn streams_are_told_apart_whatever_handle_they_are_given_by() {
+    let stand_in = StandIn::new("");
+    let context = context(&stand_in);
+    let [one, two] = [(); 2].map(|()| Stream::new(&context).expect("a stream"));
+    let legacy = Stream::legacy(&context);
+    // SAFETY: the first one's handle lives as long, the second is `CU_STREAM_LEGACY`.
+    let [again, named] = unsafe {
+        let named = core::ptr::without_provenance_mut(1);
+        [one.as_raw(), named].map(|raw| Stream::foreign(&context, raw))
+    };
+    let current = context.enter().expect("a context");
+    let id = |stream| current.id(stream).expect("it has one");
+    assert_eq!((id(&one), id(&legacy)), (id(&again), id(&named)));
+    assert!(id(&one) != id(&two) && id(&two) != id(&legacy) && id(&legacy) != id(&one));
+    stand_in.set("fail=cuStreamGetId:400");
+    assert_eq!(current.id(&one).expect_err("it fails").code(), Some(400));
+}
+
+#[test]
 fn memory_is_exported_where_the_device_can() {
     let stand_in = StandIn::new("");
     let context = context(&stand_in);

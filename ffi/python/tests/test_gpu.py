@@ -5,6 +5,7 @@ import pathlib
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -117,7 +118,8 @@ def test_a_refused_request_leaves_nans_and_is_told(service, schema, driver, gpu)
         gpu.synchronize(stream)
     assert np.isnan(read(driver, out)[0]).all()
     # Told once.
-    gpu.check()
+    gpu.check(stream)
+    gpu.check_all()
     gpu.lookup(schema, TOO_LARGE, out=out, stream=stream)
     while not driver.is_idle(stream):
         time.sleep(0.001)
@@ -126,6 +128,25 @@ def test_a_refused_request_leaves_nans_and_is_told(service, schema, driver, gpu)
     gpu.lookup(schema, IDS, out=out, stream=stream)
     gpu.synchronize(stream)
     np.testing.assert_array_equal(read(driver, out), expected(service.tables))
+
+
+def test_a_failure_is_told_to_its_own_stream(service, schema, driver, gpu):
+    out, other, stream = memory(driver), memory(driver), driver.stream()
+    gpu.lookup(schema, TOO_LARGE, out=out, stream=stream)
+    while not driver.is_idle(stream):
+        time.sleep(0.001)
+    gpu.check()
+    gpu.lookup(schema, IDS, out=other)
+    gpu.synchronize()
+    np.testing.assert_array_equal(read(driver, other), expected(service.tables))
+    with pytest.raises(rowmill.DeviceError, match="IdOutOfRange"):
+        gpu.check(Stream(stream))
+    gpu.lookup(schema, TOO_LARGE, out=out, stream=stream)
+    while not driver.is_idle(stream):
+        time.sleep(0.001)
+    with pytest.raises(rowmill.DeviceError, match="IdOutOfRange"):
+        gpu.check_all()
+    gpu.check(stream)
 
 
 def test_a_service_that_dies_releases_streams(own_service, driver):
@@ -163,9 +184,23 @@ def test_closing_releases_streams(service, schema, driver, client):
         assert np.isnan(read(driver, out)).all()
     assert gpu.closed and "closed" in repr(gpu)
     gpu.close()
-    for call in (gpu.check, gpu.synchronize, lambda: gpu.register(out), lambda: gpu.lookup(schema, IDS, out=out, stream=stream)):
+    assert gpu.staged_instead == 0
+    for call in (gpu.check, gpu.check_all, gpu.synchronize, lambda: gpu.register(out), lambda: gpu.lookup(schema, IDS, out=out, stream=stream)):
         with pytest.raises(rowmill.ClosedError, match="open it again"):
             call()
+
+
+def test_closing_ends_other_threads_waits(service, schema, driver, client):
+    out, stream = memory(driver), driver.stream()
+    with client.gpu(library=driver.path) as gpu, ThreadPoolExecutor(1) as threads:
+        with Paused(service):
+            gpu.lookup(schema, IDS, out=out, stream=stream)
+            waiting = threads.submit(gpu.synchronize, stream)
+            with pytest.raises(TimeoutError):
+                waiting.result(0.05)
+            gpu.close()
+            with pytest.raises(rowmill.DeviceError, match="was closed before the answer came"):
+                waiting.result(10)
 
 
 def test_room_for_results_is_waited_for(service, schema, client, driver):

@@ -8,6 +8,7 @@ use rowmill_cuda::{Attribute, Device, DeviceMemory, Flush};
 use rowmill_port::{ClientPort, Foreign, PortError};
 
 use super::peer::peer_memory;
+use super::probe::Through;
 use super::{Gpu, Inner};
 use crate::error::ClientError;
 use crate::memory::Region;
@@ -105,6 +106,9 @@ impl GpuRegion {
     }
 }
 
+/// What is reported of a way that works.
+const THROUGH: &str = "a small transfer has come through";
+
 /// Bytes of memory that are registered for a moment, to find a way: a page of its own there.
 const TRIED_BYTES: u64 = 64 << 10;
 
@@ -117,7 +121,7 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
         let memory = DeviceMemory::new(self.context(), TRIED_BYTES)?;
         let tried = self.register(Arc::new(memory), staging)?;
         let (way, report) = (tried.way, tried.report.clone());
-        self.unregister(tried)?;
+        self.unregister(&tried)?;
         Ok((way, report))
     }
 }
@@ -158,7 +162,7 @@ impl<P: ClientPort + Send + 'static> Inner<P> {
                 for way in [Way::DmaBuf, Way::PeerMemory] {
                     let tried = self.attempt(way, &memory, flush)?;
                     let line = match &tried {
-                        Ok(_) => "a small transfer has come through",
+                        Ok(_) => THROUGH,
                         Err(why) => why,
                     };
                     report.push(format!("{way}: {line}"));
@@ -178,10 +182,20 @@ impl<P: ClientPort + Send + 'static> Inner<P> {
             let report = report.join("; ");
             return Err(ClientError::NoDirectWay { report });
         }
-        report.push(format!(
-            "{}: results are copied from pinned memory",
-            Way::Staging
-        ));
+        let tried = self.probe(Through::Staging, &memory);
+        report.push(match &tried {
+            Ok(()) => format!(
+                "{}: {THROUGH}, and results are copied from pinned memory",
+                Way::Staging
+            ),
+            Err(why) => format!("{}: {why}", Way::Staging),
+        });
+        if tried.is_err() {
+            // Nothing comes anywhere then.
+            self.check_open()?;
+            let report = report.join("; ");
+            return Err(ClientError::NoWay { report });
+        }
         Ok(GpuRegion {
             memory,
             direct: None,
@@ -223,13 +237,26 @@ impl<P: ClientPort + Send + 'static> Inner<P> {
             }
             Err(error) => return Err(error),
         };
-        match self.probe(region, memory) {
+        match self.probe(Through::Nic(region), memory) {
             Ok(()) => Ok(Ok(Direct { region, flush })),
             Err(why) => {
+                self.check_open()?;
                 // A request that may still write there keeps it registered, until the connection ends.
                 let _ = self.hub.unregister(region);
-                Ok(Err(why))
+                Ok(Err(format!("registered, but {why}")))
             }
+        }
+    }
+
+    /// Whether neither the GPU nor the connection was closed.
+    fn check_open(&self) -> Result<(), ClientError> {
+        if self.is_closed() {
+            return Err(ClientError::GpuClosed);
+        }
+        self.hub.generation().map(|_| ())?;
+        match self.hub.is_closed() {
+            true => Err(ClientError::Closed),
+            false => Ok(()),
         }
     }
 

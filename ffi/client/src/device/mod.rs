@@ -9,113 +9,37 @@
 
 mod choose;
 mod error;
+mod failures;
+mod options;
 mod peer;
 mod probe;
 mod requests;
 mod spans;
-
+mod submit;
 mod timer;
 mod watch;
 
 use core::hint::spin_loop;
-use core::sync::atomic::{AtomicU64, Ordering};
-use core::time::Duration;
-use std::ffi::OsString;
-use std::path::PathBuf;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use rowmill_cuda::{Context, Current, Device, DeviceMemory, Driver, LIBRARY, Stream};
+use rowmill_cuda::{Context, Device, DeviceMemory, Driver, Stream};
 use rowmill_port::{ClientPort, Process};
-use rowmill_wire::SplitRule;
-use rowmill_wire::limits::{MAX_LANES, MAX_SLICES};
+use rowmill_wire::limits::MAX_LANES;
 
 pub use self::choose::{GpuRegion, Staging, Way};
 pub use self::error::StreamFailure;
+pub use self::options::GpuOptions;
+pub use self::submit::GpuOutput;
 
-use self::choose::{Direct, PEER_MEMORY};
-use self::requests::{Requests, Taken};
-use self::spans::Span;
+use self::requests::Requests;
 use self::timer::Timer;
-use self::watch::Flags;
+use self::watch::{Flags, Watch};
 use crate::error::ClientError;
-use crate::hub::{Hub, Ids, InParent, Place};
-use crate::options::RequestOptions;
+use crate::hub::{Hub, InParent};
 use crate::ports::AnyPort;
 use crate::schema::BoundSchema;
-use crate::session::within;
-
-/// The environment variable that names another library than [`LIBRARY`] for the CUDA driver.
-const LIBRARY_VARIABLE: &str = "ROWMILL_CUDA_LIBRARY";
-
-/// How much longer than a request's own limit a stream waits, since the dataplane answers then.
-const GRACE: Duration = Duration::from_millis(100);
-
-/// Choices for a [`Gpu`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GpuOptions {
-    /// The CUDA driver's library: a name that the dynamic linker finds, or a path. The default is the environment variable
-    /// `ROWMILL_CUDA_LIBRARY`, or else `libcuda.so.1`.
-    pub library: OsString,
-    /// The GPU's number, as CUDA counts.
-    pub ordinal: i32,
-    /// Bytes of pinned memory for results on their way to the GPU. The default of 64 MiB holds 18 queries of 256 samples of
-    /// the DLRM-v2 shape.
-    pub staging_bytes: u64,
-    /// Most requests whose results are on their way. The default is 16.
-    pub requests: usize,
-    /// In about how many pieces a result is copied, while the dataplane's workers go on; at least one for each of them. The
-    /// default is 16: queueing one takes a few microseconds.
-    pub pieces: u32,
-    /// Fewest bytes of a piece, about. The default of 64 KiB takes some 3 us on a PCIe 4.0 link, as long as it takes to begin a copy.
-    pub piece_bytes: u64,
-    /// After how long a stream goes on without an answer. The default is 10 s.
-    pub limit: Duration,
-    /// How long [`Gpu::synchronize`] takes answers in itself, which spares the hub's thread to be woken for them, before it sleeps
-    /// in the driver. The default is 1 ms.
-    pub poll: Duration,
-    /// Files any of which is there where nvidia-peermem is loaded. The default are those that its versions make.
-    pub peer_memory_files: Vec<PathBuf>,
-}
-
-impl Default for GpuOptions {
-    fn default() -> GpuOptions {
-        GpuOptions {
-            library: std::env::var_os(LIBRARY_VARIABLE).unwrap_or_else(|| LIBRARY.into()),
-            ordinal: 0,
-            staging_bytes: 64 << 20,
-            requests: 16,
-            pieces: 16,
-            piece_bytes: 64 << 10,
-            limit: Duration::from_secs(10),
-            poll: Duration::from_millis(1),
-            peer_memory_files: PEER_MEMORY.iter().map(PathBuf::from).collect(),
-        }
-    }
-}
-
-/// Where a result is to lie.
-#[derive(Clone, Copy, Debug)]
-pub struct GpuOutput<'a> {
-    /// In which memory.
-    pub region: &'a GpuRegion,
-    /// From which byte on.
-    pub offset: u64,
-    /// That nothing uses the range any more which streams were given to do before, as the caller knows. Otherwise a NIC can't write
-    /// there before the stream is idle, since NICs don't wait for streams.
-    pub is_free: bool,
-}
-
-impl<'a> From<(&'a GpuRegion, u64)> for GpuOutput<'a> {
-    /// Of which it is not known that it is free.
-    fn from((region, offset): (&'a GpuRegion, u64)) -> GpuOutput<'a> {
-        GpuOutput {
-            region,
-            offset,
-            is_free: false,
-        }
-    }
-}
 
 /// A GPU to whose memory a hub's results go. Clones are the same; with the last one its streams are released.
 ///
@@ -144,14 +68,15 @@ impl<'a> From<(&'a GpuRegion, u64)> for GpuOutput<'a> {
 /// # Failures
 /// A stream that waits for a result goes on also where there is none: the request was refused, its time is over, the dataplane is
 /// gone. A result that is staged is NaN then, but for slices that had come; where a NIC writes, what was there may be there still. The
-/// next [`Gpu::check`], [`Gpu::synchronize`] or [`Gpu::submit`] fails. CUDA's own calls that wait for a stream tell nothing of it.
+/// next [`Gpu::check`], [`Gpu::synchronize`] or [`Gpu::submit`] of that stream fails, and says why; calls for other streams don't.
+/// CUDA's own calls that wait for a stream tell nothing of it.
 ///
 /// # Threads and streams
-/// All calls may be made by all threads. Results are copied in the order of submission, whatever stream they are for, so that one
-/// that is late holds up those behind it. No call but [`Gpu::synchronize`] waits for the GPU; while a stream waits for a result,
-/// `cudaFree` and its like of any thread wait, too.
+/// All calls may be made by all threads. Results of one stream come in the order of submission; those of others don't wait for them.
+/// No call but [`Gpu::synchronize`] waits for the GPU, and [`Gpu::register`] and [`Gpu::close`] for copies of their own; while a
+/// stream waits for a result, `cudaFree` and its like of any thread wait, too.
 pub struct Gpu<P: ClientPort + Send + 'static = AnyPort> {
-    inner: Arc<InParent<Inner<P>>>,
+    pub(crate) inner: Arc<InParent<Inner<P>>>,
 }
 
 impl<P: ClientPort + Send + 'static> Clone for Gpu<P> {
@@ -161,18 +86,27 @@ impl<P: ClientPort + Send + 'static> Clone for Gpu<P> {
     }
 }
 
-struct Inner<P: ClientPort + Send + 'static> {
+pub(crate) struct Inner<P: ClientPort + Send + 'static> {
     hub: Hub<P>,
     process: Process,
     context: Context,
     options: GpuOptions,
     flags: Arc<Flags>,
-    timer: Timer,
-    requests: Mutex<Requests<P>>,
+    /// Those of all requests, which are released without the lock of `open`: who has that may wait for the driver.
+    pub(crate) watches: Vec<Arc<Watch>>,
+    closed: AtomicBool,
+    /// None once it was closed.
+    open: Mutex<Option<Open<P>>>,
     /// Requests that were staged, but for which a NIC could have written.
     staged_instead: AtomicU64,
     /// What memory is tried with; see `probe.rs`.
     probe: Mutex<Option<BoundSchema>>,
+}
+
+/// What is there until it is closed.
+struct Open<P: ClientPort> {
+    timer: Timer,
+    requests: Requests<P>,
 }
 
 impl<P: ClientPort + Send + 'static> Gpu<P> {
@@ -190,18 +124,20 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
             let spans = spans::most_spans(lanes, options.pieces);
             Requests::new(&context, region, memory, options.requests.max(1), spans)
         });
-        let staging = opened.inspect_err(|_| {
+        let requests = opened.inspect_err(|_| {
             // It is given up with the connection else.
             let _ = hub.unregister(region);
         })?;
-        let timer = Timer::start(staging.watches().cloned().collect())?;
+        let watches: Vec<_> = requests.watches().cloned().collect();
+        let timer = Timer::start(watches.clone())?;
         let inner = Inner {
             hub: hub.clone(),
             process,
             context,
-            flags: Arc::clone(&staging.flags),
-            timer,
-            requests: Mutex::new(staging),
+            flags: Arc::clone(&requests.flags),
+            watches,
+            closed: AtomicBool::new(false),
+            open: Mutex::new(Some(Open { timer, requests })),
             staged_instead: AtomicU64::new(0),
             probe: Mutex::new(None),
             options,
@@ -228,87 +164,37 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
 
     /// Makes memory of the GPU a place for results: finds out how they come there, tries that with a small transfer, and reports
     /// what was tried. With a NIC: as a dma-buf, else through nvidia-peermem, else staging. Memory for NICs is best taken once, in
-    /// large pieces at multiples of 64 KiB. What it has stays as it is.
+    /// large pieces at multiples of 64 KiB. What it has stays as it is. It takes one schema of the connection's, the first time.
     ///
     /// # Errors
-    /// [`ClientError::NoDirectWay`] where staging is refused and there is nothing else; [`ClientError::Cuda`]; those of
-    /// [`Hub::region`], [`Hub::bind`].
+    /// [`ClientError::NoDirectWay`] where staging is refused and there is nothing else; [`ClientError::NoWay`] where that does not
+    /// work, too; [`ClientError::Cuda`]; [`ClientError::GpuClosed`]; those of [`Hub::region`].
     pub fn register(
         &self,
         memory: Arc<DeviceMemory>,
         staging: Staging,
     ) -> Result<GpuRegion, ClientError> {
-        self.inner()?.choose(memory, staging)
+        self.open_inner()?.choose(memory, staging)
     }
 
-    /// Gives a region up that [`Gpu::register`] has made.
+    /// Gives a region up that [`Gpu::register`] has made, also after [`Gpu::close`]. It is of no use afterwards.
     ///
     /// # Errors
     /// As [`Hub::unregister`]; it is registered until the connection ends then.
-    pub fn unregister(&self, region: GpuRegion) -> Result<(), ClientError> {
+    pub fn unregister(&self, region: &GpuRegion) -> Result<(), ClientError> {
         let inner = self.inner()?;
         let Some(direct) = region.direct else {
             return Ok(());
         };
-        // Requests that have ended hold their places until they are given back.
-        let current = inner.context.enter()?;
-        let mut requests = inner.requests();
-        if let Some(taken) = requests.take(&current, None)? {
-            requests.give(taken.slot);
+        if let Some(open) = &mut *inner.lock() {
+            // Requests that have ended hold their places until they are given back.
+            let current = inner.context.enter()?;
+            if let Some(taken) = open.requests.take(&current, None)? {
+                open.requests.give(taken.slot);
+            }
         }
         inner.hub.take_in()?;
         inner.hub.unregister(direct.region)
-    }
-
-    /// Sends a request whose result is to lie in a GPU's memory: for the stream, between what it has to do before and what it is given
-    /// to do after. Returns when that is queued.
-    ///
-    /// The output must stay allocated until the stream has come to the result. It is not to be written to meanwhile, and what is read
-    /// of it in other streams is not waited for. Where a NIC writes there and the stream has things to do, which may use it, the
-    /// result is staged, or refused, as the region was registered; see [`GpuOutput::is_free`].
-    ///
-    /// How finely a result is sliced that is staged is chosen here. Where vectors don't lie in rows, one bag's behind the other's, it
-    /// is copied in one piece, and so is what lies between the vectors.
-    ///
-    /// # Errors
-    /// Those of [`Gpu::check`], of the requests before. [`ClientError::ResultsHeld`] where too many results are on their way;
-    /// [`ClientError::TooLarge`] where one takes more than all staging; [`ClientError::OutputInUse`];
-    /// [`ClientError::TargetTooSmall`], [`ClientError::TargetMisaligned`]; those of [`Hub::submit`].
-    /// [`ClientError::Cuda`] where the stream is being captured, or CUDA fails; the request may have been sent then, and the
-    /// stream not wait for it.
-    pub fn submit<'a, 'b>(
-        &self,
-        schema: &BoundSchema,
-        ids: impl Into<Ids<'a>>,
-        to: impl Into<GpuOutput<'b>>,
-        stream: &Stream,
-        options: &RequestOptions,
-    ) -> Result<(), ClientError> {
-        let inner = self.inner()?;
-        self.check()?;
-        let (ids, to) = (ids.into(), to.into());
-        inner.hub.check(schema, ids)?;
-        let needed = schema.target_bytes(ids.bags() as u32);
-        let (memory, offset) = (to.region.memory(), to.offset);
-        let (bytes, element) = (memory.len().saturating_sub(offset), schema.element_bytes());
-        if needed > bytes {
-            return Err(ClientError::TargetTooSmall { needed, bytes });
-        }
-        if !(memory.address() + offset).is_multiple_of(element) {
-            return Err(ClientError::TargetMisaligned { offset, element });
-        }
-        let current = inner.context.enter()?;
-        current.check_not_capturing(stream)?;
-        if let Some(direct) = to.region.direct {
-            if to.is_free || current.is_idle(stream)? {
-                return inner.send_direct(schema, ids, (direct, offset), stream, options);
-            }
-            if !to.region.may_stage() {
-                return Err(ClientError::OutputInUse);
-            }
-            inner.staged_instead.fetch_add(1, Ordering::Relaxed);
-        }
-        inner.send_staged(schema, ids, (memory, offset), stream, options)
     }
 
     /// Requests whose results were staged although a NIC could have written them, since their streams had things to do before.
@@ -316,12 +202,23 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
         self.inner.staged_instead.load(Ordering::Relaxed)
     }
 
-    /// Whether a stream has gone on without its result since this was asked last.
+    /// Whether this stream has gone on without a result since this was asked last. Does not wait.
+    ///
+    /// Failures are kept apart for 128 streams; those of further ones are told with the first that is asked for.
+    /// Where the driver is older than CUDA 12.0, a stream is known by its handle, which CUDA may give again to a new one.
     ///
     /// # Errors
-    /// [`ClientError::NoResult`] for the first one; [`ClientError::Forked`].
-    pub fn check(&self) -> Result<(), ClientError> {
-        match self.inner()?.flags.take_failure() {
+    /// [`ClientError::NoResult`] for the first one; [`ClientError::GpuClosed`], [`ClientError::Forked`], [`ClientError::Cuda`].
+    pub fn check(&self, stream: &Stream) -> Result<(), ClientError> {
+        self.open_inner()?.check(stream)
+    }
+
+    /// Whether any stream has gone on without a result since that was told last. Does not wait.
+    ///
+    /// # Errors
+    /// [`ClientError::NoResult`] for the earliest one, which then was told; [`ClientError::GpuClosed`], [`ClientError::Forked`].
+    pub fn check_all(&self) -> Result<(), ClientError> {
+        match self.open_inner()?.flags.failures.take_any() {
             Some(why) => Err(ClientError::NoResult(why)),
             None => Ok(()),
         }
@@ -330,19 +227,25 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
     /// Waits until the stream has done all that it has to do, and asks whether it has its results.
     ///
     /// # Errors
-    /// As [`Gpu::check`]; [`ClientError::Cuda`].
+    /// As [`Gpu::check`]. Where it is closed meanwhile, results that had not come are [`StreamFailure::Closed`].
     pub fn synchronize(&self, stream: &Stream) -> Result<(), ClientError> {
-        let inner = self.inner()?;
-        let began = Instant::now();
-        while inner.flags.is_waited_for() && began.elapsed() < inner.options.poll {
-            // A client that has stopped has released its streams.
-            if inner.hub.take_in().is_err() {
-                break;
-            }
-            spin_loop();
+        self.open_inner()?.synchronize(stream)
+    }
+
+    /// Gives it up for all clones: streams go on without the results that they wait for, and later calls are
+    /// [`ClientError::GpuClosed`]. What is being copied is waited for; memory that is pinned is given back, but for few words.
+    ///
+    /// Where a NIC writes, it may write to the outputs of requests in flight until these have ended. Closing twice is closing once; in
+    /// a forked child nothing happens.
+    pub fn close(&self) {
+        if let Ok(inner) = self.inner() {
+            inner.close();
         }
-        inner.context.enter()?.synchronize(stream)?;
-        self.check()
+    }
+
+    /// Whether it was closed.
+    pub fn is_closed(&self) -> bool {
+        self.inner.is_closed()
     }
 
     fn inner(&self) -> Result<&Inner<P>, ClientError> {
@@ -352,143 +255,65 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
             false => Err(ClientError::Forked),
         }
     }
+
+    fn open_inner(&self) -> Result<&Inner<P>, ClientError> {
+        let inner = self.inner()?;
+        match self.is_closed() {
+            true => Err(ClientError::GpuClosed),
+            false => Ok(inner),
+        }
+    }
 }
 
 impl<P: ClientPort + Send + 'static> Inner<P> {
-    fn requests(&self) -> MutexGuard<'_, Requests<P>> {
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Open<P>>> {
         // A panic between two statements leaves a slot in use, and no more.
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(
-        &self,
-        requests: &mut Requests<P>,
-        current: &Current<'_>,
-        needed: u64,
-        staged: bool,
-    ) -> Result<Taken, ClientError> {
-        let taken = requests.take(current, staged.then_some(needed))?;
-        let held = requests.taken();
-        let taken = taken.ok_or(ClientError::ResultsHeld { needed, held })?;
-        if requests.dropped {
-            let taken_in = self.hub.take_in();
-            taken_in.inspect_err(|_| requests.give(taken.slot))?;
-            requests.dropped = false;
+    fn check(&self, stream: &Stream) -> Result<(), ClientError> {
+        let failures = &self.flags.failures;
+        if failures.is_empty() {
+            return Ok(());
         }
-        Ok(taken)
+        let stream = self.context.enter()?.id(stream)?;
+        match failures.take(stream) {
+            Some(why) => Err(ClientError::NoResult(why)),
+            None => Ok(()),
+        }
     }
 
-    /// Sends a request whose result is staged, and queues its copies.
-    fn send_staged(
-        &self,
-        schema: &BoundSchema,
-        ids: Ids<'_>,
-        to: (&DeviceMemory, u64),
-        stream: &Stream,
-        options: &RequestOptions,
-    ) -> Result<(), ClientError> {
-        let bags = ids.bags() as u32;
-        let needed = schema.target_bytes(bags);
-        let (most, advice) = (
-            self.options.staging_bytes,
-            "open the GPU with more staging_bytes",
-        );
-        within("bytes of a result that is staged", needed, most, advice)?;
-        let current = self.context.enter()?;
-        let mut requests = self.requests();
-        let taken = self.take(&mut requests, &current, needed, true)?;
-        let place = Place::At(requests.region(), taken.place.expect("it is staged"));
-        let welcome = self.hub.welcome();
-        let lanes = welcome.split.lanes.min(MAX_LANES);
-        let rule = SplitRule {
-            lanes,
-            ..welcome.split
-        };
-        let row = spans::row_bytes(schema);
-        let (pieces, least) = (self.options.pieces, self.options.piece_bytes);
-        let most = MAX_SLICES.min(welcome.completions);
-        let slice_bags = spans::slice_bags(row, bags, rule, pieces, most, least);
-        let options = RequestOptions {
-            slice_bags,
-            ..*options
-        };
-        self.send(
-            &mut requests,
-            taken.slot,
-            schema,
-            ids,
-            place,
-            &options,
-            |out| {
-                spans::spans(row, bags, needed, rule, slice_bags, out);
-            },
-        )?;
-        requests.queue(&current, taken.slot, to, stream)
-    }
-
-    /// Sends a request whose result a NIC writes, and lets the stream wait for its end.
-    fn send_direct(
-        &self,
-        schema: &BoundSchema,
-        ids: Ids<'_>,
-        (direct, offset): (Direct, u64),
-        stream: &Stream,
-        options: &RequestOptions,
-    ) -> Result<(), ClientError> {
-        let bags = ids.bags() as u32;
-        let needed = schema.target_bytes(bags);
-        let current = self.context.enter()?;
-        let mut requests = self.requests();
-        let taken = self.take(&mut requests, &current, needed, false)?;
-        let place = Place::At(direct.region, offset);
-        self.send(
-            &mut requests,
-            taken.slot,
-            schema,
-            ids,
-            place,
-            options,
-            |out| {
-                spans::spans(None, bags, needed, self.hub.welcome().split, 0, out);
-            },
-        )?;
-        requests.queue_direct(&current, taken.slot, stream, direct.flush)
-    }
-
-    /// Sends a request in a slot, with the pieces that `fill` gives; the slot is given back where it can't be sent.
-    #[expect(clippy::too_many_arguments, reason = "a request's parts")]
-    fn send(
-        &self,
-        requests: &mut Requests<P>,
-        slot: usize,
-        schema: &BoundSchema,
-        ids: Ids<'_>,
-        place: Place,
-        options: &RequestOptions,
-        fill: impl FnOnce(&mut Vec<Span>),
-    ) -> Result<(), ClientError> {
-        let (watch, serial) = requests.begin(slot, fill);
-        match self.hub.submit_watched(schema, ids, place, options, watch) {
-            Ok(pending) => requests.keep(slot, pending),
-            Err(error) => {
-                requests.give(slot);
-                return Err(error);
+    fn synchronize(&self, stream: &Stream) -> Result<(), ClientError> {
+        let began = Instant::now();
+        while self.flags.is_waited_for() && began.elapsed() < self.options.poll {
+            // A client that has stopped has released its streams.
+            if self.hub.take_in().is_err() {
+                break;
             }
+            spin_loop();
         }
-        let own = options.remaining.map(|remaining| remaining + GRACE);
-        let limit = own.unwrap_or(self.options.limit).min(self.options.limit);
-        self.timer.limit(slot, serial, limit);
-        Ok(())
+        self.context.enter()?.synchronize(stream)?;
+        self.check(stream)
     }
-}
 
-impl<P: ClientPort + Send + 'static> Drop for Inner<P> {
-    fn drop(&mut self) {
-        let requests = self.requests.get_mut();
-        let requests = requests.unwrap_or_else(PoisonError::into_inner);
-        for watch in requests.watches() {
+    fn close(&self) {
+        // Whoever sends a request finds its watch given up from here on, or has it released here.
+        self.closed.store(true, Ordering::Release);
+        for watch in &self.watches {
             watch.detach();
         }
+        let Some(Open {
+            timer,
+            mut requests,
+        }) = self.lock().take()
+        else {
+            return;
+        };
+        drop(timer);
         let settled = self.context.enter().map_err(ClientError::from);
         // Where it fails, CUDA waits for the streams itself when it frees what they use.
         let _ = settled.and_then(|current| requests.settle(&current));
@@ -497,5 +322,11 @@ impl<P: ClientPort + Send + 'static> Drop for Inner<P> {
         requests.forget();
         let _ = self.hub.take_in();
         let _ = self.hub.unregister(region);
+    }
+}
+
+impl<P: ClientPort + Send + 'static> Drop for Inner<P> {
+    fn drop(&mut self) {
+        self.close();
     }
 }

@@ -3,20 +3,21 @@
 //!
 //! ```text
 //!   caller's stream   .. reads the output |                                     wait done | uses the output ..
-//!   copies                                wait ready | wait word, copy | wait word, copy | done
+//!   its copies                            wait ready | wait word, copy | wait word, copy | done
 //!   dataplane                      pools slice by slice into the staging
 //!   who takes answers in                               sets the word of a slice
 //! ```
 //!
-//! All of it is queued when the request has been sent, by the thread that sends. The copies of all requests are one stream's, so a
-//! request's copies wait for those of the requests before it.
+//! All of it is queued when the request has been sent, by the thread that sends. Each request that is on its way has a stream of its
+//! own for its copies. Those of one caller's stream are still in the order of submission, since that stream waits for the last copy of
+//! the one before it comes to the mark of the next; those of others go on meanwhile.
 //!
 //! Where a NIC writes to the GPU's memory itself there is nothing to copy: the caller's stream waits for the last word alone.
 
 use core::ptr::NonNull;
 use std::sync::Arc;
 
-use rowmill_cuda::{Context, Current, DeviceMemory, Event, Flush, Pinned, Stream, Words};
+use rowmill_cuda::{Context, Current, DeviceMemory, Event, Flush, Pinned, Stream, StreamId, Words};
 use rowmill_port::ClientPort;
 
 use super::spans::Span;
@@ -37,6 +38,8 @@ struct Slot<P: ClientPort> {
     spans: Vec<Span>,
     /// What its words are set to.
     serial: u32,
+    /// The stream that copies it.
+    copies: Stream,
     /// The caller's stream has come to the request.
     ready: Event,
     /// All is copied; or, where nothing is, the caller's stream has passed its wait.
@@ -57,7 +60,6 @@ pub(crate) struct Requests<P: ClientPort> {
     region: Region,
     memory: Pinned<RegionMemory>,
     pub(crate) flags: Arc<Flags>,
-    copies: Stream,
     free: Extents,
     slots: Vec<Slot<P>>,
     /// Whether requests were dropped, which hold the places of their results until the hub takes that in.
@@ -88,6 +90,7 @@ impl<P: ClientPort> Requests<P> {
                 extent: None,
                 spans: Vec::with_capacity(spans),
                 serial: 0,
+                copies: Stream::new(context)?,
                 ready: Event::new(context)?,
                 done: Event::new(context)?,
                 lost: false,
@@ -97,7 +100,6 @@ impl<P: ClientPort> Requests<P> {
         Ok(Requests {
             region,
             memory,
-            copies: Stream::new(context)?,
             free: Extents::new(bytes as u64, requests),
             slots,
             flags,
@@ -107,6 +109,11 @@ impl<P: ClientPort> Requests<P> {
 
     pub(crate) fn region(&self) -> Region {
         self.region
+    }
+
+    /// The memory of the region.
+    pub(crate) fn staging(&self) -> &RegionMemory {
+        self.memory.owner()
     }
 
     pub(crate) fn watches(&self) -> impl Iterator<Item = &Arc<Watch>> {
@@ -152,17 +159,19 @@ impl<P: ClientPort> Requests<P> {
         self.slots.iter().filter(|slot| slot.taken).count()
     }
 
-    /// Begins with a request of the pieces that `fill` gives, before it is sent. Gives its watch, and its number there.
+    /// Begins with a request for a stream of the pieces that `fill` gives, before it is sent. Gives its watch, and its number there;
+    /// None once the GPU is given up.
     pub(crate) fn begin(
         &mut self,
         slot: usize,
+        stream: StreamId,
         fill: impl FnOnce(&mut Vec<Span>),
-    ) -> (Arc<Watch>, u32) {
+    ) -> Option<(Arc<Watch>, u32)> {
         let slot = &mut self.slots[slot];
         fill(&mut slot.spans);
         let place = slot.extent.as_ref().map(|extent| extent.offset);
-        slot.serial = slot.watch.begin(place, &slot.spans);
-        (Arc::clone(&slot.watch), slot.serial)
+        slot.serial = slot.watch.begin(stream, place, &slot.spans)?;
+        Some((Arc::clone(&slot.watch), slot.serial))
     }
 
     /// Keeps a request that was sent.
@@ -192,10 +201,10 @@ impl<P: ClientPort> Requests<P> {
         let slot = &self.slots[at];
         current.record(&slot.ready, stream)?;
         // What the stream does with the output before, it does before it is written.
-        current.wait_event(&self.copies, &slot.ready)?;
+        current.wait_event(&slot.copies, &slot.ready)?;
         let copied = self.queue_copies(current, slot, to, to_offset);
         // Also where not all could be queued: what was is over before its place is used again.
-        if let Err(error) = current.record(&slot.done, &self.copies) {
+        if let Err(error) = current.record(&slot.done, &slot.copies) {
             self.slots[at].lost = true;
             return Err(error.into());
         }
@@ -214,10 +223,10 @@ impl<P: ClientPort> Requests<P> {
         for (at, span) in slot.spans.iter().enumerate() {
             let word = slot.watch.word(at);
             let words = &self.flags.words;
-            current.wait_word(&self.copies, words, word, slot.serial, Flush::No)?;
+            current.wait_word(&slot.copies, words, word, slot.serial, Flush::No)?;
             let to = (to, to_offset + span.offset);
             let from = (&self.memory, extent.offset + span.offset);
-            current.copy_in(&self.copies, to, from, span.bytes)?;
+            current.copy_in(&slot.copies, to, from, span.bytes)?;
         }
         Ok(())
     }
@@ -250,6 +259,9 @@ impl<P: ClientPort> Requests<P> {
 
     /// Waits until nothing is read any more of what is to be freed. All words are set.
     pub(crate) fn settle(&self, current: &Current<'_>) -> Result<(), ClientError> {
-        Ok(current.synchronize(&self.copies)?)
+        for slot in &self.slots {
+            current.synchronize(&slot.copies)?;
+        }
+        Ok(())
     }
 }

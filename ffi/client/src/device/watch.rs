@@ -6,9 +6,10 @@
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rowmill_cuda::Words;
+use rowmill_cuda::{StreamId, Words};
 
 use super::error::StreamFailure;
+use super::failures::Failures;
 use super::spans::Span;
 use crate::answer::{Part, Slice};
 use crate::error::Failure;
@@ -17,13 +18,13 @@ use crate::hub::{RegionMemory, Watcher};
 /// What is stored where an answer is missing: bytes that make NaNs in f32, f16 and bf16.
 const MISSING: [u8; 4096] = [0xff; 4096];
 
-/// The words of all requests, and the first thing that went wrong.
+/// The words of all requests, and what went wrong.
 #[derive(Debug)]
 pub(crate) struct Flags {
     pub(crate) words: Words,
     /// Requests for which streams wait.
     waiting: AtomicUsize,
-    failed: Mutex<Option<StreamFailure>>,
+    pub(crate) failures: Failures,
 }
 
 impl Flags {
@@ -31,18 +32,13 @@ impl Flags {
         Flags {
             words,
             waiting: AtomicUsize::new(0),
-            failed: Mutex::new(None),
+            failures: Failures::new(),
         }
     }
 
     /// Whether streams wait for requests.
     pub(crate) fn is_waited_for(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
-    }
-
-    /// The first failure since it was last asked for.
-    pub(crate) fn take_failure(&self) -> Option<StreamFailure> {
-        lock(&self.failed).take()
     }
 }
 
@@ -67,6 +63,8 @@ struct State {
     staging: RegionMemory,
     /// The number of the request: what its words are set to.
     serial: u32,
+    /// The caller's stream, which waits for it.
+    stream: StreamId,
     /// Where its result is staged, if it is.
     place: Option<u64>,
     spans: Vec<Span>,
@@ -88,6 +86,7 @@ impl Watch {
             flags: Some(Arc::clone(flags)),
             staging: staging.clone(),
             serial: 0,
+            stream: StreamId::default(),
             place: None,
             spans: Vec::with_capacity(spans),
             in_flight: false,
@@ -99,22 +98,26 @@ impl Watch {
         }
     }
 
-    /// Begins with a request, before it is sent. Gives what its words are set to.
-    pub(crate) fn begin(&self, place: Option<u64>, spans: &[Span]) -> u32 {
+    /// Begins with a request for a stream, before it is sent. Gives what its words are set to; None once the GPU is given up.
+    pub(crate) fn begin(
+        &self,
+        stream: StreamId,
+        place: Option<u64>,
+        spans: &[Span],
+    ) -> Option<u32> {
         let mut state = lock(&self.state);
         assert!(!state.in_flight, "one request at a time");
+        let flags = Arc::clone(state.flags.as_ref()?);
         // 0 is what the words are before the first one; they count round.
         state.serial = state.serial.wrapping_add(1);
-        state.place = place;
+        (state.stream, state.place) = (stream, place);
         (state.in_flight, state.released) = (true, false);
         state.spans.clear();
         state.spans.extend_from_slice(spans);
-        if let Some(flags) = &state.flags {
-            let status = flags.words.word(self.first_word);
-            status.store(0, Ordering::Relaxed);
-            flags.waiting.fetch_add(1, Ordering::Relaxed);
-        }
-        state.serial
+        let status = flags.words.word(self.first_word);
+        status.store(0, Ordering::Relaxed);
+        flags.waiting.fetch_add(1, Ordering::Relaxed);
+        Some(state.serial)
     }
 
     /// The request was not sent.
@@ -168,7 +171,7 @@ impl Watch {
                     mark_missing(&state.staging, place + offset, bytes);
                 }
             }
-            lock(&flags.failed).get_or_insert(why);
+            flags.failures.add(state.stream, why);
             let status = flags.words.word(self.first_word);
             status.store(why.code(), Ordering::Release);
         }

@@ -11,6 +11,7 @@
 //! | `delay=US` | streams take so long for each step |
 //! | `slow=NAME:US` | and so long more for those of this function |
 //! | `ignore=NAME` | the function does nothing, and succeeds: an order that is broken |
+//! | `corrupt=NAME` | copies of this function have another first byte |
 //! | `fail=NAME:CODE` | the function fails |
 
 use core::time::Duration;
@@ -26,6 +27,7 @@ pub(crate) struct Options {
     pub(crate) delay: Duration,
     slow: Vec<(String, Duration)>,
     ignored: Vec<String>,
+    corrupting: Vec<String>,
     failing: Vec<(String, i32)>,
 }
 
@@ -42,6 +44,7 @@ impl Options {
             delay: Duration::from_micros(50),
             slow: Vec::new(),
             ignored: Vec::new(),
+            corrupting: Vec::new(),
             failing: Vec::new(),
         };
         let us = |text: &str| Duration::from_micros(text.parse().expect("microseconds"));
@@ -54,6 +57,7 @@ impl Options {
                 ("ordering", scope) => options.ordering = scope.parse().expect("a number"),
                 ("delay", time) => options.delay = us(time),
                 ("ignore", name) => options.ignored.push(name.into()),
+                ("corrupt", name) => options.corrupting.push(name.into()),
                 ("slow", rest) => {
                     let (name, time) = rest.split_once(':').expect("NAME:US");
                     options.slow.push((name.into(), us(time)));
@@ -75,6 +79,11 @@ impl Options {
         let failing = self.failing.iter().find(|(failing, _)| failing == name);
         let ignored = self.ignored.iter().any(|ignored| ignored == name);
         failing.map(|(_, code)| *code).or(ignored.then_some(0))
+    }
+
+    /// Whether copies of the function are wrong.
+    pub(crate) fn corrupts(&self, name: &str) -> bool {
+        self.corrupting.iter().any(|corrupting| corrupting == name)
     }
 
     /// How long a stream takes for a step of the function.

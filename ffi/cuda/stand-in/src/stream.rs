@@ -120,19 +120,26 @@ impl Stream {
                 }
             };
             drop(queue);
-            thread::sleep(state().options().pause(of));
-            run(step);
+            let options = state().options();
+            thread::sleep(options.pause(of));
+            run(step, options.corrupts(of));
             self.lock().done += 1;
             self.changed.notify_all();
         }
     }
 }
 
-fn run(step: Step) {
+fn run(step: Step, corrupt: bool) {
     match step {
         Step::Copy { to, from, bytes } => {
+            let to = to as *mut u8;
             // SAFETY: both ranges were checked when the step was queued. Whoever frees one waits for all streams before.
-            unsafe { core::ptr::copy(from as *const u8, to as *mut u8, bytes) }
+            unsafe {
+                core::ptr::copy(from as *const u8, to, bytes);
+                if corrupt && bytes > 0 {
+                    *to ^= 1;
+                }
+            }
         }
         Step::WaitWord { address, value } => {
             // SAFETY: the word was checked to be pinned when the step was queued, and is freed after all streams are idle.

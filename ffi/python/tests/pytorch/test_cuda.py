@@ -12,7 +12,13 @@ import rowmill
 
 torch = pytest.importorskip("torch")
 import rowmill.torch  # noqa: E402
-from rowmill.torch import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor  # noqa: E402
+from rowmill.torch import (  # noqa: E402
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+)
 from rowmill.torch import gpu as on_gpu  # noqa: E402
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
@@ -20,6 +26,7 @@ CONFIGS = [
     EmbeddingBagConfig(name="users", num_embeddings=1000, embedding_dim=16, feature_names=["user"]),
     EmbeddingBagConfig(name="articles", num_embeddings=5000, embedding_dim=8, feature_names=["clicked", "seen"]),
 ]
+ROW_CONFIGS = [EmbeddingConfig(name="articles", num_embeddings=5000, embedding_dim=8, feature_names=["clicked", "seen"])]
 ROWS = {"user": 1000, "clicked": 5000, "seen": 5000}
 WIDTH = 32
 
@@ -40,7 +47,14 @@ def stand_in(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         numbers = (ctypes.c_float * (nbytes // 4)).from_address(address)
         return torch.from_numpy(np.frombuffer(numbers, np.float32)).view(bags, width), 0, stream
 
+    def joined(pieces: Any) -> Any:
+        # As the stream would.
+        while not driver.is_idle(stream):
+            pass
+        return torch.cat(pieces)
+
     monkeypatch.setattr(on_gpu, "_place", place)
+    monkeypatch.setattr(on_gpu, "_joined", joined)
     monkeypatch.setenv("ROWMILL_CUDA_LIBRARY", driver.path)
     driver.own_stream = stream
     return driver
@@ -80,6 +94,46 @@ def test_a_result_that_does_not_come_is_told_at_the_next_lookup_or_check(client,
         rowmill.torch.check("other")
 
 
+@pytest.mark.parametrize(("bags", "max_batch"), [(24, 1024), (24, 5), (600, 1024)])
+def test_rows_come_to_the_stand_in(client, stand_in, batches, bags, max_batch, monkeypatch):
+    rowmill.torch.register("default", client, max_batch=max_batch)
+    batch = batch_of(batches, bags)
+    expected = EmbeddingCollection(ROW_CONFIGS)(batch)
+    sent = []
+    monkeypatch.setattr(on_gpu, "_place", lambda *place, place_of=on_gpu._place: sent.append(place) or place_of(*place))
+    found = EmbeddingCollection(ROW_CONFIGS, device="cuda")(batch)
+    rowmill.torch.check()
+    assert list(found) == ["clicked", "seen"] and sent
+    assert all(4 * rows * width <= 64 << 20 for rows, width, _ in sent)
+    for name, jagged in found.items():
+        torch.testing.assert_close(jagged.values(), expected[name].values(), rtol=0, atol=0)
+        torch.testing.assert_close(jagged.lengths(), expected[name].lengths())
+
+
+def test_rows_for_which_there_is_no_room_on_their_way_come_by_the_host(client, stand_in, monkeypatch):
+    # Room for 256 rows of each feature.
+    monkeypatch.setattr(on_gpu, "_PART_BYTES", 4 * 2 * 256 * 8)
+    sent = []
+    monkeypatch.setattr(on_gpu, "_place", lambda *place, place_of=on_gpu._place: sent.append(place) or place_of(*place))
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device: tensor)
+    rows = EmbeddingCollection(ROW_CONFIGS)
+    for length, parts in ((256, 2), (257, 0)):
+        ids, lengths = torch.arange(3 * length) % 5000, torch.tensor([length, length, 0, 0, 0, length])
+        expected = rows(KeyedJaggedTensor(["clicked", "seen"], ids, lengths=lengths))
+        found = torch.ops.rowmill.rows(ids, lengths, None, [0, 1], 2, "default", rows._plan, 8, torch.device("cuda"))
+        assert len(sent) == parts
+        torch.testing.assert_close(found, torch.cat([jagged.values() for jagged in expected.values()]), rtol=0, atol=0)
+        sent.clear()
+
+
+def test_a_row_that_does_not_come_is_told(client, stand_in):
+    wrong = KeyedJaggedTensor(["clicked", "seen"], torch.tensor([5000]), lengths=torch.tensor([1, 0]))
+    found = EmbeddingCollection(ROW_CONFIGS, device="cuda")(wrong)
+    assert found["clicked"].values().isnan().all()
+    with pytest.raises(rowmill.DeviceError, match="IdOutOfRange"):
+        rowmill.torch.check()
+
+
 def test_without_a_driver_it_says_so(client, batches, stand_in, monkeypatch):
     monkeypatch.setenv("ROWMILL_CUDA_LIBRARY", "/nowhere/libcuda.so.1")
     with pytest.raises(rowmill.DeviceError, match="`/nowhere/libcuda.so.1` can't be opened"):
@@ -103,6 +157,22 @@ def test_results_come_to_a_gpu(client, batches, ids_on, max_batch):
         stream.synchronize()
         rowmill.torch.check()
         torch.testing.assert_close(doubled.cpu(), expected * 2, rtol=0, atol=0)
+
+
+@on_a_gpu
+@pytest.mark.parametrize(("ids_on", "max_batch"), [("cpu", 1024), ("cuda", 100)])
+def test_rows_come_to_a_gpu(client, batches, ids_on, max_batch):
+    rowmill.torch.register("default", client, max_batch=max_batch)
+    expected = EmbeddingCollection(ROW_CONFIGS)(batch_of(batches, 512))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        found = EmbeddingCollection(ROW_CONFIGS, device="cuda")(batch_of(batches, 512, ids_on))
+        # In the same stream, without waiting.
+        doubled = {name: jagged.values() * 2 for name, jagged in found.items()}
+        torch.cuda.current_stream().synchronize()
+    rowmill.torch.check()
+    for name, values in doubled.items():
+        assert values.is_cuda
+        torch.testing.assert_close(values.cpu(), expected[name].values() * 2, rtol=0, atol=0)
 
 
 @on_a_gpu

@@ -176,7 +176,7 @@ fn what_a_refused_request_gave_back_is_there_for_the_next_one() {
     let rig = Rig::new("", |options| options.staging_bytes = 2 * BYTES);
     let (stream, options) = (rig.stream(), RequestOptions::default());
     let large = DeviceMemory::new(rig.gpu.context(), 2 * BYTES).expect("memory");
-    let large = rig.gpu.register(Arc::new(large), Staging::Allowed);
+    let large = rig.register(Arc::new(large), Staging::Allowed);
     let large = large.expect("it is staged");
     rig.submit(&stream).expect("sent");
     rig.submit(&stream).expect("sent");

@@ -31,22 +31,16 @@ impl Direct {
 
     /// Registers the memory, while the dataplane answers.
     fn register(&self, staging: Staging) -> Result<GpuRegion, ClientError> {
-        thread::scope(|scope| {
-            let registered =
-                scope.spawn(|| self.rig.gpu.register(Arc::clone(&self.memory), staging));
-            while !registered.is_finished() {
-                self.rig.answer(Status::Ok);
-                thread::yield_now();
-            }
-            registered.join().expect("no panic")
-        })
+        self.rig.register(Arc::clone(&self.memory), staging)
     }
 
     /// The ways that were tried, and what came of them, but for the first line, which is of the GPU.
     fn tried(&self, staging: Staging) -> (Option<Way>, Vec<String>) {
         let (way, report) = match self.register(staging) {
             Ok(region) => (Some(region.way()), region.report().join("; ")),
-            Err(ClientError::NoDirectWay { report }) => (None, report),
+            Err(ClientError::NoDirectWay { report } | ClientError::NoWay { report }) => {
+                (None, report)
+            }
             Err(error) => panic!("{error}"),
         };
         let mut lines = report.split("; ").map(str::to_owned);
@@ -64,7 +58,8 @@ const THROUGH: &str = "a small transfer has come through";
 
 #[test]
 fn the_first_way_that_works_is_taken_and_the_others_are_reported() {
-    let staged = "staging: results are copied from pinned memory";
+    let staged =
+        "staging: a small transfer has come through, and results are copied from pinned memory";
     let no_module = "nvidia-peermem: the kernel module is not loaded (modprobe nvidia-peermem)";
     let lines = |lines: &[&str]| {
         lines
@@ -151,8 +146,9 @@ fn memory_is_as_before_once_it_is_registered_and_given_up() {
     direct
         .rig
         .gpu
-        .unregister(region)
+        .unregister(&region)
         .expect("nothing is in flight");
+    drop(region);
     assert_eq!(Arc::strong_count(&direct.memory), 1, "nobody keeps it");
 }
 
@@ -173,6 +169,93 @@ fn a_registration_that_leads_nowhere_is_found_out() {
     );
     assert_eq!(direct.rig.read(&direct.memory), before);
     assert_eq!(Arc::strong_count(&direct.memory), 1, "nobody keeps it");
+}
+
+#[test]
+fn staging_that_leads_nowhere_is_found_out() {
+    let fails = "cuMemcpyHtoDAsync failed: unknown to the driver (999)";
+    let no_answer =
+        "a small transfer failed: the dataplane has not answered within 200ms; is it stopped?";
+    let found = |byte: &str| {
+        format!("a small transfer did not come through: byte 64 is {byte} instead of 0x00")
+    };
+    let cases = [
+        ("corrupt=cuMemcpyHtoDAsync_v2", found("0x01")),
+        ("ignore=cuMemcpyHtoDAsync_v2", found("0xa5")),
+        ("fail=cuMemcpyHtoDAsync_v2:999", fails.into()),
+    ];
+    for (words, why) in cases {
+        let direct = Direct::new("", Nic::None, false);
+        let before = direct.rig.read(&direct.memory);
+        direct.rig.no_gpu.set(words);
+        let (way, report) = direct.tried(Staging::Allowed);
+        let last = report.last().expect("staging");
+        assert_eq!(way, None, "{words}");
+        assert!(
+            last.starts_with(&format!("staging: {why}")),
+            "{words}: {report:?}"
+        );
+        assert_eq!(report.len(), 3, "{words}: {report:?}");
+        direct.rig.no_gpu.set("");
+        assert_eq!(direct.rig.read(&direct.memory), before, "{words}");
+        direct
+            .register(Staging::Allowed)
+            .expect("all is well again");
+    }
+    // A dataplane that says that it has, and has not.
+    let direct = Direct::new("", Nic::None, false);
+    direct.rig.with_port(|port| port.echoes = true);
+    let (way, report) = direct.tried(Staging::Allowed);
+    assert_eq!(
+        (way, &report[2]),
+        (None, &format!("staging: {}", found("0xa5")))
+    );
+    // One that says nothing.
+    let rig = Rig::new("", |options| options.limit = Duration::from_millis(200));
+    let memory = Arc::new(rig.memory());
+    let error = rig
+        .gpu
+        .register(memory, Staging::Allowed)
+        .expect_err("no answer");
+    let text = error.to_string();
+    assert!(
+        matches!(error, ClientError::NoWay { .. }) && text.contains(no_answer),
+        "{text}"
+    );
+}
+
+#[test]
+fn memory_for_which_no_result_is_small_enough_is_refused() {
+    let rig = Rig::new("", |_| ());
+    let memory = |bytes| Arc::new(DeviceMemory::new(rig.gpu.context(), bytes).expect("memory"));
+    let error = rig
+        .register(memory(6), Staging::Allowed)
+        .expect_err("too small");
+    let text = error.to_string();
+    assert!(
+        text.contains("6 bytes are less than a vector of 8 to try it with"),
+        "{text}"
+    );
+    rig.register(memory(8), Staging::Allowed)
+        .expect("it has room for one of f16");
+}
+
+#[test]
+fn the_connections_end_is_told_as_such_while_memory_is_tried() {
+    for nic in [Nic::None, Nic::All] {
+        let direct = Direct::new("", nic, true);
+        let (rig, memory) = (&direct.rig, Arc::clone(&direct.memory));
+        let outcome = thread::scope(|scope| {
+            let registering = scope.spawn(|| rig.gpu.register(memory, Staging::Allowed));
+            while !registering.is_finished() {
+                rig.with_port(|port| port.closed = !port.arrived.is_empty());
+                thread::yield_now();
+            }
+            registering.join().expect("no panic")
+        });
+        let error = outcome.expect_err("there is no dataplane");
+        assert!(error.is_end(), "{nic:?}: {error}");
+    }
 }
 
 /// A request for a region that a NIC writes, and what a stream that comes after it finds there.
@@ -312,7 +395,8 @@ fn memory_that_is_not_registered_is_staged() {
 #[test]
 fn a_way_is_found_before_there_is_memory() {
     let rig = Rig::new("", |_| ());
-    let (way, report) = rig.gpu.find_way(Staging::Allowed).expect("staging");
+    let found = answering(&rig.hub, || rig.gpu.find_way(Staging::Allowed));
+    let (way, report) = found.expect("staging");
     assert_eq!(way, Way::Staging);
     assert_eq!(report, rig.output.report());
     let error = rig.gpu.find_way(Staging::Refused).expect_err("no NIC");

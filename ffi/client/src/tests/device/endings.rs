@@ -61,6 +61,47 @@ fn a_refusal_releases_the_stream_and_is_told_by_the_next_submission() {
 }
 
 #[test]
+fn a_failure_is_told_to_its_own_stream_alone() {
+    let rig = Rig::new("", |_| ());
+    let [failed, other] = [(); 2].map(|()| rig.stream());
+    rig.submit(&failed).expect("sent");
+    rig.with_port(|port| (0..2).for_each(|_| port.answer(0, Refusal::whole(Status::Expired))));
+    let current = rig.current();
+    current.synchronize(&failed).expect("it goes on");
+    rig.gpu.check(&other).expect("nothing of its own failed");
+    rig.submit(&other).expect("sent");
+    rig.answer(Status::Ok);
+    rig.gpu.synchronize(&other).expect("its result is there");
+    let expired = StreamFailure::Request(Failure::Refused(Refusal::whole(Status::Expired)));
+    assert_eq!(failure(rig.submit(&failed)), expired);
+    rig.gpu.check(&failed).expect("it was told");
+    rig.gpu.check_all().expect("it was told");
+}
+
+#[test]
+fn failures_are_told_once_in_the_order_in_which_they_came() {
+    let rig = Rig::new("", |_| ());
+    let statuses = [Status::Expired, Status::Busy, Status::Internal];
+    let streams = statuses.map(|status| {
+        let stream = rig.stream();
+        // Of one stream the first failure counts.
+        rig.submit(&stream).expect("sent");
+        rig.submit(&stream).expect("sent");
+        for status in [status, status, Status::IdOutOfRange, Status::IdOutOfRange] {
+            rig.with_port(|port| port.answer(0, Refusal::whole(status)));
+        }
+        rig.current().synchronize(&stream).expect("it goes on");
+        stream
+    });
+    let of = |status| StreamFailure::Request(Failure::Refused(Refusal::whole(status)));
+    assert_eq!(failure(rig.gpu.check(&streams[1])), of(Status::Busy));
+    assert_eq!(failure(rig.gpu.check_all()), of(Status::Expired));
+    rig.gpu.check(&streams[0]).expect("it was told");
+    assert_eq!(failure(rig.gpu.check_all()), of(Status::Internal));
+    rig.gpu.check_all().expect("all were told");
+}
+
+#[test]
 fn a_stream_goes_on_after_its_limit_and_the_staging_stays_the_dataplanes() {
     let limit = Duration::from_millis(50);
     let rig = Rig::new("", |options| {
@@ -145,6 +186,60 @@ fn a_gpu_that_is_given_up_releases_its_streams() {
     drop(inner);
     assert_eq!(hub.pending().expect("open"), 0);
     drop((current, no_gpu));
+}
+
+#[test]
+fn closing_releases_streams_that_other_threads_wait_for() {
+    let rig = Rig::new("", |_| ());
+    let stream = rig.stream();
+    rig.submit(&stream).expect("sent");
+    thread::scope(|scope| {
+        let other = rig.gpu.clone();
+        let waiting = scope.spawn(|| {
+            let other = other;
+            other.synchronize(&stream)
+        });
+        thread::sleep(MOMENT);
+        assert!(!waiting.is_finished(), "there is no answer yet");
+        rig.gpu.close();
+        let outcome = waiting.join().expect("no panic");
+        assert_eq!(failure(outcome), StreamFailure::Closed);
+    });
+    assert!(is_missing(&rig.read(rig.output.memory())));
+    rig.gpu.close();
+    let memory = Arc::new(rig.memory());
+    let outcomes = [
+        rig.submit(&stream),
+        rig.gpu.check(&stream),
+        rig.gpu.check_all(),
+        rig.gpu.synchronize(&stream),
+        rig.gpu.register(memory, Staging::Allowed).map(|_| ()),
+    ];
+    for outcome in outcomes {
+        assert!(
+            matches!(outcome, Err(ClientError::GpuClosed)),
+            "{outcome:?}"
+        );
+    }
+    assert!(rig.gpu.is_closed());
+    rig.answer(Status::Ok);
+    assert_eq!(rig.hub.pending().expect("open"), 0);
+}
+
+#[test]
+fn a_request_that_meets_the_close_is_not_sent() {
+    let rig = Rig::new("", |_| ());
+    // As after the submission has found it open.
+    rig.gpu
+        .inner
+        .watches
+        .iter()
+        .for_each(|watch| watch.detach());
+    let error = rig
+        .submit(&rig.stream())
+        .expect_err("nobody would release it");
+    assert!(matches!(error, ClientError::GpuClosed), "{error}");
+    assert_eq!(rig.with_port(|port| port.arrived.len()), 0);
 }
 
 /// Threads of this process by the beginnings of their names, as the kernel has them.

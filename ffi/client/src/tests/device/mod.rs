@@ -43,13 +43,34 @@ fn options(no_gpu: &NoGpu) -> GpuOptions {
     }
 }
 
+fn with_port<T>(hub: &Hub<StandIn>, act: impl FnOnce(&mut StandIn) -> T) -> T {
+    let mut inner = hub.shared.lock().expect("open");
+    let done = act(&mut inner.session.port);
+    hub.shared.rouse(&mut inner);
+    done
+}
+
+/// Does something, while the dataplane answers.
+fn answering<T: Send>(hub: &Hub<StandIn>, act: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let acting = scope.spawn(act);
+        while !acting.is_finished() {
+            with_port(hub, |port| port.answer_all(Status::Ok));
+            thread::yield_now();
+        }
+        acting.join().expect("no panic")
+    })
+}
+
 impl Rig {
     fn new(words: &str, choose: impl FnOnce(&mut GpuOptions)) -> Rig {
         Rig::with(Backoff::default(), words, choose)
     }
 
     fn with(backoff: Backoff, words: &str, choose: impl FnOnce(&mut GpuOptions)) -> Rig {
-        let no_gpu = NoGpu::new(words);
+        // Orders are broken once the memory is registered, which would notice it or not.
+        let sound = words.split(' ').filter(|word| !word.starts_with("ignore="));
+        let no_gpu = NoGpu::new(&sound.collect::<Vec<_>>().join(" "));
         let mut options = options(&no_gpu);
         choose(&mut options);
         let mut session = session(2, 8, 1);
@@ -58,10 +79,10 @@ impl Rig {
         let hub = Hub::over(session, HubOptions::default()).expect("descriptors");
         let gpu = Gpu::open(&hub, options).expect("the stand-in opens");
         let output = DeviceMemory::new(gpu.context(), BYTES).expect("memory");
-        let output = gpu
-            .register(Arc::new(output), Staging::Allowed)
-            .expect("it is staged");
+        let output = answering(&hub, || gpu.register(Arc::new(output), Staging::Allowed));
+        let output = output.expect("it is staged");
         assert_eq!(output.way(), Way::Staging);
+        no_gpu.set(words);
         Rig {
             no_gpu,
             hub,
@@ -80,8 +101,17 @@ impl Rig {
     }
 
     fn region(&self) -> GpuRegion {
-        let region = self.gpu.register(Arc::new(self.memory()), Staging::Allowed);
+        let region = self.register(Arc::new(self.memory()), Staging::Allowed);
         region.expect("it is registered")
+    }
+
+    /// Registers memory, while the dataplane answers.
+    fn register(
+        &self,
+        memory: Arc<DeviceMemory>,
+        staging: Staging,
+    ) -> Result<GpuRegion, ClientError> {
+        answering(&self.hub, || self.gpu.register(memory, staging))
     }
 
     fn current(&self) -> Current<'_> {
@@ -98,10 +128,7 @@ impl Rig {
 
     /// Does something to the port as a dataplane would, and wakes who sleeps.
     fn with_port<T>(&self, act: impl FnOnce(&mut StandIn) -> T) -> T {
-        let mut inner = self.hub.shared.lock().expect("open");
-        let done = act(&mut inner.session.port);
-        self.hub.shared.rouse(&mut inner);
-        done
+        with_port(&self.hub, act)
     }
 
     fn answer(&self, status: Status) {

@@ -109,6 +109,54 @@ fn slices_are_copied_as_they_come() {
 }
 
 #[test]
+fn a_result_that_is_late_holds_up_no_other_stream() {
+    let rig = Rig::new("", |_| ());
+    let [late, other] = [(); 2].map(|()| rig.stream());
+    let output = rig.region();
+    rig.submit(&late).expect("sent");
+    let (to, options) = ((&output, 0), RequestOptions::default());
+    let sent = rig
+        .gpu
+        .submit(&rig.schema, &batch(BAGS), to, &other, &options);
+    sent.expect("sent");
+    // The two parts of the second request.
+    rig.with_port(|port| (0..2).for_each(|_| port.answer(2, Refusal::whole(Status::Ok))));
+    rig.gpu.synchronize(&other).expect("its result is there");
+    assert_eq!(rig.read(output.memory()), all_pooled());
+    assert!(!rig.current().is_idle(&late).expect("an answer"));
+    rig.answer(Status::Ok);
+    rig.gpu.synchronize(&late).expect("the result is there");
+    assert_eq!(rig.read(rig.output.memory()), all_pooled());
+}
+
+#[test]
+fn results_of_one_stream_come_in_the_order_of_submission() {
+    let rig = Rig::new("", |_| ());
+    let (stream, seen) = (rig.stream(), rig.memory());
+    let read = || {
+        let (to, from) = ((&seen, 0), (&**rig.output.memory(), 0));
+        let copied = rig.current().copy_between(&stream, to, from, BYTES);
+        copied.expect("queued");
+    };
+    rig.submit(&stream).expect("sent");
+    read();
+    rig.submit(&stream).expect("sent");
+    // The second request is answered first, with something else.
+    rig.with_port(|port| (0..2).for_each(|_| port.answer(2, Refusal::whole(Status::Expired))));
+    thread::sleep(MOMENT);
+    assert!(rig.read(&seen).iter().all(|&value| value == 0.0));
+    rig.answer(Status::Ok);
+    let outcome = rig.gpu.synchronize(&stream);
+    assert!(
+        matches!(outcome, Err(ClientError::NoResult(_))),
+        "{outcome:?}"
+    );
+    assert_eq!(rig.read(&seen), all_pooled());
+    let values = rig.read(rig.output.memory());
+    assert!(values.iter().all(|value| value.is_nan()), "{values:?}");
+}
+
+#[test]
 fn requests_of_many_streams_each_find_their_results() {
     let rig = Rig::new("delay=0", |options| options.requests = 4);
     let ran = thread::scope(|scope| {

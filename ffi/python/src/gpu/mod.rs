@@ -1,22 +1,29 @@
 //! Results in a GPU's memory, in the order of its streams.
 
+mod memory;
+mod stream;
+
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
-use rowmill_client::cuda::{DeviceMemory, Stream};
+use rowmill_client::cuda::DeviceMemory;
 use rowmill_client::{
     self as client, GpuOptions, GpuOutput, GpuRegion, Hub, RequestOptions, Staging,
 };
 
+pub(crate) use self::memory::GpuMemory;
+
+use self::memory::Registered;
+use self::stream::{extent, foreign_stream, handle};
 use crate::array;
 use crate::batch::Batch;
 use crate::buffer;
 use crate::client::{Flat, request_options};
+use crate::control;
 use crate::errors::{Class, Fault, Outcome};
-use crate::request;
+use crate::request::{self, Patience};
 use crate::schema::Schema;
 
 /// Seconds to wait for room for an operator's result.
@@ -25,19 +32,13 @@ const FLAT_TIMEOUT_S: f64 = 10.0;
 /// Between two attempts to find room for a result.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// Memory of the caller's that is registered, and what keeps it allocated.
-struct Registered {
-    region: GpuRegion,
-    owner: Py<PyAny>,
-}
-
 /// What is there while it is open.
 struct Open {
     gpu: client::Gpu,
     /// Each is given up with the first one that is registered after it is gone.
     registered: Vec<Arc<Registered>>,
-    /// Owners of memory that could not be given up, to which requests may still be written.
-    kept: Vec<Py<PyAny>>,
+    /// Memory that could not be given up, to which requests may still be written.
+    kept: Vec<Registered>,
 }
 
 /// Where a result is to lie, and for which stream.
@@ -59,14 +60,8 @@ pub(crate) struct Gpu {
     staging: Staging,
     way: String,
     report: Vec<String>,
-}
-
-/// Memory of a GPU that is registered for results. Made by :meth:`Gpu.register`.
-///
-/// It is registered for as long as this object is held: the first one that is registered after it is gone gives it up.
-#[pyclass(frozen, module = "rowmill", weakref)]
-pub(crate) struct GpuMemory {
-    registered: Arc<Registered>,
+    /// What it counted until it was closed.
+    staged_instead: AtomicU64,
 }
 
 impl Gpu {
@@ -78,11 +73,12 @@ impl Gpu {
         staging: Staging,
     ) -> PyResult<Gpu> {
         let ordinal = options.ordinal;
-        let opened = py.detach(|| {
-            let gpu = client::Gpu::open(hub, options)?;
+        let hub = hub.clone();
+        let opened = control::call(py, &Patience::endless(), move || {
+            let gpu = client::Gpu::open(&hub, options)?;
             let (way, report) = gpu.find_way(staging)?;
             Ok((gpu, way, report))
-        });
+        })?;
         let (gpu, way, report) = opened.map_err(|error| Fault::of(error, &[]))?;
         let open = Open {
             gpu,
@@ -95,6 +91,7 @@ impl Gpu {
             staging,
             way: way.to_string(),
             report,
+            staged_instead: AtomicU64::new(0),
         })
     }
 
@@ -126,7 +123,7 @@ impl Gpu {
     ) -> PyResult<()> {
         let gpu = self.gpu()?;
         if batch.bags == 0 {
-            return Ok(gpu.check().map_err(|error| Fault::of(error, &[]))?);
+            return checked(&gpu, to.stream);
         }
         let needed = schema.result_bytes(u32::try_from(batch.bags).unwrap_or(u32::MAX));
         let To {
@@ -177,9 +174,20 @@ impl Gpu {
 
     /// Closes it with the interpreter's lock given to others: what streams have to do may need that.
     fn end(&self, py: Python<'_>) {
-        let open = self.lock().take();
-        py.detach(|| drop(open));
+        let Some(open) = self.lock().take() else {
+            return;
+        };
+        let count = open.gpu.staged_instead();
+        self.staged_instead.store(count, Ordering::Relaxed);
+        py.detach(|| open.end());
     }
+}
+
+/// Asks for the failure of a stream by its handle.
+fn checked(gpu: &client::Gpu, stream: usize) -> PyResult<()> {
+    // SAFETY: the caller gives a stream of this GPU, as the documentation says.
+    let stream = unsafe { foreign_stream(gpu, stream) };
+    Ok(gpu.check(&stream).map_err(|error| Fault::of(error, &[]))?)
 }
 
 impl Drop for Gpu {
@@ -189,80 +197,13 @@ impl Drop for Gpu {
     }
 }
 
-/// A stream of the caller's by its handle.
-///
-/// # Safety
-/// It must be one of this GPU, or one of CUDA's constants for default streams, and exist as long as the value.
-unsafe fn foreign_stream(gpu: &client::Gpu, handle: usize) -> Stream {
-    // SAFETY: the caller's contract.
-    unsafe { Stream::foreign(gpu.context(), std::ptr::without_provenance_mut(handle)) }
-}
-
-/// Address and bytes of memory of a GPU: of `(address, bytes)`, or of a tensor of the results' type.
-fn extent(out: &Bound<'_, PyAny>, schema: &Schema) -> Outcome<(u64, u64)> {
-    if let Ok(extent) = out.extract::<(u64, u64)>() {
-        return Ok(extent);
-    }
-    let memory = buffer::typed(out, schema.layout.output)?;
-    Ok((memory.address as u64, memory.bytes as u64))
-}
-
-/// The handle of a stream: a number, that of a `torch.cuda.Stream`, or that of the current one of torch.
-fn handle(py: Python<'_>, stream: Option<&Bound<'_, PyAny>>, ordinal: i32) -> Outcome<usize> {
-    let Some(stream) = stream else {
-        return current(py, ordinal);
-    };
-    if let Ok(handle) = stream.extract::<usize>() {
-        return Ok(handle);
-    }
-    let handle = stream.getattr(intern!(py, "cuda_stream"));
-    let Some(handle) = handle.ok().and_then(|handle| handle.extract().ok()) else {
-        let text = format!(
-            "stream is of type {}; give a torch.cuda.Stream, the handle of a CUDA stream, or None for torch's current one",
-            stream.get_type().name()?
-        );
-        return Err(Fault::new(Class::Dtype, text));
-    };
-    if let Ok(index) = stream.getattr(intern!(py, "device_index"))
-        && index.ne(ordinal)?
-    {
-        let text = format!("stream is one of GPU {index}; give one of GPU {ordinal}");
-        return Err(Fault::input(text));
-    }
-    Ok(handle)
-}
-
-/// That of torch's current stream; the legacy default stream where torch was not imported or has not used CUDA yet, when it is its
-/// current one.
-fn current(py: Python<'_>, ordinal: i32) -> Outcome<usize> {
-    let modules = py
-        .import(intern!(py, "sys"))?
-        .getattr(intern!(py, "modules"))?;
-    let Some(torch) = modules
-        .cast::<PyDict>()
-        .map_err(PyErr::from)?
-        .get_item(intern!(py, "torch"))?
-    else {
-        return Ok(0);
-    };
-    let cuda = torch.getattr(intern!(py, "cuda"))?;
-    if !cuda
-        .call_method0(intern!(py, "is_initialized"))?
-        .is_truthy()?
-    {
-        return Ok(0);
-    }
-    let stream = cuda.call_method1(intern!(py, "current_stream"), (ordinal,))?;
-    Ok(stream.getattr(intern!(py, "cuda_stream"))?.extract()?)
-}
-
 #[pymethods]
 impl Gpu {
     /// Sends a batch whose result is to lie in the GPU's memory, for a stream: between what the stream has to do before and what it is
     /// given to do after. Returns when that is queued, and does not wait for the result.
     ///
     /// A stream goes on also where there is no result: the request was refused, its time is over, the dataplane is gone. There are
-    /// NaNs in its place then, and the next :meth:`lookup`, :meth:`check` or :meth:`synchronize` raises. CUDA's and torch's own calls
+    /// NaNs in its place then, and the next :meth:`lookup`, :meth:`check` or :meth:`synchronize` of that stream raises. CUDA's and torch's own calls
     /// that wait for a stream tell nothing of it.
     ///
     /// Args:
@@ -280,7 +221,7 @@ impl Gpu {
     ///     timeout: Seconds to wait at most while too many results are on their way.
     ///
     /// Raises:
-    ///     DeviceError: A stream has gone on without the result of an earlier lookup; nothing was sent then. Or a call to the GPU's
+    ///     DeviceError: The stream has gone on without the result of an earlier lookup; nothing was sent then. Or a call to the GPU's
     ///         driver has failed, also since the stream is being captured into a graph.
     ///     BusyError: Too many results are still on their way after ``timeout``; or the stream has work before that may use ``out``,
     ///         which a NIC is to write, and staging was ruled out.
@@ -384,21 +325,33 @@ impl Gpu {
         });
         let registered = Arc::new(Registered {
             region: region.map_err(|error| Fault::of(error, &[]))?,
-            owner: memory.clone().unbind(),
+            _owner: memory.clone().unbind(),
         });
-        if let Some(open) = &mut *self.lock() {
-            open.registered.push(Arc::clone(&registered));
-        }
+        self.keep(py, &gpu, &registered);
         Ok(GpuMemory { registered })
     }
 
-    /// Asks whether a stream has gone on without its result since this was asked last. Does not wait.
+    /// Asks whether a stream has gone on without a result since this was asked last. Does not wait.
+    ///
+    /// Args:
+    ///     stream: As :meth:`lookup` takes it.
     ///
     /// Raises:
-    ///     DeviceError: One has, with the reason of the first one.
+    ///     DeviceError: It has, with the reason of the first time.
     ///     ClosedError: The GPU was closed.
-    fn check(&self) -> PyResult<()> {
-        Ok(self.gpu()?.check().map_err(|error| Fault::of(error, &[]))?)
+    #[pyo3(signature = (stream = None))]
+    fn check(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        checked(&self.gpu()?, handle(py, stream, self.ordinal)?)
+    }
+
+    /// Asks whether any stream has gone on without a result since that was told last. Does not wait.
+    ///
+    /// Raises:
+    ///     DeviceError: One has, with the reason of the earliest one, which then was told.
+    ///     ClosedError: The GPU was closed.
+    fn check_all(&self) -> PyResult<()> {
+        let checked = self.gpu()?.check_all();
+        Ok(checked.map_err(|error| Fault::of(error, &[]))?)
     }
 
     /// Waits until a stream has done all that it has to do, and asks whether it has its results. Other threads of Python run meanwhile;
@@ -408,7 +361,7 @@ impl Gpu {
     ///     stream: As :meth:`lookup` takes it.
     ///
     /// Raises:
-    ///     DeviceError: A stream has gone on without its result, or CUDA fails.
+    ///     DeviceError: It has gone on without its result, or CUDA fails.
     ///     ClosedError: The GPU was closed.
     #[pyo3(signature = (stream = None))]
     fn synchronize(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
@@ -435,13 +388,23 @@ impl Gpu {
         self.report.clone()
     }
 
+    /// Lookups whose results were staged although a NIC could have written them, since their streams had things to do before.
+    #[getter]
+    fn staged_instead(&self) -> u64 {
+        match &*self.lock() {
+            Some(open) => open.gpu.staged_instead(),
+            None => self.staged_instead.load(Ordering::Relaxed),
+        }
+    }
+
     /// The GPU's number, as CUDA counts.
     #[getter]
     fn ordinal(&self) -> i32 {
         self.ordinal
     }
 
-    /// Gives it up. Streams that wait for results go on without them. Twice is fine.
+    /// Gives it up. Streams that wait for results go on without them, also where other threads wait for these in
+    /// :meth:`synchronize`, which raises; later calls raise :class:`ClosedError`. Twice is fine.
     fn close(&self, py: Python<'_>) {
         self.end(py);
     }
@@ -464,54 +427,5 @@ impl Gpu {
     fn __repr__(&self) -> String {
         let end = if self.closed() { ", closed" } else { "" };
         format!("Gpu({}, {}{end})", self.ordinal, self.way)
-    }
-}
-
-impl Gpu {
-    fn give_up_unused(&self, py: Python<'_>, gpu: &client::Gpu) -> PyResult<()> {
-        // Nobody can find one here that nobody has.
-        let unused = |one: &mut Arc<Registered>| Arc::strong_count(one) == 1;
-        let unused: Vec<_> = match &mut *self.lock() {
-            Some(open) => open.registered.extract_if(.., unused).collect(),
-            None => Vec::new(),
-        };
-        for Registered { region, owner } in unused.into_iter().filter_map(Arc::into_inner) {
-            let given_up = py.detach(|| gpu.unregister(region));
-            if let Err(error) = given_up {
-                if let Some(open) = &mut *self.lock() {
-                    open.kept.push(owner);
-                }
-                // Else a request still writes to it, and it stays registered.
-                if !matches!(error, client::ClientError::RegionInUse { .. }) {
-                    return Err(Fault::of(error, &[]).into());
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-#[pymethods]
-impl GpuMemory {
-    /// Its size in bytes.
-    #[getter]
-    fn nbytes(&self) -> u64 {
-        self.registered.region.memory().len()
-    }
-
-    /// How results come there; see :attr:`Gpu.way`.
-    #[getter]
-    fn way(&self) -> String {
-        self.registered.region.way().to_string()
-    }
-
-    /// What was tried, in order, and what came of it: a line each.
-    #[getter]
-    fn report(&self) -> Vec<String> {
-        self.registered.region.report().to_vec()
-    }
-
-    fn __repr__(&self) -> String {
-        format!("GpuMemory({} bytes, {})", self.nbytes(), self.way())
     }
 }
