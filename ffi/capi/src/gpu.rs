@@ -247,16 +247,22 @@ pub unsafe extern "C" fn rowmill_submit_on_stream(
         let schema = find::<Schema, _>(schema)?;
         // SAFETY: the header's rules, here and below.
         let batch = unsafe { read(batch, "batch") }?;
-        let options = match request.is_null() {
+        let (options, wait) = match request.is_null() {
             true => Default::default(),
             // SAFETY: see above.
             false => requests::options(&unsafe { read(request, "request") }?)?,
         };
+        if !wait.is_zero() {
+            return Err(Error::invalid(
+                "request.wait_us is set, but a request for a stream waits for nothing; set it to 0 and try again when told ROWMILL_AGAIN",
+            ));
+        }
         // SAFETY: see above. The arrays are not used when the call has returned.
         let arrays = unsafe { requests::Arrays::of(&batch) }?;
         let address = device_memory.addr() as u64;
-        let needed = schema.bound.target_bytes(batch.bags);
-        if needed > bytes {
+        if let Some(needed) = schema.answer_bytes(batch.bags)
+            && needed > bytes
+        {
             return Err(ClientError::TargetTooSmall { needed, bytes }.into());
         }
         // SAFETY: see above.

@@ -60,6 +60,14 @@ const CALLS: &[Call] = {
             rowmill_region_free(N.cast())
         }),
         // SAFETY: see above.
+        ("rowmill_region_register", || unsafe {
+            rowmill_region_register(N.cast(), N, 0, N.cast(), N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_region_describe", || unsafe {
+            rowmill_region_describe(N.cast(), N.cast())
+        }),
+        // SAFETY: see above.
         ("rowmill_submit", || unsafe {
             rowmill_submit(N.cast(), N.cast(), N.cast(), N.cast(), N.cast(), N.cast())
         }),

@@ -443,6 +443,12 @@ pub const ALL: &[Fault] = &[
     Fault::new("c-regions", "INVALID", IN_C, |site| {
         capi::misuse(site, "regions")
     }),
+    Fault::new("c-memories", "INVALID; OK where it fits", IN_C, |site| {
+        capi::misuse(site, "memories")
+    }),
+    Fault::new("c-expired", "EXPIRED", IN_C, |site| {
+        capi::misuse(site, "expired")
+    }),
     Fault::new(
         "c-requests",
         "INVALID, RETRY, ID_OUT_OF_RANGE, ID_NEGATIVE; OK without ids",
