@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 target=aarch64-unknown-linux-gnu
 # The toolchain of rustup has no standard library for arm64 where only package registries can be reached;
 # Debian's rustc has one.
-packages=(rustc-web libstd-rust-web-dev:arm64 gcc-aarch64-linux-gnu libc6:arm64 libgcc-s1:arm64 qemu-user-static)
+packages=(rustc-web libstd-rust-web-dev:arm64 gcc-aarch64-linux-gnu libc6-dev-arm64-cross libc6:arm64 libgcc-s1:arm64 qemu-user-static)
 if ! dpkg-query -W -f='${Status}\n' "${packages[@]}" 2>/dev/null | awk '!/^install ok installed$/ {bad = 1} END {exit NR == 0 || bad}'; then
     sudo=""
     if [ "$(id -u)" -ne 0 ]; then

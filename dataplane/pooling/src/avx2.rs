@@ -11,6 +11,12 @@ struct Avx2;
 
 entry!(Avx2, "avx2,fma,f16c", 1 2 3 4 5 6 7 8);
 
+/// The greatest of some ids; 0 of none.
+#[target_feature(enable = "avx2")]
+pub(crate) fn greatest(ids: &[u32]) -> u32 {
+    ids.iter().fold(0, |max, &id| id.max(max))
+}
+
 // Dimensions are multiples of four, so a register has all eight of them, or four.
 impl Simd for Avx2 {
     type Vector = __m256;

@@ -1,6 +1,7 @@
 //! A batch: the bags of several features, each with its rows, ids and place in the target.
 
 use crate::Rows;
+use crate::select::greatest;
 
 /// What becomes of the rows of a bag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -138,8 +139,8 @@ impl Bags<'_> {
 /// # Errors
 /// The position of the first id that is not.
 pub fn check_ids(ids: &[u32], count: u32) -> Result<(), usize> {
-    // The maximum first, which compiles to vector instructions; the position only when it is needed.
-    let fits = ids.iter().fold(0, |max, &id| id.max(max)) < count;
+    // The greatest first, by vector instructions; the position only when it is needed.
+    let fits = greatest(ids) < count;
     if fits || ids.is_empty() {
         return Ok(());
     }

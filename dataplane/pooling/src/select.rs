@@ -179,6 +179,19 @@ impl Kernels {
     }
 }
 
+/// The greatest of some ids; 0 of none. Of those of a request it is asked twice: when they come, and by
+/// [`Kernels::pool`]. With what every x86-64 has, which is no maximum of unsigned words, it takes 9 us of 54,784
+/// ids in the cache, with AVX2 1.9 us.
+pub(crate) fn greatest(ids: &[u32]) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the machine has it.
+        #[allow(unsafe_code)]
+        return unsafe { crate::avx2::greatest(ids) };
+    }
+    ids.iter().fold(0, |max, &id| id.max(max))
+}
+
 /// The reference, stored by copies: it has no need to be fast.
 fn pool_scalar(batch: &[Bags<'_>], target: &Window<'_>) {
     for bags in batch {

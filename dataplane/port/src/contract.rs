@@ -352,6 +352,18 @@ pub enum PortError {
         /// How.
         what: Lost,
     },
+    /// A control call had no answer in time. The connection goes on: the answer is heard when it comes, before another call
+    /// is made, and what it gives is given back; a schema is kept for the next [`ClientPort::bind`] of an equal one.
+    #[error(
+        "the dataplane did not answer within {limit:?}; see whether it is stopped or overloaded, and try again"
+    )]
+    NoAnswer {
+        /// How long the answer was waited for.
+        limit: Duration,
+    },
+    /// A control call's caller has ended it ([`Interrupt`](crate::Interrupt)). Its answer is heard as after [`PortError::NoAnswer`].
+    #[error("the call was interrupted by its caller before the dataplane had answered")]
+    Interrupted,
     /// A control call was refused.
     #[error("refused: {refusal}{}{detail}", if detail.is_empty() { "" } else { ": " })]
     Refused {
@@ -400,9 +412,6 @@ pub enum Lost {
     /// The dataplane ended it without a word, most likely with its process.
     #[error("the dataplane is gone, most likely with its process")]
     Disconnected,
-    /// An answer did not come in time.
-    #[error("the dataplane did not answer in time")]
-    Deadline,
     /// What the dataplane sent makes no sense.
     #[error("what the dataplane sent makes no sense; what it was stands in this side's log")]
     Nonsense,
@@ -513,10 +522,11 @@ pub trait ClientPort {
         Err(PortError::Unsupported { what })
     }
 
-    /// Gives a region up; returns once the server has unmapped it.
+    /// Gives a region up; returns once the server has unmapped it. Nothing may be in flight to it.
     ///
     /// # Errors
-    /// [`PortError`].
+    /// [`PortError`]. After [`PortError::NoAnswer`] and [`PortError::Interrupted`] it is given up all the same: the
+    /// server is told as soon as it listens.
     fn unregister(&mut self, region: RegionId) -> Result<(), PortError>;
 
     /// The region's memory. None where it is a device's.

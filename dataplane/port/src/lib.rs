@@ -15,6 +15,8 @@ pub mod conformance;
 mod contract;
 mod control;
 mod fork;
+mod patience;
+mod quiet;
 #[cfg(feature = "rdma")]
 pub mod rdma;
 mod reconnect;
@@ -29,5 +31,7 @@ pub use contract::{
     PendingBind, PortError, RegionError, RegionId, RoomError, ServerPort, Service, Waker,
 };
 pub use fork::{MAX_LISTED, ParentFd, Process};
+pub use patience::Interrupt;
+pub use quiet::spawn_quiet;
 pub use reconnect::Backoff;
 pub use rest::{Rest, WakeFds};

@@ -46,7 +46,10 @@ impl Backoff {
     /// that ends, perhaps to start again.
     pub fn helps(error: &PortError) -> bool {
         match error {
-            PortError::Connect { .. } | PortError::Lost { .. } | PortError::Closed => true,
+            PortError::Connect { .. }
+            | PortError::NoAnswer { .. }
+            | PortError::Lost { .. }
+            | PortError::Closed => true,
             PortError::Refused { refusal, .. } => {
                 matches!(refusal.status, Status::LimitReached | Status::Draining)
             }

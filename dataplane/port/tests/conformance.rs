@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use rowmill_arena::{HUGE_2M, HugePages, sealed_memfd};
 use rowmill_port::conformance::{Harness, Setup, Violation, Worker};
-use rowmill_port::shm::{ShmClient, ShmConfig, ShmLane, ShmServer, layout};
-use rowmill_port::{ClientPort, Idle, PortError, RegionId, ServerPort, Waker};
+use rowmill_port::shm::{ShmClient, ShmClientConfig, ShmConfig, ShmLane, ShmServer, layout};
+use rowmill_port::{ClientPort, Idle, Interrupt, PortError, RegionId, ServerPort, Waker};
 use rowmill_wire::Immediate;
 use rowmill_wire::control::Rights;
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
@@ -83,6 +83,20 @@ impl Harness for Shm {
 
     fn connect(&mut self, name: &str, credits: u16) -> Result<ShmClient, PortError> {
         ShmClient::connect(&self.endpoint, name, credits)
+    }
+
+    fn connect_interruptibly(
+        &mut self,
+        name: &str,
+        credits: u16,
+        interrupt: Interrupt,
+    ) -> Result<ShmClient, PortError> {
+        let config = ShmClientConfig {
+            credits,
+            interrupt,
+            ..ShmClientConfig::default()
+        };
+        ShmClient::connect_with(&self.endpoint, name, config)
     }
 
     fn run(&mut self) {

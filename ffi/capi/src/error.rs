@@ -44,6 +44,7 @@ impl From<ClientError> for Error {
             | ClientError::GpuClosed
             | ClientError::Lost { .. }
             | ClientError::Stopped { .. } => ROWMILL_CLOSED as c_int,
+            ClientError::NoAnswer { .. } | ClientError::Interrupted => ROWMILL_TIMEOUT as c_int,
             ClientError::Forked => ROWMILL_FORKED as c_int,
             ClientError::NoCredit
             | ClientError::NoSourceSpace
@@ -68,6 +69,7 @@ fn of_port(error: &PortError) -> c_int {
             ROWMILL_CONNECT as c_int
         }
         PortError::Closed | PortError::Lost { .. } => ROWMILL_CLOSED as c_int,
+        PortError::NoAnswer { .. } | PortError::Interrupted => ROWMILL_TIMEOUT as c_int,
         PortError::Refused { refusal, .. } => of_status(refusal.status),
         PortError::Protocol(_) | PortError::System { .. } | PortError::Unsupported { .. } => {
             ROWMILL_SYSTEM as c_int

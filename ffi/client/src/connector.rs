@@ -1,6 +1,5 @@
 //! Connecting again after a connection was lost.
 
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rowmill_port as port;
@@ -58,7 +57,7 @@ impl Connector {
     pub fn connect(&mut self, limit: Duration) -> Result<Session<AnyPort>, ClientError> {
         let until = Instant::now() + limit;
         if !std::mem::take(&mut self.is_first) {
-            self.pause(until);
+            self.pause(until)?;
         }
         loop {
             let error = match Client::connect(&self.url, self.options.clone()) {
@@ -70,22 +69,24 @@ impl Connector {
             };
             let helps = match &error {
                 ClientError::Port(error) => port::Backoff::helps(error),
-                ClientError::Closed | ClientError::Lost { .. } => true,
+                ClientError::Closed | ClientError::Lost { .. } | ClientError::NoAnswer { .. } => {
+                    true
+                }
                 _ => false,
             };
-            if !helps || !self.pause(until) {
+            if !helps || !self.pause(until)? {
                 return Err(error);
             }
         }
     }
 
     /// Pauses; false where no time is left for another attempt.
-    fn pause(&mut self, until: Instant) -> bool {
+    fn pause(&mut self, until: Instant) -> Result<bool, ClientError> {
         let now = Instant::now();
         let pause = self.backoff.delay(now);
         let left = until.saturating_duration_since(now);
-        thread::sleep(pause.min(left));
-        pause < left
+        self.options.interrupt.sleep(pause.min(left))?;
+        Ok(pause < left)
     }
 }
 

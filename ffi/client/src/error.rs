@@ -1,6 +1,7 @@
 //! What can go wrong on the client's side, each with what to do about it.
 
 use core::fmt;
+use core::time::Duration;
 
 use rowmill_port::{Lost, PortError};
 use rowmill_wire::Refusal;
@@ -66,7 +67,9 @@ pub enum BatchError {
         columns: usize,
     },
     /// The lengths don't add up to the ids given.
-    #[error("feature {feature}: the lengths add up to {sum} but {ids} ids are given")]
+    #[error(
+        "feature {feature}: the lengths add up to {sum} but {ids} ids are given; give lengths or offsets that divide all ids"
+    )]
     LengthSum {
         /// The feature.
         feature: usize,
@@ -140,6 +143,20 @@ pub enum ClientError {
         /// How.
         what: Lost,
     },
+    /// A control call had no answer within [`Options::reply_limit`](crate::Options::reply_limit). The connection goes on, and so does
+    /// what is in flight. The answer is heard when it comes: a region that it brings is given up, a schema is kept for the
+    /// next call that binds an equal one. Until then further control calls wait for it, too.
+    #[error(
+        "the dataplane did not answer within {limit:?}; see whether it is stopped or overloaded, and try again"
+    )]
+    NoAnswer {
+        /// How long the answer was waited for.
+        limit: Duration,
+    },
+    /// The caller has ended a control call early ([`Options::interrupt`](crate::Options::interrupt)). The answer is heard as after
+    /// [`ClientError::NoAnswer`].
+    #[error("the call was interrupted by its caller before the dataplane had answered")]
+    Interrupted,
     /// The batch contradicts itself.
     #[error(transparent)]
     Batch(#[from] BatchError),
@@ -315,6 +332,8 @@ impl From<PortError> for ClientError {
         match error {
             PortError::Closed => ClientError::Closed,
             PortError::Lost { what } => ClientError::Lost { what },
+            PortError::NoAnswer { limit } => ClientError::NoAnswer { limit },
+            PortError::Interrupted => ClientError::Interrupted,
             other => ClientError::Port(other),
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! Where every part fits into a frame with its data, all data is inline, cut out of the batch for
 //! each part. Otherwise the whole batch goes to the source region once, and the spans of each part's
-//! frame name its own piece of the shared segments. All buffers are kept for the next request.
+//! frame name its own piece of the shared segments; there, ids of 64 bits become 32 where all of them
+//! fit. All buffers are kept for the next request.
 
 use std::ops::Range;
 
@@ -11,8 +12,13 @@ use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::request::{Header, encode, encode_before, inline_offset};
 use rowmill_wire::{Element, FeatureSpan, Place, Segment, SplitRule};
 
+use crate::narrow;
 use crate::schema::BoundSchema;
 use crate::shape::{Content, Field, Shape, Sink};
+
+/// How many requests are sent in 64 bits after one whose ids needed them: where ids are keys of that size, a
+/// try that fails late costs about as much as the copy, and so a sixty-fourth of it.
+const KEPT_WIDE: u32 = 63;
 
 /// Where the data of a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +47,10 @@ pub(crate) struct Plan {
     /// them for the end.
     ids_before: Vec<u32>,
     weighted: bool,
+    /// How ids are in the source region.
+    id_element: Element,
+    /// Requests whose ids are written in 64 bits without a try to have them in 32.
+    kept_wide: u32,
     /// Whether each feature is not pooled, so that its spans say where in its block a part begins.
     blocks: Vec<bool>,
     frame: Box<[u8; SLOT_BYTES]>,
@@ -53,6 +63,8 @@ impl Plan {
             pieces: Vec::new(),
             ids_before: Vec::new(),
             weighted: false,
+            id_element: Element::Bits32,
+            kept_wide: 0,
             blocks: Vec::new(),
             frame: Box::new([0; SLOT_BYTES]),
             spans: Vec::new(),
@@ -123,7 +135,7 @@ impl Plan {
         })
     }
 
-    /// Bytes that the whole batch takes in the source region.
+    /// Bytes that the whole batch takes in the source region, at most.
     pub(crate) fn source_bytes(&self, batch: &Shape) -> u64 {
         let [_, _, end] = self.source_places(batch);
         end
@@ -144,9 +156,26 @@ impl Plan {
     }
 
     /// Copies the batch to its range of the source region.
-    pub(crate) fn write_source(&self, batch: &impl Content, range: Window<'_>) {
-        let [ids, weights, _] = self.source_places(batch.shape());
+    pub(crate) fn write_source(&mut self, batch: &impl Content, range: Window<'_>) {
+        let shape = batch.shape();
+        let [ids, weights, _] = self.source_places(shape);
         let mut out = Sink::Source(range);
+        self.id_element = shape.id_element();
+        if shape.is_wide() {
+            if self.kept_wide > 0 {
+                self.kept_wide -= 1;
+            } else if narrow::copy_ids(batch, &mut out, ids as usize) {
+                self.id_element = Element::Bits32;
+                out.put(0, shape.length_bytes());
+                if self.weighted {
+                    let all = 0..shape.ids() as u32;
+                    batch.copy(Field::Weights, all, &mut out, weights as usize);
+                }
+                return;
+            } else {
+                self.kept_wide = KEPT_WIDE;
+            }
+        }
         write_all(
             batch,
             self.weighted,
@@ -280,8 +309,9 @@ impl Plan {
             element,
             len,
         };
+        let id_bytes = batch.ids() as u64 * self.id_element.bytes();
         header.lengths = segment(Element::Bits32, 0, batch.length_bytes().len() as u64);
-        header.ids = segment(batch.id_element(), ids, weights - ids);
+        header.ids = segment(self.id_element, ids, id_bytes);
         if self.weighted {
             header.weights = segment(Element::Bits32, weights, end - weights);
         }

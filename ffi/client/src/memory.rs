@@ -211,6 +211,12 @@ impl Regions {
         held.expect("the region was not given up")
     }
 
+    /// Whether a region has no targets.
+    pub(crate) fn is_free(&self, region: &Region) -> bool {
+        let held = self.held.iter().find(|h| h.region.id == region.id);
+        held.is_some_and(|held| held.targets == 0)
+    }
+
     /// Forgets a region that has no targets.
     pub(crate) fn remove(&mut self, region: &Region) -> Result<(), ClientError> {
         match self.held(region.id).targets {

@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 
+use rowmill_port::Interrupt;
 #[cfg(feature = "rdma")]
 use rowmill_port::rdma::{ConnectionParameters, RdmaClientConfig};
 
@@ -18,8 +19,11 @@ pub struct Options {
     pub source_bytes: usize,
     /// How [`Wait::Block`] waits.
     pub backoff: Backoff,
-    /// How long to wait for the answer to a control call, the one that connects too.
+    /// How long to wait for the answer to a control call (tables, bind, region, unregister, a submission for which a pool
+    /// grows), the one that connects too; by the clock, signals don't stretch it. A call that asks twice may take twice as long.
     pub reply_limit: Duration,
+    /// What ends such a wait early, with [`ClientError::Interrupted`](crate::ClientError::Interrupted).
+    pub interrupt: Interrupt,
     /// Choices for endpoints `rdma://`.
     #[cfg(feature = "rdma")]
     pub rdma: RdmaOptions,
@@ -60,6 +64,7 @@ impl Default for Options {
             source_bytes: 16 << 20,
             backoff: Backoff::default(),
             reply_limit: Duration::from_secs(10),
+            interrupt: Interrupt::default(),
             #[cfg(feature = "rdma")]
             rdma: RdmaOptions::default(),
         }

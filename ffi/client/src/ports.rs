@@ -25,13 +25,15 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Endpoint`] for a URL of no port of this build; [`ClientError::Port`] where
-    /// nothing answers there or the connection is refused.
+    /// nobody listens there or the connection is refused; [`ClientError::NoAnswer`] where nothing answers,
+    /// [`ClientError::Interrupted`].
     pub fn connect(url: &str, options: Options) -> Result<Session<AnyPort>, ClientError> {
         let port = match scheme(url)? {
             Scheme::Shm => {
                 let config = ShmClientConfig {
                     credits: options.credits,
                     reply_limit: options.reply_limit,
+                    interrupt: options.interrupt.clone(),
                     ..ShmClientConfig::default()
                 };
                 AnyPort::Shm(ShmClient::connect_with(url, &options.name, config)?)
@@ -41,6 +43,7 @@ impl Client {
                 let config = RdmaClientConfig {
                     credits: options.credits,
                     reply_limit: options.reply_limit,
+                    interrupt: options.interrupt.clone(),
                     connect_limit: options.rdma.connect_limit,
                     silent_limit: options.rdma.silent_limit,
                     connection: options.rdma.connection,

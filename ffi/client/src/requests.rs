@@ -388,7 +388,7 @@ impl<P: ClientPort> Session<P> {
     }
 
     /// What is said of a connection that has ended.
-    fn gone(&self) -> ClientError {
+    pub(crate) fn gone(&self) -> ClientError {
         match self.lost {
             Some(what) => ClientError::Lost { what },
             None => ClientError::Closed,

@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use rowmill_port::{ClientPort, Foreign, Lost, PortError, RegionId};
 use rowmill_wire::Schema;
 use rowmill_wire::control::{TableEntry, Welcome};
+use rowmill_wire::limits::MAX_SCHEMAS;
 
 use crate::error::ClientError;
 use crate::flight::Flight;
@@ -37,6 +38,8 @@ pub struct Session<P: ClientPort> {
     /// The region that carries ids, its size and what of it is free.
     pub(crate) source: Option<(RegionId, u64, Extents)>,
     tables: Option<Vec<TableEntry>>,
+    /// What was bound, which is never given up: at most [`MAX_SCHEMAS`].
+    schemas: Vec<BoundSchema>,
     /// The newest generation that the dataplane has told of.
     pub(crate) newest: u64,
     pub(crate) closed: bool,
@@ -70,6 +73,7 @@ impl<P: ClientPort> Session<P> {
             regions: Regions::default(),
             source,
             tables: None,
+            schemas: Vec::new(),
             newest,
             closed: false,
             lost: None,
@@ -94,7 +98,7 @@ impl<P: ClientPort> Session<P> {
     /// The model's tables; asked for once a session.
     ///
     /// # Errors
-    /// [`ClientError::Port`], [`ClientError::Closed`].
+    /// [`ClientError::Port`], [`ClientError::Closed`], [`ClientError::NoAnswer`], [`ClientError::Interrupted`].
     pub fn tables(&mut self) -> Result<&[TableEntry], ClientError> {
         if self.tables.is_none() {
             self.tables = Some(self.port.tables()?);
@@ -102,25 +106,43 @@ impl<P: ClientPort> Session<P> {
         Ok(self.tables.as_deref().unwrap_or_default())
     }
 
-    /// Binds a schema.
+    /// Binds a schema. One that is equal to a bound one is that one: the dataplane is not asked, and it is not counted again.
     ///
     /// # Errors
-    /// [`ClientError::Port`] with the dataplane's refusal: an unknown table, outputs that overlap or
-    /// are misaligned.
+    /// [`ClientError::TooLarge`] where as many others are bound as a connection can have; [`ClientError::Port`] with the
+    /// dataplane's refusal: an unknown table, outputs that overlap or are misaligned; [`ClientError::NoAnswer`],
+    /// [`ClientError::Interrupted`].
     pub fn bind(&mut self, schema: Schema) -> Result<BoundSchema, ClientError> {
+        if self.closed {
+            return Err(self.gone());
+        }
+        if let Some(known) = self.schemas.iter().find(|known| *known.schema() == schema) {
+            return Ok(known.clone());
+        }
+        within(
+            "schemas of a connection",
+            self.schemas.len() as u64 + 1,
+            MAX_SCHEMAS.into(),
+            "use those that are bound for all batches, or connect once more for others",
+        )?;
+        // Asked for first: a schema that is bound then is not lost for want of them.
+        self.tables()?;
         let id = self.port.bind(&schema)?;
         let session = self.id;
         let bound = BoundSchema::new(session, id, schema, self.tables()?);
-        bound.ok_or_else(|| {
+        let bound = bound.ok_or_else(|| {
             let text = "the dataplane bound a table that it does not list";
             ClientError::Port(PortError::Protocol(text.into()))
-        })
+        })?;
+        self.schemas.push(bound.clone());
+        Ok(bound)
     }
 
     /// Makes and registers memory for results.
     ///
     /// # Errors
-    /// [`ClientError::TooLarge`] above the dataplane's limit, [`ClientError::Port`].
+    /// [`ClientError::TooLarge`] above the dataplane's limit, [`ClientError::Port`], [`ClientError::NoAnswer`],
+    /// [`ClientError::Interrupted`].
     pub fn region(&mut self, bytes: usize) -> Result<Region, ClientError> {
         let limit = self.welcome().max_region;
         within(
@@ -162,7 +184,8 @@ impl<P: ClientPort> Session<P> {
     /// Gives a region up.
     ///
     /// # Errors
-    /// [`ClientError::RegionInUse`] while it has targets; [`ClientError::Port`].
+    /// [`ClientError::RegionInUse`] while it has targets; else it is given up, also where the call fails: [`ClientError::Port`],
+    /// [`ClientError::NoAnswer`], [`ClientError::Interrupted`].
     ///
     /// # Panics
     /// If the region was given up before.
@@ -170,6 +193,11 @@ impl<P: ClientPort> Session<P> {
         self.own(region.session);
         self.regions.remove(&region)?;
         Ok(self.port.unregister(region.id)?)
+    }
+
+    /// Whether nothing in the region is taken as a target.
+    pub(crate) fn is_free(&self, region: &Region) -> bool {
+        self.regions.is_free(region)
     }
 
     /// Takes a free range of the region as a target.

@@ -52,6 +52,8 @@ pub(crate) struct StandIn {
     pub(crate) breaks_after: Option<usize>,
     /// What happens in a wait: answer everything with this status.
     pub(crate) answers_in_wait: Option<Status>,
+    /// Most regions that can be registered at a time.
+    pub(crate) most_regions: usize,
     /// Whether frames are decoded and kept, or answered at once without looking.
     pub(crate) echoes: bool,
     /// What becomes of a device's memory.
@@ -94,10 +96,16 @@ impl StandIn {
             closed: false,
             breaks_after: None,
             answers_in_wait: None,
+            most_regions: usize::MAX,
             echoes: false,
             nic: Nic::None,
             foreign: Vec::new(),
         }
+    }
+
+    /// How many schemas were bound.
+    pub(crate) fn bound(&self) -> usize {
+        self.schemas.len()
     }
 
     /// The `len` bytes at `offset` of a region.
@@ -293,6 +301,12 @@ impl ClientPort for StandIn {
     }
 
     fn register(&mut self, bytes: usize) -> Result<RegionId, PortError> {
+        if self.regions.iter().flatten().count() == self.most_regions {
+            return Err(PortError::Refused {
+                refusal: Refusal::whole(Status::LimitReached),
+                detail: "the stand-in has enough".into(),
+            });
+        }
         let fd = sealed_memfd("stand-in", bytes, HugePages::Off).expect("memory");
         self.regions.push(Some(Arc::new(
             Region::map(fd.as_fd(), bytes).expect("sealed"),

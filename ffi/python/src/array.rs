@@ -12,6 +12,7 @@ use pyo3::{ffi, intern};
 use rowmill_client::{Numbers, ReadWindow};
 
 use crate::errors::{Class, Fault, Outcome};
+use crate::once;
 
 /// The type of an array's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -395,7 +396,7 @@ impl TorchDtypes {
 
     fn get(py: Python<'_>) -> PyResult<&TorchDtypes> {
         static KEPT: PyOnceLock<TorchDtypes> = PyOnceLock::new();
-        KEPT.get_or_try_init(py, || {
+        once::kept(py, &KEPT, || {
             let torch = py.import("torch")?;
             // Old versions have no unsigned ones.
             let known = TorchDtypes::KNOWN.map(|(name, _)| torch.getattr(name).ok());

@@ -22,7 +22,8 @@ use crate::schema::{Columns, Schema, Span};
 ///     ids: All ids: first those of all bags of the first feature, then those of the second one and so on; int32, int64,
 ///         uint32 or uint64.
 ///     lengths: The ids of each bag, in the same order; int32 or int64.
-///     offsets: Instead of lengths: where each bag begins in ``ids``, and where the last one ends; int32 or int64.
+///     offsets: Instead of lengths: where each bag begins in ``ids``, from 0 on, and where the last one ends, which is the number
+///         of ids; int32 or int64.
 ///     weights: A float32 for each id.
 ///     keys: The names of the features; the schema's, in its order, if not given. There may be more of them, and in another
 ///         order.
@@ -62,6 +63,19 @@ impl Jagged {
         })
     }
 
+    /// What it is made of, for copies and pickles.
+    fn __getnewargs_ex__<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<((Py<PyAny>,), Bound<'py, PyDict>)> {
+        let named = PyDict::new(py);
+        named.set_item("lengths", &self.lengths)?;
+        named.set_item("offsets", &self.offsets)?;
+        named.set_item("weights", &self.weights)?;
+        named.set_item("keys", &self.keys)?;
+        Ok(((self.ids.clone_ref(py),), named))
+    }
+
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.ids)?;
         let others = [&self.lengths, &self.offsets, &self.weights, &self.keys];
@@ -97,13 +111,20 @@ impl Division {
         }
     }
 
-    /// Bags of all columns together.
+    /// Bags of all columns together. Refuses offsets that don't begin with 0.
     fn bags(&self) -> Outcome<usize> {
-        match self {
-            Division::Lengths(lengths) => Ok(lengths.count()),
-            Division::Offsets(offsets) => offsets.count().checked_sub(1).ok_or_else(|| {
-                Fault::input("offsets are empty; give one more than there are bags, from 0 on")
-            }),
+        let offsets = match self {
+            Division::Lengths(lengths) => return Ok(lengths.count()),
+            Division::Offsets(offsets) => offsets,
+        };
+        let bags = offsets.count().checked_sub(1).ok_or_else(|| {
+            Fault::input("offsets are empty; give one more than there are bags, from 0 on")
+        })?;
+        match offsets.number(0) {
+            0 => Ok(bags),
+            first => Err(Fault::input(format!(
+                "offsets begin with {first}; give offsets from 0 on, and the ids that they divide"
+            ))),
         }
     }
 
@@ -258,11 +279,11 @@ impl Batch {
         if given.len() != features.len() {
             return Err(schema.features_differ(&names_of(given)?));
         }
-        let bags = features
-            .first()
-            .map_or(Ok(0), |first| first.division.bags())?;
+        let mut bags = None;
         for (name, feature) in schema.names.iter().zip(&features) {
-            let own = feature.division.bags()?;
+            let own = feature.division.bags();
+            let own = own.map_err(|fault| fault.within(&format!("feature `{name}`: ")))?;
+            let bags = *bags.get_or_insert(own);
             if own != bags {
                 let text = format!(
                     "feature `{name}` has {own} bags, but `{}` has {bags}; give as many lengths for each feature",
@@ -272,7 +293,7 @@ impl Batch {
             }
         }
         let batch = Batch {
-            bags,
+            bags: bags.unwrap_or(0),
             arrays: Arrays::Features(features),
         };
         batch.checked()

@@ -58,15 +58,22 @@ impl Buffers {
         // Nobody can find one here whose address nobody has.
         let unused = |one: &mut Arc<Registered>| Arc::strong_count(one) == 1;
         let unused: Vec<_> = self.lock().extract_if(.., unused).collect();
-        for one in unused {
+        let mut unused = unused.into_iter();
+        let mut outcome = Ok(());
+        for one in unused.by_ref() {
             match hub.unregister(one.region) {
                 Ok(()) => (),
                 // A request that was given up still writes to it.
                 Err(ClientError::RegionInUse { .. }) => self.lock().push(one),
-                Err(error) => return Err(error),
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
             }
         }
-        Ok(())
+        // The next one comes to those that are left.
+        self.lock().extend(unused);
+        outcome
     }
 
     fn at(&self, address: usize) -> Option<(Arc<Registered>, usize)> {

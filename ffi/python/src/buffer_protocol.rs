@@ -75,7 +75,8 @@ pub(crate) unsafe fn fill(
             true => format.as_ptr().cast_mut(),
             false => std::ptr::null_mut(),
         };
-        (*view).ndim = 2;
+        // Without a shape it is a run of bytes, such as hashlib wants it.
+        (*view).ndim = if wants(ffi::PyBUF_ND) { 2 } else { 1 };
         (*view).shape = match wants(ffi::PyBUF_ND) {
             true => (&raw mut (*behind).shape).cast(),
             false => std::ptr::null_mut(),

@@ -12,10 +12,11 @@ use rowmill_client::{
 use crate::array::{Array, Dtype};
 use crate::batch::{Batch, Division};
 use crate::buffer::{Buffer, Buffers, Out};
+use crate::control;
 use crate::errors::{Class, Fault, Outcome};
 use crate::future::{Bell, Future};
 use crate::gpu::Gpu;
-use crate::request::{self, Request};
+use crate::request::{self, Patience, Request};
 use crate::result::Result;
 use crate::schema::{Columns, Feature, Schema, Table, output};
 
@@ -29,7 +30,7 @@ pub(crate) struct Client {
     /// when the process forks.
     hub: Mutex<Option<Hub>>,
     pub(crate) wait: Wait,
-    buffers: Buffers,
+    buffers: Arc<Buffers>,
     url: String,
 }
 
@@ -62,7 +63,8 @@ impl Client {
 ///     Client: A client of its own.
 ///
 /// Raises:
-///     ConnectError: Nothing answers there, the connection is refused, or the URL is none.
+///     ConnectError: Nobody listens there, the connection is refused, or the URL is none.
+///     ReplyTimeout: There is no answer within ``reply_limit``.
 ///     InputError: An argument is out of its range.
 #[pyfunction]
 #[pyo3(signature = (url, *, name = "python", credits = 8, source_bytes = 16 << 20, pool_bytes = None, wait = "block", reply_limit = 10.0))]
@@ -100,6 +102,7 @@ pub(crate) fn connect(
         source_bytes,
         reply_limit: request::seconds("reply_limit", reply_limit)?,
         backoff,
+        interrupt: control::interrupt(),
         ..Options::default()
     };
     let usual = HubOptions::default();
@@ -107,11 +110,14 @@ pub(crate) fn connect(
         pool_region_bytes: pool_bytes.unwrap_or(usual.pool_region_bytes),
         ..usual
     };
-    let hub = py.detach(|| Hub::connect(url, options, pool));
+    let endpoint = url.to_owned();
+    let hub = control::call(py, &Patience::endless(), move || {
+        Hub::connect(&endpoint, options, pool)
+    })?;
     Ok(Client {
         hub: Mutex::new(Some(hub.map_err(|error| Fault::of(error, &[]))?)),
         wait,
-        buffers: Buffers::default(),
+        buffers: Arc::default(),
         url: url.into(),
     })
 }
@@ -121,15 +127,17 @@ impl Client {
     /// The model's tables.
     ///
     /// Raises:
+    ///     ReplyTimeout: There is no answer within ``reply_limit``.
     ///     ClosedError: The connection has ended.
     fn tables(&self, py: Python<'_>) -> PyResult<Vec<Table>> {
         let hub = self.open()?;
-        let tables = py.detach(|| hub.tables());
+        let tables = control::call(py, &Patience::endless(), move || hub.tables())?;
         let tables = tables.map_err(|error| Fault::of(error, &[]))?;
         Ok(tables.iter().map(Table::of).collect())
     }
 
-    /// Tells the dataplane the features that batches will have. A client can bind 16 schemas.
+    /// Tells the dataplane the features that batches will have. A client can bind 16 schemas; one that is equal to a bound one is
+    /// not counted again.
     ///
     /// Args:
     ///     features: At least one, at most 256; batches are matched with them by name.
@@ -141,8 +149,9 @@ impl Client {
     ///
     /// Raises:
     ///     FeatureError: Two features have the same name.
-    ///     InputError: The model has no such table, or there is no such output.
+    ///     InputError: The model has no such table, there is no such output, or 16 other schemas are bound.
     ///     RefusedError: The dataplane refuses it.
+    ///     ReplyTimeout: There is no answer within ``reply_limit``.
     ///     ClosedError: The connection has ended.
     #[pyo3(signature = (features, *, max_batch = 1024, output = "float32"))]
     fn bind(
@@ -158,11 +167,12 @@ impl Client {
             .map(|feature| Feature::clone(feature))
             .collect();
         let output = self::output(output)?;
-        let tables = py.detach(|| hub.tables());
+        let asked = hub.clone();
+        let tables = control::call(py, &Patience::endless(), move || asked.tables())?;
         let tables = tables.map_err(|error| Fault::of(error, &[]))?;
         let (schema, layout) = Schema::describe(&features, &tables, max_batch, output)?;
         let names: Vec<String> = schema.features.iter().map(|f| f.name.clone()).collect();
-        let bound = py.detach(|| hub.bind(schema));
+        let bound = control::call(py, &Patience::endless(), move || hub.bind(schema))?;
         let bound = bound.map_err(|error| Fault::of(error, &names))?;
         Ok(Schema::of(bound, layout))
     }
@@ -194,6 +204,7 @@ impl Client {
     ///     RefusedError: The dataplane refuses the request for another reason.
     ///     BusyError: The memory for results is held by others.
     ///     WaitTimeout: There was no answer within ``timeout``.
+    ///     ReplyTimeout: Memory for the result was asked for, and there was no answer within ``reply_limit``.
     ///     ClosedError: The connection has ended.
     #[pyo3(signature = (schema, batch, *, weights = None, out = None, generation = 0, deadline = None, timeout = None))]
     #[expect(clippy::too_many_arguments, reason = "they are keyword arguments")]
@@ -214,6 +225,7 @@ impl Client {
             out: Out::of(&self.buffers, out, schema, batch.bags)?,
             batch,
             options: request_options(generation, deadline)?,
+            before: None,
         };
         request::lookup(py, &hub, self.wait, schema, &request, timeout)
     }
@@ -252,6 +264,7 @@ impl Client {
             out: Out::of(&slf.get().buffers, out, schema, batch.bags)?,
             batch,
             options: request_options(generation, deadline)?,
+            before: None,
         };
         let sent = request::submit(slf.py(), &hub, schema, &request)?;
         Ok(Future::new(sent, slf.clone().unbind()))
@@ -268,13 +281,15 @@ impl Client {
     ///     columns: Which of the batch's columns each feature of the schema takes; its own if not given.
     ///     column_count: Columns of the batch.
     ///     out, generation, deadline, timeout: As :meth:`lookup`.
+    ///     before: Where it is a part of a batch: the ids of each feature of the schema that come before it there, so that
+    ///         :class:`IdError` counts over the whole batch.
     ///
     /// Returns:
     ///     Result: The vectors.
     ///
     /// Raises:
     ///     InputError: As :meth:`lookup`. What the addresses say is believed.
-    #[pyo3(signature = (schema, ids, division, is_offsets, weights, columns, column_count, out = None, generation = 0, deadline = None, timeout = None))]
+    #[pyo3(signature = (schema, ids, division, is_offsets, weights, columns, column_count, out = None, generation = 0, deadline = None, timeout = None, before = None))]
     #[expect(clippy::too_many_arguments, reason = "an inner call of few types")]
     fn _lookup_flat(
         &self,
@@ -290,6 +305,7 @@ impl Client {
         generation: u64,
         deadline: Option<f64>,
         timeout: Option<f64>,
+        before: Option<Vec<u64>>,
     ) -> PyResult<Result> {
         let hub = self.open()?;
         let flat = Flat {
@@ -304,6 +320,7 @@ impl Client {
             out: Out::of(&self.buffers, out, schema, batch.bags)?,
             batch,
             options: request_options(generation, deadline)?,
+            before,
         };
         request::lookup(py, &hub, self.wait, schema, &request, timeout)
     }
@@ -320,13 +337,15 @@ impl Client {
     /// Raises:
     ///     InputError: It is too large.
     ///     RefusedError: The dataplane refuses it, such as for the number of regions.
+    ///     ReplyTimeout: There is no answer within ``reply_limit``.
     ///     ClosedError: The connection has ended.
     fn buffer(&self, py: Python<'_>, nbytes: u64) -> PyResult<Buffer> {
         let hub = self.open()?;
         if nbytes == 0 {
             return Err(Fault::input("a buffer of 0 bytes; give at least 1").into());
         }
-        let buffer = py.detach(|| self.buffers.make(&hub, nbytes));
+        let buffers = Arc::clone(&self.buffers);
+        let buffer = control::call(py, &Patience::endless(), move || buffers.make(&hub, nbytes))?;
         Ok(buffer.map_err(|error| Fault::of(error, &[]))?)
     }
 

@@ -1,5 +1,5 @@
-//! DLPack: tensors that other libraries see without a copy. The structures are those of `dlpack.h`, version 1.0, and of 0.8,
-//! which has no version field.
+//! DLPack: tensors that other libraries see without a copy, or with one where they want it (`__dlpack__` of the array API standard
+//! 2023.12). The structures are those of `dlpack.h`, version 1.0, and of 0.8, which has no version field.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
@@ -78,7 +78,7 @@ trait Head: Sized {
     const NAME: &'static CStr;
 
     /// The head of a tensor that has no shape yet.
-    fn new(tensor: Tensor) -> Self;
+    fn new(tensor: Tensor, is_copied: bool) -> Self;
 
     fn tensor(&mut self) -> &mut Tensor;
 }
@@ -86,7 +86,7 @@ trait Head: Sized {
 impl Head for Plain {
     const NAME: &'static CStr = c"dltensor";
 
-    fn new(tensor: Tensor) -> Plain {
+    fn new(tensor: Tensor, _is_copied: bool) -> Plain {
         Plain {
             tensor,
             context: std::ptr::null_mut(),
@@ -102,13 +102,13 @@ impl Head for Plain {
 impl Head for Versioned {
     const NAME: &'static CStr = c"dltensor_versioned";
 
-    fn new(tensor: Tensor) -> Versioned {
+    fn new(tensor: Tensor, is_copied: bool) -> Versioned {
         Versioned {
             major: 1,
             minor: 0,
             context: std::ptr::null_mut(),
             deleter: Some(delete::<Versioned>),
-            flags: 0,
+            flags: if is_copied { IS_COPIED } else { 0 },
             tensor,
         }
     }
@@ -118,13 +118,74 @@ impl Head for Versioned {
     }
 }
 
+/// `DLPACK_FLAG_BITMASK_IS_COPIED`.
+const IS_COPIED: u64 = 1 << 1;
+
+/// What keeps a tensor's memory.
+enum Keeper {
+    /// The result that sees it, if it has elements.
+    Lent { _export: Option<Export> },
+    /// Memory of the tensor's own, in whole elements of any type.
+    Copy { _elements: Box<[u64]> },
+}
+
+/// A tensor that is to be given away.
+struct Given {
+    address: usize,
+    shape: [isize; 2],
+    strides: [isize; 2],
+    output: Output,
+    keeper: Keeper,
+}
+
+impl Given {
+    fn lent(lent: Lent) -> Given {
+        Given {
+            address: lent.address,
+            shape: lent.shape,
+            strides: lent.strides,
+            output: lent.output,
+            keeper: Keeper::Lent {
+                _export: lent.export,
+            },
+        }
+    }
+
+    /// A copy of what is lent, row after row.
+    fn copied(lent: &Lent) -> Given {
+        let [rows, columns] = lent.shape.map(isize::cast_unsigned);
+        let row_bytes = columns * lent.output.bytes() as usize;
+        let stride_bytes = lent.strides[0].cast_unsigned() * lent.output.bytes() as usize;
+        let mut elements = vec![0u64; (rows * row_bytes).div_ceil(8)].into_boxed_slice();
+        let start = elements.as_mut_ptr().cast::<u8>();
+        for row in 0..rows {
+            // SAFETY: so many bytes of each row are mapped while `lent` is there, and the elements have room for all rows, one
+            // after another; they are new, so that both don't overlap. What others write to the source meanwhile a copy of bytes
+            // stands.
+            unsafe {
+                let from = (lent.address + row * stride_bytes) as *const u8;
+                std::ptr::copy_nonoverlapping(from, start.add(row * row_bytes), row_bytes);
+            }
+        }
+        Given {
+            address: start.addr(),
+            shape: lent.shape,
+            strides: [lent.shape[1], 1],
+            output: lent.output,
+            keeper: Keeper::Copy {
+                _elements: elements,
+            },
+        }
+    }
+}
+
 /// What a capsule points to: the structure, and behind it what that points to and what keeps the memory.
 #[repr(C)]
 struct Managed<H> {
     head: H,
     shape: [i64; 2],
     strides: [i64; 2],
-    _export: Option<Export>,
+    _keeper: Keeper,
 }
 
 /// The consumer is done. Called by any thread, perhaps without the interpreter's lock or after its end.
@@ -150,22 +211,22 @@ unsafe extern "C" fn drop_capsule<H: Head>(capsule: *mut ffi::PyObject) {
     }
 }
 
-fn capsule_of<H: Head>(py: Python<'_>, lent: Lent) -> PyResult<Bound<'_, PyCapsule>> {
+fn capsule_of<H: Head>(py: Python<'_>, given: Given) -> PyResult<Bound<'_, PyCapsule>> {
     let [kind, number] = [CPU.0, CPU.1];
     let tensor = Tensor {
-        data: lent.address as *mut c_void,
+        data: given.address as *mut c_void,
         device: Device { kind, number },
         ndim: 2,
-        dtype: DataType::of(lent.output),
+        dtype: DataType::of(given.output),
         shape: std::ptr::null_mut(),
         strides: std::ptr::null_mut(),
         byte_offset: 0,
     };
     let managed = Box::new(Managed {
-        head: H::new(tensor),
-        shape: lent.shape.map(|extent| extent as i64),
-        strides: lent.strides.map(|stride| stride as i64),
-        _export: lent.export,
+        head: H::new(tensor, matches!(given.keeper, Keeper::Copy { .. })),
+        shape: given.shape.map(|extent| extent as i64),
+        strides: given.strides.map(|stride| stride as i64),
+        _keeper: given.keeper,
     });
     let managed = Box::into_raw(managed);
     // SAFETY: it was made above, and nobody else knows it yet. Its fields stay where they are until it is deleted.
@@ -184,7 +245,7 @@ fn capsule_of<H: Head>(py: Python<'_>, lent: Lent) -> PyResult<Bound<'_, PyCapsu
 
 /// A capsule without a version field, which all consumers know.
 pub(crate) fn plain_capsule(py: Python<'_>, lent: Lent) -> PyResult<Bound<'_, PyCapsule>> {
-    capsule_of::<Plain>(py, lent)
+    capsule_of::<Plain>(py, Given::lent(lent))
 }
 
 /// What a consumer asks of `__dlpack__`.
@@ -203,20 +264,21 @@ impl Wish<'_> {
         lend: impl FnOnce() -> PyResult<Lent>,
     ) -> PyResult<Bound<'_, PyCapsule>> {
         if self.device.is_some_and(|device| device != CPU) {
-            let text = "a result lies in this machine's memory; import it there, then copy it";
-            return Err(PyBufferError::new_err(text));
-        }
-        if self.copy == Some(true) {
-            let text = "a result is lent, not copied; import it with copy=False, then copy it";
+            let text = "a result lies in this machine's memory; import it there, then copy it to the device";
             return Err(PyBufferError::new_err(text));
         }
         if self.stream.is_some() {
             let text = "memory of this machine has no streams; import it without one";
             return Err(PyBufferError::new_err(text));
         }
+        let lent = lend()?;
+        let given = match self.copy {
+            Some(true) => Given::copied(&lent),
+            _ => Given::lent(lent),
+        };
         match self.max_version {
-            Some((major, _)) if major >= 1 => capsule_of::<Versioned>(py, lend()?),
-            _ => capsule_of::<Plain>(py, lend()?),
+            Some((major, _)) if major >= 1 => capsule_of::<Versioned>(py, given),
+            _ => capsule_of::<Plain>(py, given),
         }
     }
 }

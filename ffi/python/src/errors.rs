@@ -3,6 +3,9 @@
 use pyo3::prelude::*;
 use rowmill_client::{BatchError, ClientError, Failure, PortError, Refusal, Status, cuda};
 
+/// What a refusal says that is about no feature, or no place of it in particular.
+const NOWHERE: u32 = u32::MAX;
+
 /// A class of `rowmill.errors`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
@@ -14,6 +17,7 @@ pub(crate) enum Class {
     Closed,
     Busy,
     WaitTimeout,
+    ReplyTimeout,
     Device,
     Refused,
     Id,
@@ -33,6 +37,7 @@ impl Class {
             Class::Closed => "ClosedError",
             Class::Busy => "BusyError",
             Class::WaitTimeout => "WaitTimeout",
+            Class::ReplyTimeout => "ReplyTimeout",
             Class::Device => "DeviceError",
             Class::Refused => "RefusedError",
             Class::Id => "IdError",
@@ -51,6 +56,18 @@ impl Class {
             _ => Class::Refused,
         }
     }
+}
+
+/// The class of the exception for each status of the protocol, by their names.
+///
+/// Returns:
+///     list[tuple[str, str]]: Without that of requests that have their result.
+#[pyfunction]
+pub(crate) fn _status_classes() -> Vec<(&'static str, &'static str)> {
+    let failures = Status::ALL.iter().filter(|&&status| status != Status::Ok);
+    failures
+        .map(|&status| (status.name(), Class::of_status(status).name()))
+        .collect()
 }
 
 /// What a refusal tells beside its text.
@@ -160,6 +177,23 @@ impl Fault {
     }
 }
 
+/// The failure of a part of a batch, with an id's position counted over the whole batch: `before` are the ids of each feature that come
+/// before the part.
+pub(crate) fn counted_from(failure: Failure, before: &[u64]) -> Failure {
+    let Failure::Refused(mut refusal) = failure else {
+        return failure;
+    };
+    if Class::of_status(refusal.status) == Class::Id
+        && refusal.index != NOWHERE
+        && let Some(&before) = before.get(refusal.feature as usize)
+    {
+        // One less than what means nowhere.
+        let most = u64::from(NOWHERE - 1);
+        refusal.index = before.saturating_add(refusal.index.into()).min(most) as u32;
+    }
+    Failure::Refused(refusal)
+}
+
 fn refused(refusal: Refusal, names: &[String]) -> Told {
     let Refusal {
         status,
@@ -167,7 +201,7 @@ fn refused(refusal: Refusal, names: &[String]) -> Told {
         index,
     } = refusal;
     let name = names.get(feature as usize).cloned();
-    let position = Some(index).filter(|&at| name.is_some() && at != u32::MAX);
+    let position = Some(index).filter(|&at| name.is_some() && at != NOWHERE);
     let text = named(refusal.to_string(), Some(feature as usize), names);
     let place = Place {
         status,
@@ -233,7 +267,13 @@ fn class_of(error: &ClientError) -> Class {
         | ClientError::NoWay { .. }
         | ClientError::Port(PortError::Unsupported { .. }) => Class::Device,
         ClientError::Port(PortError::Refused { refusal, .. }) => Class::of_status(refusal.status),
-        ClientError::Port(PortError::Protocol(_) | PortError::System { .. }) => Class::Error,
+        ClientError::NoAnswer { .. } | ClientError::Port(PortError::NoAnswer { .. }) => {
+            Class::ReplyTimeout
+        }
+        ClientError::Interrupted
+        | ClientError::Port(
+            PortError::Interrupted | PortError::Protocol(_) | PortError::System { .. },
+        ) => Class::Error,
     }
 }
 

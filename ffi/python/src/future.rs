@@ -9,6 +9,7 @@ use rowmill_client::{ClientError, Pending, Reply};
 
 use crate::client::Client;
 use crate::errors::{Fault, Told};
+use crate::once;
 use crate::request::{Asked, Patience, Sent};
 use crate::result::Result as Answer;
 
@@ -20,6 +21,8 @@ pub(crate) struct Future {
     client: Py<Client>,
     state: Mutex<State>,
     outcome: PyOnceLock<Result<Py<Answer>, Told>>,
+    /// Who awaits it, as `rowmill._await` has it. Locked for moments in which nothing of Python's runs.
+    claim: Mutex<Option<Py<PyAny>>>,
 }
 
 /// Whoever holds its lock waits for no lock of the interpreter's. A thread that waits for the answer holds it for a slice of
@@ -42,6 +45,7 @@ impl Future {
             client,
             state: Mutex::new(state),
             outcome: PyOnceLock::new(),
+            claim: Mutex::new(None),
         }
     }
 
@@ -167,14 +171,33 @@ impl Future {
     /// For ``await``, in any event loop that has ``add_reader``. Where the only task that awaits it is cancelled, so is the request.
     fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         static WAIT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        let wait = WAIT.import(slf.py(), "rowmill._await", "wait")?;
-        wait.call1((slf,))
+        let wait = once::import(slf.py(), &WAIT, "rowmill._await", "wait")?;
+        wait.bind(slf.py()).call1((slf,))
     }
 
     /// The client whose request it is.
     #[getter]
     fn _client(&self, py: Python<'_>) -> Py<Client> {
         self.client.clone_ref(py)
+    }
+
+    /// Puts `own` in the place of the claim `before` (None for none), if that is the one that there is.
+    ///
+    /// Returns:
+    ///     The claim that there is now: ``own``, or another one.
+    fn _claim(&self, py: Python<'_>, before: Option<Py<PyAny>>, own: Py<PyAny>) -> Py<PyAny> {
+        let mut claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*claim {
+            Some(other) if before.as_ref().is_none_or(|before| !before.is(other)) => {
+                other.clone_ref(py)
+            }
+            _ => {
+                let before = claim.replace(own.clone_ref(py));
+                drop(claim);
+                drop(before);
+                own
+            }
+        }
     }
 
     /// Has the bell rung when there is an answer: with the token, and at once where it is there.

@@ -8,12 +8,14 @@ mod batch;
 mod buffer;
 mod buffer_protocol;
 mod client;
+mod control;
 mod dlpack;
 mod errors;
 mod export;
 mod future;
 mod gpu;
 mod memory;
+mod once;
 mod request;
 mod result;
 mod schema;
@@ -30,6 +32,8 @@ mod _rowmill {
     use crate::buffer::Buffer;
     #[pymodule_export]
     use crate::client::{Client, connect};
+    #[pymodule_export]
+    use crate::errors::_status_classes;
     #[pymodule_export]
     use crate::export::write_generation;
     #[pymodule_export]

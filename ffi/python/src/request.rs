@@ -8,7 +8,8 @@ use rowmill_client::{ClientError, Hub, Pending, Reply, RequestOptions, Wait};
 
 use crate::batch::Batch;
 use crate::buffer::{Out, Registered};
-use crate::errors::{Class, Fault, Outcome};
+use crate::control;
+use crate::errors::{self, Class, Fault, Outcome};
 use crate::memory::{Held, Keeper};
 use crate::result::Result as Answer;
 use crate::schema::{Layout, Schema};
@@ -21,6 +22,8 @@ pub(crate) struct Request {
     pub(crate) batch: Batch,
     pub(crate) out: Out,
     pub(crate) options: RequestOptions,
+    /// Of a batch that is a part of another one: the ids of each feature that come before it there.
+    pub(crate) before: Option<Vec<u64>>,
 }
 
 /// What a result needs to know of its request.
@@ -31,6 +34,7 @@ pub(crate) struct Asked {
     vectors: Option<Vec<usize>>,
     /// The caller's memory for it.
     out: Option<(Arc<Registered>, usize)>,
+    before: Option<Vec<u64>>,
 }
 
 /// A request that was sent.
@@ -42,13 +46,16 @@ pub(crate) struct Sent {
 
 impl Asked {
     fn of(schema: &Schema, request: &Request) -> Asked {
-        let Request { batch, out, .. } = request;
+        let Request {
+            batch, out, before, ..
+        } = request;
         Asked {
             layout: Arc::clone(&schema.layout),
             names: Arc::clone(&schema.names),
             bags: batch.bags,
             vectors: batch.vectors(schema),
             out: out.memory.clone(),
+            before: before.clone(),
         }
     }
 
@@ -68,9 +75,13 @@ impl Asked {
     /// The result that an answer brings.
     pub(crate) fn result(&self, reply: Reply) -> Outcome<Answer> {
         let names = &self.names;
-        reply
-            .outcome
-            .map_err(|failure| Fault::of_failure(failure, names))?;
+        reply.outcome.map_err(|failure| {
+            let failure = match &self.before {
+                Some(before) => errors::counted_from(failure, before),
+                None => failure,
+            };
+            Fault::of_failure(failure, names)
+        })?;
         // A place of the caller's own is the caller's again; what is in the pool is lent.
         let keeper = match &self.out {
             Some((registered, offset)) => Keeper::Buffer(Arc::clone(registered), *offset),
@@ -109,6 +120,14 @@ impl Patience {
             .transpose()?;
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         Ok(Patience { until, timeout })
+    }
+
+    /// Until there is something, or a signal.
+    pub(crate) fn endless() -> Patience {
+        Patience {
+            until: None,
+            timeout: None,
+        }
     }
 
     fn slice(&self) -> Duration {
@@ -156,21 +175,32 @@ pub(crate) fn lookup(
     }
     let patience = Patience::new(timeout)?;
     let mut sent: Option<Pending> = None;
-    let answer = patience.wait(py, |slice| {
-        let mut limit = slice;
-        if sent.is_none() {
-            let began = Instant::now();
-            sent = request.batch.with_view(|view| {
-                let Request { out, options, .. } = request;
-                hub.submit_within(&schema.bound, view, out.place, options, wait, Some(slice))
-            })?;
-            limit = slice.saturating_sub(began.elapsed());
+    let mut answer;
+    loop {
+        answer = patience.wait(py, |slice| {
+            let mut limit = slice;
+            if sent.is_none() {
+                let began = Instant::now();
+                let submit = || {
+                    request.batch.with_view(|view| {
+                        let Request { out, options, .. } = request;
+                        let limit = Some(slice);
+                        hub.submit_within(&schema.bound, view, out.place, options, wait, limit)
+                    })
+                };
+                sent = control::impatiently(submit)?;
+                limit = slice.saturating_sub(began.elapsed());
+            }
+            match &mut sent {
+                Some(pending) => pending.wait_for(wait, limit),
+                None => Ok(None),
+            }
+        });
+        match answer {
+            Ok(Err(ClientError::Interrupted)) => make_room(py, &patience, hub, schema, &asked)?,
+            _ => break,
         }
-        match &mut sent {
-            Some(pending) => pending.wait_for(wait, limit),
-            None => Ok(None),
-        }
-    });
+    }
     let answer = match answer {
         Ok(answer) => answer,
         Err(fault) => {
@@ -181,6 +211,20 @@ pub(crate) fn lookup(
     };
     let reply = answer.map_err(|error| of_batch(error, schema, &request.batch))?;
     Ok(asked.result(reply)?)
+}
+
+/// Asks for room for a result, which the dataplane takes some time for.
+fn make_room(
+    py: Python<'_>,
+    patience: &Patience,
+    hub: &Hub,
+    schema: &Schema,
+    asked: &Asked,
+) -> Outcome<()> {
+    let bytes = schema.result_bytes(asked.bags as u32);
+    let hub = hub.clone();
+    let made = control::call(py, patience, move || hub.make_room(bytes))?;
+    made.map_err(|error| Fault::of(error, &asked.names))
 }
 
 /// Sends a request, if there is room for it.
@@ -195,12 +239,17 @@ pub(crate) fn submit(
         let pending = None;
         return Ok(Sent { asked, pending });
     }
-    let pending = py.detach(|| {
+    let submit = || {
         request.batch.with_view(|view| {
             let Request { out, options, .. } = request;
             hub.submit(&schema.bound, view, out.place, options)
         })
-    });
+    };
+    let mut pending = py.detach(|| control::impatiently(submit));
+    while matches!(pending, Err(ClientError::Interrupted)) {
+        make_room(py, &Patience::endless(), hub, schema, &asked)?;
+        pending = py.detach(|| control::impatiently(submit));
+    }
     let pending = pending.map_err(|error| of_batch(error, schema, &request.batch))?;
     let pending = Some(pending);
     Ok(Sent { asked, pending })

@@ -6,21 +6,22 @@ use std::sync::Arc;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyCapsule;
+use pyo3::types::{PyCapsule, PyIterator, PyString, PyTuple};
 use rowmill_client::Output;
 
 use crate::buffer_protocol;
 use crate::dlpack::{self, CPU, Wish};
 use crate::errors::{Class, Fault, Outcome};
 use crate::memory::{Held, Lent, Matrix};
+use crate::once;
 use crate::schema::{Layout, Span, output_name};
 
 /// The vectors of a batch, in memory that the dataplane wrote them to.
 ///
 /// Arrays and tensors made of it see that memory, without a copy. It is used for other results when the result and all that see it
 /// are gone, so keep what is needed and let go of the rest. The result itself, by the buffer protocol or DLPack, is its
-/// :attr:`values`.
-#[pyclass(frozen, module = "rowmill")]
+/// :attr:`values`; by its features' names it is read as a dict of :class:`Array`.
+#[pyclass(frozen, mapping, module = "rowmill")]
 pub(crate) struct Result {
     pub(crate) layout: Arc<Layout>,
     pub(crate) names: Arc<[String]>,
@@ -65,6 +66,13 @@ impl Result {
         }
     }
 
+    /// The number of the feature with that name.
+    fn place(&self, feature: &Bound<'_, PyAny>) -> Option<usize> {
+        let feature = feature.cast::<PyString>().ok()?;
+        let feature = feature.to_str().ok()?;
+        self.names.iter().position(|name| name == feature)
+    }
+
     /// The matrix of pooled features; or the only feature, where that is not pooled.
     fn whole(&self) -> Outcome<Matrix> {
         match (&*self.layout.spans, self.layout.width) {
@@ -95,15 +103,56 @@ impl Result {
         self.names.to_vec()
     }
 
+    /// The names of its features, each with its vectors.
+    fn items(&self) -> Vec<(String, Array)> {
+        let each = |(at, name): (usize, &String)| (name.clone(), Array(self.matrix(Some(at))));
+        self.names.iter().enumerate().map(each).collect()
+    }
+
+    /// A feature's vectors, or something else where there is no such feature.
+    ///
+    /// Args:
+    ///     feature: Its name.
+    ///     default: What is given where the result has no such feature.
+    ///
+    /// Returns:
+    ///     What ``result[feature]`` is, or ``default``.
+    #[pyo3(signature = (feature, default = None, /))]
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        feature: &Bound<'py, PyAny>,
+        default: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        match self.place(feature) {
+            Some(at) => Ok(Some(
+                Bound::new(py, Array(self.matrix(Some(at))))?.into_any(),
+            )),
+            None => Ok(default),
+        }
+    }
+
     /// A feature's vectors: an :class:`Array` ``[bags, dim]``, or ``[ids, dim]`` where it is not pooled.
-    fn __getitem__(&self, feature: &str) -> PyResult<Array> {
-        let at = self.names.iter().position(|name| name == feature);
-        let at = at.ok_or_else(|| {
+    fn __getitem__(&self, feature: &Bound<'_, PyAny>) -> PyResult<Array> {
+        let at = self.place(feature).ok_or_else(|| {
             let names = self.names.join("`, `");
             let text = format!("the result has no feature `{feature}`; it has `{names}`");
             Fault::new(Class::Feature, text)
         })?;
         Ok(Array(self.matrix(Some(at))))
+    }
+
+    /// How many features it has.
+    fn __len__(&self) -> usize {
+        self.names.len()
+    }
+
+    fn __contains__(&self, feature: &Bound<'_, PyAny>) -> bool {
+        self.place(feature).is_some()
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        PyTuple::new(py, &*self.names)?.try_iter()
     }
 
     /// Bags a feature.
@@ -343,12 +392,14 @@ fn to_numpy<'py>(owner: &Bound<'py, PyAny>, matrix: &Matrix) -> PyResult<Bound<'
     if let Some(held) = &matrix.held {
         held.check()?;
     }
-    let asarray = ASARRAY.import(owner.py(), "numpy", "asarray")?;
-    asarray.call1((owner,))
+    let asarray = once::import(owner.py(), &ASARRAY, "numpy", "asarray")?;
+    asarray.bind(owner.py()).call1((owner,))
 }
 
 fn to_torch<'py>(py: Python<'py>, matrix: &Matrix) -> PyResult<Bound<'py, PyAny>> {
     static FROM_DLPACK: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let from_dlpack = FROM_DLPACK.import(py, "torch.utils.dlpack", "from_dlpack")?;
-    from_dlpack.call1((dlpack::plain_capsule(py, matrix.lend()?)?,))
+    let from_dlpack = once::import(py, &FROM_DLPACK, "torch.utils.dlpack", "from_dlpack")?;
+    from_dlpack
+        .bind(py)
+        .call1((dlpack::plain_capsule(py, matrix.lend()?)?,))
 }

@@ -1,7 +1,7 @@
 //! Features and schemas, and where results lie.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -80,8 +80,8 @@ const POOLINGS: [(&str, Pooling); 6] = [
 ///
 /// Raises:
 ///     InputError: There is no such pooling, or ``max_ids`` is given for a feature that is pooled.
-#[pyclass(frozen, eq, module = "rowmill")]
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[pyclass(frozen, eq, hash, module = "rowmill")]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Feature {
     /// Its name, by which batches are matched.
     #[pyo3(get)]
@@ -119,6 +119,11 @@ impl Feature {
             pooling,
             max_ids,
         })
+    }
+
+    /// What it is made of, for copies and pickles.
+    fn __getnewargs__(&self) -> (&str, &str, &str, Option<u32>) {
+        (&self.name, &self.table, self.pooling(), self.max_ids)
     }
 
     /// How its bags are pooled.
@@ -299,19 +304,33 @@ impl Schema {
                 }
             },
         };
-        let mut kept = self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(chosen) = &*kept
-            && chosen.keys.bind_borrowed(py).eq(&keys)?
+        if let Some((known, columns)) = self.chosen_before(py)
+            && known.bind(py).eq(&keys)?
         {
-            return Ok(chosen.columns.clone());
+            return Ok(columns);
         }
         let names: Vec<String> = keys.extract()?;
         let columns = self.choose(names)?;
-        *kept = Some(Chosen {
+        let chosen = Chosen {
             keys: keys.unbind(),
             columns: columns.clone(),
-        });
+        };
+        let before = self.chosen().replace(chosen);
+        // Without the lock, since keys may be of a class that has something to do at its end.
+        drop(before);
         Ok(columns)
+    }
+
+    /// Held for moments in which nothing of Python's runs: comparing keys, or dropping them, may run anybody's code, which may wait
+    /// for a thread that comes here.
+    fn chosen(&self) -> MutexGuard<'_, Option<Chosen>> {
+        self.chosen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn chosen_before(&self, py: Python<'_>) -> Option<(Py<PyTuple>, Columns)> {
+        let chosen = self.chosen();
+        let chosen = chosen.as_ref()?;
+        Some((chosen.keys.clone_ref(py), chosen.columns.clone()))
     }
 
     fn choose(&self, keys: Vec<String>) -> Outcome<Columns> {

@@ -182,6 +182,8 @@ def test_tensors_of_nothing(client, schema):
         ({"offsets": np.array([0, 1, 3, 2, 5])}, "feature `user`: the offset after bag 0 is below"),
         ({"offsets": np.array([0, 1, 3, 4, 7])}, "feature `user`: the lengths add up to"),
         ({"offsets": np.array([0, -1, 3, 4, 5], np.int32)}, "feature `clicked`: the offset after bag 0 is below"),
+        ({"offsets": np.array([2, 3, 5, 6, 7])}, "offsets begin with 2; give offsets from 0 on"),
+        ({"offsets": np.array([-1, 0, 2, 3, 4], np.int32)}, "offsets begin with -1; give"),
         ({"offsets": np.array([0, 1, 3, 4])}, "3 lengths for 2 features can't be as many for each"),
     ],
 )
@@ -193,6 +195,16 @@ def test_lengths_that_do_not_add_up(client, schema, division, sentence):
         keyed = rowmill.Jagged(IDS, **division, keys=["clicked", "user", "more"][:2])
         with pytest.raises(rowmill.InputError, match=sentence):
             client.lookup(schema, keyed)
+
+
+def test_offsets_of_features_of_their_own(client, schema):
+    bag = (np.array([1]), np.array([1]))
+    for offsets, sentence in [([1, 2], "begin with 1"), ([0, 2], "add up to 2 but 1 ids"), ([0, 0], "add up to 0 but 1 ids")]:
+        batch = {"clicked": bag, "user": rowmill.Jagged(np.array([1]), offsets=np.array(offsets))}
+        with pytest.raises(rowmill.InputError, match=f"feature `user`: .*{sentence}.*; give"):
+            client.lookup(schema, batch)
+    with pytest.raises(rowmill.InputError, match="offsets begin with 3"):
+        client.lookup(schema, rowmill.Jagged(np.array([], np.int64), offsets=np.array([3])))
 
 
 def test_divisions_that_are_missing_or_too_many():
@@ -267,6 +279,19 @@ def test_schemas_that_can_not_be_bound(client):
     two = client.bind([feature("a", "items", "none"), feature("b", "items", "none")])
     with pytest.raises(rowmill.InputError, match="take one by its name"):
         client.lookup(two, ONE).numpy()
+
+
+def test_schemas_that_are_too_many(client, service):
+    def bind(at, **options):
+        return client.bind([rowmill.Feature("clicked", "items"), rowmill.Feature("user", "users")], max_batch=at + 1, **options)
+
+    schemas = [bind(at) for at in range(15)] + [bind(0, output="float16")]
+    # Those that are equal to one of them are that one.
+    schemas += [bind(at) for at in range(15) for _ in range(3)]
+    with pytest.raises(rowmill.InputError, match="schemas of a connection: 17 is more than the limit of 16; use those that are bound"):
+        bind(15)
+    for schema in schemas:
+        assert np.array_equal(client.lookup(schema, ONE)["user"].numpy(), service.tables["users"][8:9])
 
 
 def test_batches_of_other_strides(client, schema):

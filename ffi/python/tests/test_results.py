@@ -121,7 +121,6 @@ def test_what_dlpack_can_not_do(client, schema):
     result = client.lookup(schema, ONE)
     for asked, why in [
         ({"dl_device": (2, 0)}, "this machine's memory"),
-        ({"copy": True}, "not copied"),
         ({"stream": 1}, "no streams"),
     ]:
         with pytest.raises(BufferError, match=why):
@@ -182,6 +181,23 @@ def test_results_that_are_held_fill_the_pool(service):
         assert len(kept) == 8 * 4
         kept.pop().release()
         kept.append(client.lookup(schema, batch))
+
+
+def test_free_memory_makes_way_for_larger_results(service):
+    with rowmill.connect(service.url, pool_bytes=4096) as client:
+        small = client.bind([rowmill.Feature("user", "users")], max_batch=1)
+        large = client.bind([rowmill.Feature("user", "users")], max_batch=8192)
+        kept = []
+        with pytest.raises(rowmill.BusyError):
+            for _ in range(1000):
+                kept.append(client.lookup(small, rowmill.Jagged(np.array([8]), np.array([1]))))
+        # What is still seen stays as it is.
+        seen = kept[-1].numpy()
+        del kept
+        batch = rowmill.Jagged(np.arange(8192) % 1000, np.ones(8192, np.int64))
+        for _ in range(3):
+            assert np.array_equal(client.lookup(large, batch).numpy(), service.tables["users"][np.arange(8192) % 1000])
+        assert np.array_equal(seen, service.tables["users"][8:9])
 
 
 @pytest.mark.timeout(120)

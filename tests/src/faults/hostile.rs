@@ -150,6 +150,7 @@ impl Hostile {
             credits: CREDITS,
             huge_pages: HugePages::Off,
             reply_limit: 2 * bound(),
+            ..ShmClientConfig::default()
         };
         ShmClient::connect_with(endpoint, "hostile", config)
     }

@@ -91,6 +91,7 @@ fn unread(site: &Site, reader: &Reader) -> Result<u64> {
             credits: 1,
             huge_pages: HugePages::Off,
             reply_limit: limit,
+            ..ShmClientConfig::default()
         };
         ShmClient::connect_with(&endpoint, name, config)
     };

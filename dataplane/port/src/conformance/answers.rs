@@ -1,7 +1,7 @@
 //! A service for the suite.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use rowmill_wire::control::{TableEntry, Welcome};
 use rowmill_wire::{Refusal, Schema, SplitRule, Status};
@@ -18,6 +18,29 @@ pub struct Answers {
     lanes: u16,
     gone: Mutex<Vec<ConnId>>,
     held: Arc<Held>,
+    gate: Gate,
+}
+
+/// What the control thread waits at before it lists tables.
+#[derive(Debug, Default)]
+struct Gate {
+    /// Whether it is shut, and whether somebody waits.
+    state: Mutex<(bool, bool)>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn state(&self) -> MutexGuard<'_, (bool, bool)> {
+        self.state.lock().expect("no panic while locked")
+    }
+
+    fn pass(&self) {
+        let mut state = self.state();
+        while state.0 {
+            state.1 = true;
+            state = self.opened.wait(state).expect("no panic while locked");
+        }
+    }
 }
 
 /// Schemas that no worker seems to take in.
@@ -59,6 +82,7 @@ impl Answers {
             lanes,
             gone: Mutex::new(Vec::new()),
             held: Arc::default(),
+            gate: Gate::default(),
         }
     }
 
@@ -75,6 +99,22 @@ impl Answers {
     /// From now on those are known like any other.
     pub fn let_held_go(&self) {
         self.held.known.store(true, Ordering::SeqCst);
+    }
+
+    /// From now on who asks for the tables holds the control thread up, until [`Answers::open`] is called.
+    pub fn shut(&self) {
+        *self.gate.state() = (true, false);
+    }
+
+    /// Whether somebody holds it up.
+    pub fn is_held_up(&self) -> bool {
+        self.gate.state().1
+    }
+
+    /// Lets it go on.
+    pub fn open(&self) {
+        *self.gate.state() = (false, false);
+        self.gate.opened.notify_all();
     }
 
     /// The connections that ended, in order.
@@ -104,6 +144,7 @@ impl Service for Answers {
     }
 
     fn tables(&self) -> Vec<TableEntry> {
+        self.gate.pass();
         (0..TABLES)
             .map(|i| TableEntry {
                 name: format!("table-{i}"),

@@ -5,11 +5,12 @@
 //! small language of [`Task`]s inside the frames, which ports must not look into, and reads what the
 //! workers saw in their [`Journal`]s. So a port with real threads and a port that is stepped by one
 //! thread run the same cases. [`conformance_tests!`](crate::conformance_tests) makes them into tests;
-//! the cases in [`threads`] are for ports whose halves may live on different threads.
+//! the cases in [`threads`] and [`late`] are for ports whose halves may live on different threads.
 
 mod answers;
 pub mod data;
 mod job;
+pub mod late;
 pub mod life;
 mod task;
 pub mod threads;
@@ -24,7 +25,7 @@ pub use answers::{Answers, TABLES};
 pub use task::{Task, fingerprint, pattern};
 pub use worker::{Entry, Journal, Worker};
 
-use crate::{ClientPort, Lost, PortError, RegionId, Service};
+use crate::{ClientPort, Interrupt, Lost, PortError, RegionId, Service};
 
 /// What a server half is started with.
 pub struct Setup {
@@ -88,6 +89,19 @@ pub trait Harness: Sized {
     /// # Errors
     /// What the client half says.
     fn connect(&mut self, name: &str, credits: u16) -> Result<Self::Client, PortError>;
+
+    /// As [`Harness::connect`], with what ends the client's waits early. Where a client never waits nothing ends it.
+    ///
+    /// # Errors
+    /// What the client half says.
+    fn connect_interruptibly(
+        &mut self,
+        name: &str,
+        credits: u16,
+        _interrupt: Interrupt,
+    ) -> Result<Self::Client, PortError> {
+        self.connect(name, credits)
+    }
 
     /// Lets the workers and the time go on a little.
     fn run(&mut self);
@@ -246,6 +260,9 @@ macro_rules! conformance_tests {
         $crate::conformance_tests!(@cases $harness, $ready, threads:
             bytes_before_record, no_lost_wake_up, a_sleeper_holds_up_nobody, unregister_under_load, waits_end_in_time,
             death_ends_a_wait, a_bind_holds_up_nobody, a_bind_that_takes_too_long_is_refused, an_end_abandons_a_bind);
+        $crate::conformance_tests!(@cases $harness, $ready, late:
+            a_schema_that_comes_late_is_kept, a_region_that_comes_late_is_given_back, a_region_that_leaves_late_is_gone,
+            late_answers_are_heard_by_who_polls);
     };
     (@single $harness:ty, $ready:expr) => {
         $crate::conformance_tests!(@cases $harness, $ready, data:

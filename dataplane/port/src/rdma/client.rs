@@ -16,6 +16,8 @@ use super::failure::lost;
 use super::link::{Heard, Link};
 use super::memory::OwnRegion;
 use super::sleep::{self, Sleeper};
+use crate::calls::{Late, understand};
+use crate::patience::Patience;
 use crate::{ClientPort, Lost, PortError};
 
 /// How long a goodbye may take after something has failed: it says whether that was the dataplane's doing.
@@ -60,7 +62,10 @@ pub struct RdmaClient {
     pub(super) welcome: Welcome,
     pub(super) config: RdmaClientConfig,
     pub(super) answer: Option<Vec<u8>>,
+    /// Whether a call waits for it.
+    pub(super) awaits: bool,
     pub(super) sequence: u32,
+    pub(super) late: Late,
     pub(super) idle_polls: u32,
     /// When the control stream was last looked at.
     pub(super) looked: Instant,
@@ -73,42 +78,83 @@ pub struct RdmaClient {
 }
 
 impl RdmaClient {
-    /// Asks a control question.
+    /// Asks a control question, when the answer to the last one has come.
     pub(super) fn call(&mut self, question: &Control) -> Result<Control, PortError> {
-        self.call_until(question, Instant::now() + self.config.reply_limit)
+        let mut patience = Patience::new(self.config.reply_limit, &self.config.interrupt);
+        self.call_within(question, &mut patience)
     }
 
-    pub(super) fn call_until(
+    pub(super) fn call_within(
         &mut self,
         question: &Control,
-        deadline: Instant,
+        patience: &mut Patience,
     ) -> Result<Control, PortError> {
-        if let Some(end) = self.ended {
-            return Err(end.error());
+        if let Err(error) = self.settle(patience) {
+            self.late.give_up_unasked(question);
+            return Err(error);
         }
+        self.ask(question);
+        self.awaits = true;
+        let answer = self.await_answer(patience);
+        self.awaits = false;
+        if let Err(PortError::NoAnswer { .. } | PortError::Interrupted) = answer {
+            self.late.give_up(self.sequence, question);
+        }
+        understand(&answer?, self.sequence)
+    }
+
+    fn ask(&mut self, question: &Control) {
+        let now = Instant::now();
         self.sequence = self.sequence.wrapping_add(1);
-        let (sequence, now) = (self.sequence, Instant::now());
         self.answer = None;
-        let stream = self.stream.as_mut().expect("it is open until the end");
-        if let Err(error) = stream.link.send(question.encode(sequence), now) {
+        let Some(stream) = &mut self.stream else {
+            return;
+        };
+        if let Err(error) = stream.link.send(question.encode(self.sequence), now) {
             tracing::warn!(%error, "a control message can't be sent");
             self.finish(End::Lost(Lost::LocalFault));
         }
+    }
+
+    fn await_answer(&mut self, patience: &mut Patience) -> Result<Vec<u8>, PortError> {
         loop {
             self.look();
             if let Some(bytes) = self.answer.take() {
-                return understand(&bytes, sequence);
+                return Ok(bytes);
             }
             if let Some(end) = self.ended {
                 return Err(end.error());
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                // An answer that came later would be taken for that to another question.
-                self.finish(End::Lost(Lost::Deadline));
-                continue;
+            self.doze(patience.next_sleep()?)?;
+        }
+    }
+
+    /// Waits for the answer that is still to come, and has what it gives given back.
+    pub(super) fn settle(&mut self, patience: &mut Patience) -> Result<(), PortError> {
+        loop {
+            if let Some(end) = self.ended {
+                return Err(end.error());
             }
-            self.doze(left)?;
+            if !self.late.is_open() {
+                return Ok(());
+            }
+            self.look();
+            if self.late.is_open() && self.ended.is_none() {
+                self.doze(patience.next_sleep()?)?;
+            }
+        }
+    }
+
+    /// Takes an answer that nobody waits for.
+    fn hear_late(&mut self) {
+        if let Some(bytes) = self.answer.take()
+            && let Err(error) = self.late.heard(&bytes)
+        {
+            tracing::warn!(%error, "a message of the dataplane's is left");
+        }
+        if let Some(question) = self.late.next_question() {
+            self.ask(&question);
+            self.late.give_up(self.sequence, &question);
         }
     }
 
@@ -163,6 +209,9 @@ impl RdmaClient {
                     false => self.suspect(now, Lost::Disconnected),
                 }
             }
+        }
+        if !self.awaits && self.ended.is_none() {
+            self.hear_late();
         }
         let failed = self.lanes.iter().find_map(|lane| lane.failed);
         if let Some(what) = failed {
@@ -310,20 +359,5 @@ impl Sleeper for RdmaClient {
                 lane.armed &= queue != lane.completions.handle().id();
             }
         }
-    }
-}
-
-fn understand(bytes: &[u8], sequence: u32) -> Result<Control, PortError> {
-    match Control::parse(bytes) {
-        Ok((_, Control::Refused { refusal, detail })) => {
-            Err(PortError::Refused { refusal, detail })
-        }
-        Ok((answered, answer)) if answered == sequence => Ok(answer),
-        Ok((answered, _)) => Err(PortError::Protocol(format!(
-            "an answer to call {answered} instead of {sequence}"
-        ))),
-        Err(refusal) => Err(PortError::Protocol(format!(
-            "the server's answer is not understood: {refusal}"
-        ))),
     }
 }

@@ -19,7 +19,7 @@ use super::endpoint::addresses;
 use super::failure::system;
 use super::link::Link;
 use super::private_data::{Asked, SessionId, parse_reply};
-use crate::calls::unexpected;
+use crate::calls::{Late, unexpected};
 use crate::reconnect::Backoff;
 use crate::{Lost, PortError};
 
@@ -40,7 +40,8 @@ impl RdmaClient {
     ///
     /// # Errors
     /// [`PortError::Endpoint`], [`PortError::Connect`] where nobody listens or answers in time, [`PortError::Refused`],
-    /// [`PortError::Protocol`] where the server's answer makes no sense.
+    /// [`PortError::Protocol`] where the server's answer makes no sense, [`PortError::NoAnswer`] where it lets this in and does not
+    /// answer then, [`PortError::Interrupted`].
     pub fn connect_with(
         endpoint: &str,
         client: &str,
@@ -55,6 +56,7 @@ impl RdmaClient {
                 endpoint,
                 channel: &channel,
                 deadline,
+                interrupt: &config.interrupt,
             };
             let mut outcome = RdmaClient::try_connect(&attempt, all[0], client, &config);
             for &to in &all[1..] {
@@ -71,7 +73,7 @@ impl RdmaClient {
                     if Instant::now() + delay >= deadline {
                         return Err(attempt.failed("it takes this for an old connection"));
                     }
-                    std::thread::sleep(delay);
+                    config.interrupt.sleep(delay)?;
                 }
             }
         }
@@ -140,7 +142,9 @@ impl RdmaClient {
                 ..config.clone()
             },
             answer: None,
+            awaits: false,
             sequence: 0,
+            late: Late::default(),
             idle_polls: 0,
             looked: now,
             beat: (0, now),
@@ -163,7 +167,7 @@ impl RdmaClient {
             client: name.to_owned(),
             credits: self.config.credits,
         };
-        let welcome = match self.call_until(&hello, attempt.deadline)? {
+        let welcome = match self.call_within(&hello, &mut attempt.patience())? {
             Control::Welcome(welcome) => welcome,
             other => return Err(unexpected(&other).into()),
         };
@@ -246,7 +250,7 @@ impl RdmaClient {
             address: ring.address,
             key: ring.key,
         };
-        match self.call_until(&question, attempt.deadline)? {
+        match self.call_within(&question, &mut attempt.patience())? {
             Control::LaneOpened {
                 lane: opened,
                 address,

@@ -14,7 +14,8 @@ use super::client::{End, RdmaClient};
 use super::client_lane::ClientLane;
 use super::memory::OwnRegion;
 use super::sleep::{self, Sleeper};
-use crate::calls::{self, unexpected};
+use crate::calls::{self, bound, unexpected};
+use crate::patience::Patience;
 use crate::{ClientPort, Foreign, Lost, PortError, RegionId, Rest, WakeFds};
 
 /// Polls that find nothing between two looks at the clock.
@@ -75,7 +76,12 @@ impl ClientPort for RdmaClient {
     }
 
     fn bind(&mut self, schema: &Schema) -> Result<u32, PortError> {
-        calls::bind(|question| self.call(question), schema)
+        let mut patience = Patience::new(self.config.reply_limit, &self.config.interrupt);
+        self.settle(&mut patience)?;
+        if let Some(number) = self.late.claim(schema) {
+            return Ok(number);
+        }
+        bound(&self.call(&Control::Bind(schema.clone()))?)
     }
 
     fn register(&mut self, bytes: usize) -> Result<RegionId, PortError> {
@@ -95,15 +101,14 @@ impl ClientPort for RdmaClient {
     }
 
     fn unregister(&mut self, region: RegionId) -> Result<(), PortError> {
-        match self.call(&Control::Unregister { region: region.0 })? {
-            Control::Unregistered { region: gone } if gone == region.0 => {
-                if let Some(region) = self.regions.get_mut(region.0 as usize) {
-                    *region = None;
-                }
-                Ok(())
-            }
-            other => Err(unexpected(&other)),
+        let outcome = self.call(&Control::Unregister { region: region.0 });
+        let gone = calls::unregistered(outcome, region);
+        if let Ok(()) | Err(PortError::NoAnswer { .. } | PortError::Interrupted) = gone
+            && let Some(region) = self.regions.get_mut(region.0 as usize)
+        {
+            *region = None;
         }
+        gone
     }
 
     fn memory(&self, region: RegionId) -> Option<Window<'_>> {

@@ -7,6 +7,7 @@ use rowmill_verbs::{AckTimeout, Context, Parameters, PathMtu, RetryCount, RnrTim
 
 use super::bounds::READS;
 use super::private_data::smaller;
+use crate::Interrupt;
 
 /// What queue pairs are set to. All of it is read back after connecting.
 #[derive(Clone, Copy, Debug)]
@@ -178,6 +179,8 @@ pub struct RdmaClientConfig {
     pub connect_limit: Duration,
     /// How long to wait for the answer to a control message.
     pub reply_limit: Duration,
+    /// What ends such a wait, or connecting, early.
+    pub interrupt: Interrupt,
     /// Bytes that lanes ask the device to send inline: frames of up to as many are copied once less. Where the device grants
     /// fewer, fewer go so.
     pub inline_bytes: u32,
@@ -195,6 +198,7 @@ impl Default for RdmaClientConfig {
             huge_pages: HugePages::Prefer,
             connect_limit: Duration::from_secs(10),
             reply_limit: Duration::from_secs(10),
+            interrupt: Interrupt::default(),
             inline_bytes: 220,
             silent_limit: Duration::from_secs(1),
             connection: ConnectionParameters::default(),

@@ -14,7 +14,8 @@ use rustix::event::PollFlags;
 use super::config::ConnectionParameters;
 use super::failure::in_full;
 use super::private_data::parse_refusal;
-use crate::{PortError, WakeFds};
+use crate::patience::Patience;
+use crate::{Interrupt, PortError, WakeFds};
 
 /// Reasons of a rejection: nobody listens there; the peer takes it for an old connection; the peer's program says why.
 const NOBODY_LISTENS: i32 = 8;
@@ -40,9 +41,16 @@ pub(super) struct Attempt<'a> {
     pub(super) endpoint: &'a str,
     pub(super) channel: &'a EventChannel,
     pub(super) deadline: Instant,
+    pub(super) interrupt: &'a Interrupt,
 }
 
 impl Attempt<'_> {
+    /// Waits until its deadline.
+    pub(super) fn patience(&self) -> Patience {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        Patience::new(left, self.interrupt)
+    }
+
     /// The endpoint can't be reached, since.
     pub(super) fn failed(&self, why: impl Into<String>) -> PortError {
         self.unreachable(io::Error::other(why.into()))
@@ -108,6 +116,7 @@ impl Attempt<'_> {
     /// The next event of the one that is waited for. Those of others are not of interest: what they end is noticed
     /// when it is used.
     fn event(&self, wanted: impl Fn(&CmEvent) -> bool) -> Result<CmEvent, PortError> {
+        let mut patience = self.patience();
         loop {
             match self.channel.take_event() {
                 Ok(Some(event)) if wanted(&event) => return Ok(event),
@@ -115,12 +124,12 @@ impl Attempt<'_> {
                 Ok(None) => (),
                 Err(error) => return Err(self.verbs(&error)),
             }
-            let left = self.deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(self.unreachable(io::ErrorKind::TimedOut.into()));
-            }
+            let sleep = patience.next_sleep().map_err(|error| match error {
+                PortError::NoAnswer { .. } => self.unreachable(io::ErrorKind::TimedOut.into()),
+                other => other,
+            })?;
             WakeFds::of([(self.channel.as_fd(), PollFlags::IN)])
-                .poll(Some(left))
+                .poll(Some(sleep))
                 .map_err(|e| self.unreachable(e.into()))?;
         }
     }

@@ -12,16 +12,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::block::Block;
-use super::call::{exchange, named, open_stream};
+use super::call::{ask, await_message, named, open_stream};
 use super::handoff;
 use super::layout::{Layout, MAX_LANES};
 use super::rings::ClientRings;
 use super::server::system;
 use super::stream;
 use super::wake::WakeSocket;
-use crate::calls::{self, unexpected};
+use crate::calls::{self, Late, bound, understand, unexpected};
 use crate::control::Bell;
-use crate::{ClientPort, ParentFd, PortError, RegionId, Rest, WakeFds};
+use crate::patience::Patience;
+use crate::{ClientPort, Interrupt, ParentFd, PortError, RegionId, Rest, WakeFds};
 
 /// Polls that find nothing between two looks at the stream, which cost a system call: about 50 us of
 /// spinning, so that the call takes less than a hundredth of the time.
@@ -39,6 +40,8 @@ pub struct ShmClientConfig {
     pub huge_pages: HugePages,
     /// How long to wait for the answer to a control message.
     pub reply_limit: Duration,
+    /// What ends such a wait early.
+    pub interrupt: Interrupt,
 }
 
 impl Default for ShmClientConfig {
@@ -48,6 +51,7 @@ impl Default for ShmClientConfig {
             credits: 16,
             huge_pages: HugePages::Prefer,
             reply_limit: Duration::from_secs(10),
+            interrupt: Interrupt::default(),
         }
     }
 }
@@ -68,6 +72,7 @@ pub struct ShmClient {
     config: ShmClientConfig,
     buffer: Vec<u8>,
     sequence: u32,
+    late: Late,
     idle_polls: u32,
     closed: bool,
 }
@@ -94,27 +99,27 @@ impl ShmClient {
     ///
     /// # Errors
     /// [`PortError::Endpoint`], [`PortError::Connect`] where nobody listens, [`PortError::Refused`],
-    /// [`PortError::Protocol`] where the server's answer makes no sense or does not come.
+    /// [`PortError::Protocol`] where the server's answer makes no sense, [`PortError::NoAnswer`] where it does not come,
+    /// [`PortError::Interrupted`].
     pub fn connect_with(
         endpoint: &str,
         client: &str,
         config: ShmClientConfig,
     ) -> Result<ShmClient, PortError> {
-        let stream = open_stream(endpoint, config.reply_limit)?;
+        let mut patience = Patience::new(config.reply_limit, &config.interrupt);
+        let stream = open_stream(endpoint, &mut patience)?;
         let hello = Control::Hello {
             client: client.to_owned(),
             credits: config.credits,
         };
         let mut buffer = stream::buffer();
-        let (answer, fds) = exchange(
-            stream.as_fd(),
-            &mut buffer,
-            1,
-            &hello,
-            &[],
-            usize::from(MAX_LANES) + 2,
-        )
-        .map_err(|e| named(e, endpoint))?;
+        let most_fds = usize::from(MAX_LANES) + 2;
+        let named = |error| named(error, endpoint);
+        let end = stream.as_fd();
+        ask(end, &hello.encode(1), &[], &mut patience).map_err(named)?;
+        let (bytes, fds) =
+            await_message(end, &mut buffer, most_fds, &mut patience).map_err(named)?;
+        let answer = understand(bytes, 1)?;
         let Control::Welcome(welcome) = answer else {
             return Err(PortError::Protocol(
                 "the server answered Hello with something else than Welcome".to_owned(),
@@ -163,6 +168,7 @@ impl ShmClient {
             config,
             buffer,
             sequence: 1,
+            late: Late::default(),
             idle_polls: 0,
             closed: false,
         })
@@ -211,21 +217,72 @@ impl ShmClient {
         }
     }
 
-    /// Asks a control question.
+    /// Asks a control question, when the answer to the last one has come.
     fn call(&mut self, question: &Control, fds: &[BorrowedFd<'_>]) -> Result<Control, PortError> {
-        if self.closed {
-            return Err(PortError::Closed);
+        let mut patience = Patience::new(self.config.reply_limit, &self.config.interrupt);
+        if let Err(error) = self.settle(&mut patience) {
+            self.late.give_up_unasked(question);
+            return Err(error);
         }
-        self.sequence = self.sequence.wrapping_add(1);
-        let sequence = self.sequence;
+        let outcome = self.call_within(question, fds, &mut patience);
+        self.closed |= matches!(outcome, Err(PortError::Closed));
+        outcome
+    }
+
+    fn call_within(
+        &mut self,
+        question: &Control,
+        fds: &[BorrowedFd<'_>],
+        patience: &mut Patience,
+    ) -> Result<Control, PortError> {
         let stream = self.stream.as_fd();
-        let answer = exchange(stream, &mut self.buffer, sequence, question, fds, 0);
-        match answer {
-            Ok((answer, _)) => Ok(answer),
+        self.sequence = self.sequence.wrapping_add(1);
+        ask(stream, &question.encode(self.sequence), fds, patience)?;
+        match await_message(stream, &mut self.buffer, 0, patience) {
+            Ok((bytes, _)) => understand(bytes, self.sequence),
             Err(error) => {
-                self.closed |= matches!(error, PortError::Closed);
+                if let PortError::NoAnswer { .. } | PortError::Interrupted = error {
+                    self.late.give_up(self.sequence, question);
+                }
                 Err(error)
             }
+        }
+    }
+
+    /// Waits for the answer that is still to come, and has what it gives given back.
+    fn settle(&mut self, patience: &mut Patience) -> Result<(), PortError> {
+        let outcome = self.settle_within(patience);
+        self.closed |= matches!(outcome, Err(PortError::Closed));
+        match self.closed {
+            true => Err(PortError::Closed),
+            false => outcome,
+        }
+    }
+
+    fn settle_within(&mut self, patience: &mut Patience) -> Result<(), PortError> {
+        let stream = self.stream.as_fd();
+        while self.late.is_open() && !self.closed {
+            if let Some(question) = self.late.next_question() {
+                self.sequence = self.sequence.wrapping_add(1);
+                ask(stream, &question.encode(self.sequence), &[], patience)?;
+                self.late.give_up(self.sequence, &question);
+            }
+            let (bytes, _) = await_message(stream, &mut self.buffer, 0, patience)?;
+            self.late.heard(bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the answer that is still to come, if it has come.
+    fn hear_late(&mut self) -> Result<(), PortError> {
+        let mut patience = Patience::new(Duration::ZERO, &Interrupt::default());
+        match self.settle(&mut patience) {
+            Err(PortError::Protocol(what)) => {
+                tracing::warn!(what, "an answer that came late is left");
+                Ok(())
+            }
+            Err(PortError::Closed | PortError::NoAnswer { .. }) => Ok(()),
+            outcome => outcome,
         }
     }
 
@@ -234,9 +291,12 @@ impl ShmClient {
         match poll(&mut fds, Some(&Timespec::default())) {
             Ok(_) | Err(Errno::INTR) => {
                 self.closed |= !fds[0].revents().is_empty();
-                Ok(())
             }
-            Err(errno) => Err(system("poll", errno)),
+            Err(errno) => return Err(system("poll", errno)),
+        }
+        match self.late.is_open() {
+            true => self.hear_late(),
+            false => Ok(()),
         }
     }
 
@@ -278,7 +338,12 @@ impl ClientPort for ShmClient {
     }
 
     fn bind(&mut self, schema: &Schema) -> Result<u32, PortError> {
-        calls::bind(|question| self.call(question, &[]), schema)
+        let mut patience = Patience::new(self.config.reply_limit, &self.config.interrupt);
+        self.settle(&mut patience)?;
+        if let Some(number) = self.late.claim(schema) {
+            return Ok(number);
+        }
+        bound(&self.call(&Control::Bind(schema.clone()), &[])?)
     }
 
     fn register(&mut self, bytes: usize) -> Result<RegionId, PortError> {
@@ -290,15 +355,14 @@ impl ClientPort for ShmClient {
     }
 
     fn unregister(&mut self, region: RegionId) -> Result<(), PortError> {
-        match self.call(&Control::Unregister { region: region.0 }, &[])? {
-            Control::Unregistered { region: gone } if gone == region.0 => {
-                if let Some(region) = self.regions.get_mut(region.0 as usize) {
-                    *region = None;
-                }
-                Ok(())
-            }
-            other => Err(unexpected(&other)),
+        let outcome = self.call(&Control::Unregister { region: region.0 }, &[]);
+        let gone = calls::unregistered(outcome, region);
+        if let Ok(()) | Err(PortError::NoAnswer { .. } | PortError::Interrupted) = gone
+            && let Some(region) = self.regions.get_mut(region.0 as usize)
+        {
+            *region = None;
         }
+        gone
     }
 
     fn memory(&self, region: RegionId) -> Option<Window<'_>> {

@@ -16,7 +16,7 @@ use super::log::What;
 use super::memory::SimMemory;
 use super::net::{Connection, Inbox, Net};
 use super::{Mistake, SimNet, refused};
-use crate::{ClientPort, ConnId, Event, Lost, PortError, RegionId, Rest, WakeFds};
+use crate::{ClientPort, ConnId, Event, PortError, RegionId, Rest, WakeFds};
 
 /// A client's connection. Dropping it is what the end of the client's process is.
 pub struct SimClient {
@@ -76,8 +76,9 @@ impl SimClient {
         };
         if lost.is_some() {
             // The dataplane has let it in, and it never hears of that. Dropping it is what its giving up is.
-            return Err(PortError::Lost {
-                what: Lost::Deadline,
+            return Err(PortError::Connect {
+                endpoint: "sim".to_owned(),
+                source: std::io::ErrorKind::TimedOut.into(),
             });
         }
         let index = conn.0 as usize;

@@ -10,7 +10,7 @@ use rowmill_port::rdma::{
     AckTimeout, ConnectionParameters, RdmaClient, RdmaClientConfig, RdmaConfig, RdmaLane,
     RdmaServer,
 };
-use rowmill_port::{ClientPort, Idle, PortError, ServerPort, Waker};
+use rowmill_port::{ClientPort, Idle, Interrupt, PortError, ServerPort, Waker};
 use rowmill_wire::Immediate;
 
 /// The address that the device stands on.
@@ -140,6 +140,19 @@ impl Harness for Rdma {
 
     fn connect(&mut self, name: &str, credits: u16) -> Result<RdmaClient, PortError> {
         RdmaClient::connect_with(&self.endpoint, name, client_config(credits))
+    }
+
+    fn connect_interruptibly(
+        &mut self,
+        name: &str,
+        credits: u16,
+        interrupt: Interrupt,
+    ) -> Result<RdmaClient, PortError> {
+        let config = RdmaClientConfig {
+            interrupt,
+            ..client_config(credits)
+        };
+        RdmaClient::connect_with(&self.endpoint, name, config)
     }
 
     fn run(&mut self) {

@@ -1,10 +1,10 @@
 //! A thread that lets streams go on whose answers don't come in time.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rowmill_port::PortError;
+use rowmill_port::{PortError, spawn_quiet};
 
 use super::error::StreamFailure;
 use super::watch::Watch;
@@ -53,8 +53,7 @@ impl Timer {
         let shared = Arc::new(Shared::default());
         shared.lock().limits.resize(watches.len(), None);
         let of_thread = Arc::clone(&shared);
-        let thread = thread::Builder::new().name(NAME.into());
-        let thread = thread.spawn(move || run(&of_thread, &watches));
+        let thread = spawn_quiet(NAME, move || run(&of_thread, &watches));
         let thread = thread.map_err(|source| PortError::System {
             call: "starting the thread that releases streams",
             source,

@@ -47,7 +47,7 @@ use crate::view::JaggedView;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HubOptions {
     /// Bytes of a region of the pool; one is larger where four results of the size that it is made for don't fit. There are at
-    /// most 8, made when they are needed. The default is 4 MiB.
+    /// most 8, made when they are needed; those that are free make way where a larger one is. The default is 4 MiB.
     pub pool_region_bytes: u64,
     /// Most results that are in flight or held at a time. The default is 4,096.
     pub results: u32,
@@ -129,7 +129,8 @@ pub enum Place {
 ///
 /// # Threads
 /// All calls may be made by all threads at the same time. Those that ask the dataplane (`tables`, `bind`, `region`, `unregister`,
-/// and a submission for which the pool grows) hold the others up until it has answered.
+/// and a submission for which the pool grows) hold the others up until it has answered, or [`Options::reply_limit`] is over, or
+/// [`Options::interrupt`] says that they are to end.
 ///
 /// # Forks
 /// A child of the process has no part in the connection: every call there is [`ClientError::Forked`], and what is dropped there is
@@ -250,6 +251,34 @@ impl<P: ClientPort> Hub<P> {
         self.ask(|inner| inner.session.bind(schema))
     }
 
+    /// Makes room in the pool for a result of so many bytes, so that the next submission need not ask the dataplane for it, if nobody
+    /// else takes it before.
+    ///
+    /// # Errors
+    /// [`ClientError::ResultsHeld`] where results have to be dropped first; as [`Session::region`].
+    pub fn make_room(&self, bytes: u64) -> Result<(), ClientError> {
+        self.ask(|inner| {
+            let Inner {
+                session,
+                leases,
+                pool,
+                ..
+            } = inner;
+            leases.take_in(session);
+            let held = leases.taken();
+            match pool.take(session, bytes)? {
+                Some(target) => {
+                    session.release(target);
+                    Ok(())
+                }
+                None => Err(ClientError::ResultsHeld {
+                    needed: bytes,
+                    held,
+                }),
+            }
+        })
+    }
+
     /// Makes and registers memory of the caller's choice for results; see [`Place::At`].
     ///
     /// # Errors
@@ -269,8 +298,8 @@ impl<P: ClientPort> Hub<P> {
     /// Gives a region up that was made by [`Hub::region`].
     ///
     /// # Errors
-    /// [`ClientError::RegionInUse`] while results in it are in flight or held, [`ClientError::OtherClient`],
-    /// [`ClientError::Port`].
+    /// [`ClientError::RegionInUse`] while results in it are in flight or held, [`ClientError::OtherClient`]; else it is given up, also
+    /// where the call fails: [`ClientError::Port`], [`ClientError::NoAnswer`], [`ClientError::Interrupted`].
     pub fn unregister(&self, region: Region) -> Result<(), ClientError> {
         self.ask(|inner| {
             let Inner {

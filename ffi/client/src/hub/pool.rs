@@ -46,7 +46,8 @@ impl Pool {
         }
     }
 
-    /// A target of the pool. Makes another region where none has room, which asks the dataplane; None where there can't be one.
+    /// A target of the pool. Makes another region where none has room, which asks the dataplane; regions that are free and too small
+    /// make way for it. None where there can't be one.
     pub(crate) fn take<P: ClientPort>(
         &mut self,
         session: &mut Session<P>,
@@ -59,24 +60,43 @@ impl Pool {
                 other => return other.map(Some),
             }
         }
-        if self.pool.len() == POOL_REGIONS {
-            return Ok(None);
+        loop {
+            let refused = match self.pool.len() {
+                POOL_REGIONS => None,
+                _ => match self.grow(session, bytes) {
+                    Err(error) if is_too_much(&error) => Some(error),
+                    made => return session.target(&made?, bytes).map(Some),
+                },
+            };
+            // Whatever has its size would have had room.
+            let free = self.pool.iter().position(|r| session.is_free(r));
+            match (free, refused) {
+                (Some(free), _) => {
+                    let region = self.pool.remove(free);
+                    self.asked += 1;
+                    self.unmake(session, region)?;
+                }
+                (None, Some(error)) if self.pool.is_empty() => return Err(error),
+                (None, _) => return Ok(None),
+            }
         }
+    }
+
+    /// Another region of the pool, in which a result of this size has room.
+    fn grow<P: ClientPort>(
+        &mut self,
+        session: &mut Session<P>,
+        bytes: u64,
+    ) -> Result<Region, ClientError> {
         let usual = self
             .region_bytes
             .max(bytes.saturating_mul(RESULTS_A_REGION));
         let made = match self.make(session, usual) {
-            Err(error) if is_too_much(&error) => self.make(session, bytes),
+            Err(error) if is_too_much(&error) || is_too_large(&error) => self.make(session, bytes),
             made => made,
-        };
-        match made {
-            Ok(region) => {
-                self.pool.push(region);
-                session.target(&region, bytes).map(Some)
-            }
-            Err(error) if is_too_much(&error) && !self.pool.is_empty() => Ok(None),
-            Err(error) => Err(error),
-        }
+        }?;
+        self.pool.push(made);
+        Ok(made)
     }
 
     /// Makes a region.
@@ -114,9 +134,11 @@ impl Pool {
         region: Region,
     ) -> Result<(), ClientError> {
         self.check(&region)?;
-        session.unregister(region)?;
-        self.memory.retain(|(known, _)| *known != region);
-        Ok(())
+        let outcome = session.unregister(region);
+        if !matches!(outcome, Err(ClientError::RegionInUse { .. })) {
+            self.memory.retain(|(known, _)| *known != region);
+        }
+        outcome
     }
 
     /// Whether it is a region of this client.
@@ -150,10 +172,12 @@ impl Pool {
     }
 }
 
-/// Whether a region was refused for its size, or because there are enough.
+/// Whether a region was refused, for its size or because there are enough.
 fn is_too_much(error: &ClientError) -> bool {
-    matches!(
-        error,
-        ClientError::TooLarge { .. } | ClientError::Port(PortError::Refused { .. })
-    )
+    matches!(error, ClientError::Port(PortError::Refused { .. }))
+}
+
+/// Whether no region can have that size.
+fn is_too_large(error: &ClientError) -> bool {
+    matches!(error, ClientError::TooLarge { .. })
 }

@@ -4,9 +4,8 @@
 //! While no request has a bell or a watcher it is parked.
 
 use std::sync::Arc;
-use std::thread;
 
-use rowmill_port::{ClientPort, PortError};
+use rowmill_port::{ClientPort, PortError, spawn_quiet};
 
 use super::fork::InParent;
 use super::shared::{Inner, Shared, panicked};
@@ -25,8 +24,7 @@ impl<P: ClientPort + Send + 'static> Shared<P> {
     ) -> Result<(), ClientError> {
         if inner.progress.is_none() {
             let shared = Arc::clone(self);
-            let thread = thread::Builder::new().name(NAME.into());
-            let thread = thread.spawn(move || shared.progress());
+            let thread = spawn_quiet(NAME, move || shared.progress());
             let thread = thread.map_err(|source| PortError::System {
                 call: "starting the thread that looks for answers",
                 source,

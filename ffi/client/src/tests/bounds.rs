@@ -369,3 +369,34 @@ fn the_steady_path_allocates_nothing() {
     let measured = allocation_counter::measure(|| rounds(&mut s, &mut idle, 200));
     assert_eq!(measured.count_total, 0, "{measured:?}");
 }
+
+#[test]
+fn a_schema_that_is_bound_again_is_the_same_one() {
+    let mut s = session(1, 1, 1);
+    let schema = |at: usize| {
+        let name = format!("feature {at}");
+        Schema::side_by_side(8, [(&*name, "items", Pooling::Sum, DIM)]).0
+    };
+    let bound: Vec<_> = (0..16)
+        .map(|at| s.bind(schema(at)).expect("one of 16"))
+        .collect();
+    assert_eq!(s.port.bound(), 16);
+    for (at, first) in bound.iter().enumerate() {
+        assert_eq!(s.bind(schema(at)).expect("bound before").id, first.id);
+    }
+    assert_eq!(s.port.bound(), 16, "the dataplane was not asked again");
+    let error = s.bind(schema(16)).expect_err("one too many");
+    assert!(
+        matches!(
+            error,
+            ClientError::TooLarge {
+                given: 17,
+                limit: 16,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    s.close();
+    assert!(matches!(s.bind(schema(0)), Err(ClientError::Closed)));
+}

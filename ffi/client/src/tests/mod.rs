@@ -4,6 +4,7 @@ mod answers;
 mod bounds;
 mod device;
 mod hub;
+mod narrow;
 mod split;
 mod view;
 

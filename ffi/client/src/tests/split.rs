@@ -18,15 +18,14 @@ pub(super) fn plain() -> impl Strategy<Value = Plain> {
         1usize..6,
         1usize..200,
         any::<bool>(),
+        1u32..=64,
         any::<bool>(),
         0usize..12,
     );
-    shape.prop_flat_map(|(features, bags, wide, weighted, longest)| {
-        let id = if wide {
-            any::<u64>().boxed()
-        } else {
-            (0..1u64 << 32).boxed()
-        };
+    shape.prop_flat_map(|(features, bags, wide, bits, weighted, longest)| {
+        // Wide ids are sent as narrow ones where all of them fit.
+        let bits = if wide { bits } else { 32 };
+        let id = (0..=u64::MAX >> (64 - bits)).boxed();
         let ids = prop::collection::vec(id, 0..=longest);
         let bag = ids.prop_map(move |ids| {
             let weights = ids.iter().map(|&id| id as f32 * 0.5);

@@ -12,8 +12,8 @@ try:
         Client,
         Feature,
         Future,
-    Gpu,
-    GpuMemory,
+        Gpu,
+        GpuMemory,
         Jagged,
         Result,
         Schema,
@@ -25,6 +25,7 @@ except ImportError as error:
     if "libibverbs" in str(error) or "librdmacm" in str(error):
         raise ImportError(f"{error}; run: apt install libibverbs1 librdmacm1, or build rowmill without RDMA") from error
     raise
+from rowmill import _copies  # noqa: F401  (tells copy and pickle)
 from rowmill.errors import (
     BusyError,
     CancelledError,
@@ -39,6 +40,7 @@ from rowmill.errors import (
     InputError,
     OverloadedError,
     RefusedError,
+    ReplyTimeout,
     WaitTimeout,
 )
 
@@ -64,6 +66,7 @@ __all__ = [
     "Jagged",
     "OverloadedError",
     "RefusedError",
+    "ReplyTimeout",
     "Result",
     "Schema",
     "Table",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import weakref
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -78,31 +77,34 @@ class _Ear:
 
 _Ears = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Ear]
 
-_lock = threading.Lock()
+# Without a lock, under which the garbage collector may run anybody's code: each step is one operation of a dict, and a loop's ear is
+# made by the loop's own thread.
 _ears: weakref.WeakKeyDictionary[Client, _Ears] = weakref.WeakKeyDictionary()
-# In which loop a future is awaited: its bell is rung in one.
-_awaited_in: weakref.WeakKeyDictionary[Future, weakref.ref[asyncio.AbstractEventLoop]] = weakref.WeakKeyDictionary()
 
 
 def _ear_of(client: Client, loop: asyncio.AbstractEventLoop) -> _Ear:
-    with _lock:
-        ears = _ears.setdefault(client, weakref.WeakKeyDictionary())
-        ear = ears.get(loop)
-        if ear is None:
-            for other in list(ears):
-                if other.is_closed():
-                    del ears[other]
-            ear = ears[loop] = _Ear(client)
-        return ear
+    ears = _ears.setdefault(client, weakref.WeakKeyDictionary())
+    ear = ears.get(loop)
+    if ear is None:
+        for known in ears.keyrefs():
+            other = known()
+            if other is not None and other.is_closed():
+                ears.pop(other, None)
+        ear = ears[loop] = _Ear(client)
+    return ear
 
 
 def _claim(future: Future, loop: asyncio.AbstractEventLoop) -> None:
-    with _lock:
-        before = _awaited_in.get(future)
-        other = before() if before else None
-        if other is not None and other is not loop and not other.is_closed():
+    """Has it awaited in this loop only, since its bell is rung in one."""
+    own = weakref.ref(loop)
+    before: Any = None
+    while (found := future._claim(before, own)) is not own:
+        other = found()
+        if other is loop:
+            return
+        if other is not None and not other.is_closed():
             raise InputError("the future is awaited in another event loop; submit a request in each")
-        _awaited_in[future] = weakref.ref(loop)
+        before = found
 
 
 def wait(future: Future) -> Generator[Any, None, Result]:

@@ -14,6 +14,7 @@ __all__ = [
     "InputError",
     "OverloadedError",
     "RefusedError",
+    "ReplyTimeout",
     "WaitTimeout",
 ]
 
@@ -51,6 +52,10 @@ class BusyError(Error):
 
 class WaitTimeout(Error, TimeoutError):
     """The time given for waiting is over. The request goes on; its memory is not free before it has ended."""
+
+
+class ReplyTimeout(Error, TimeoutError):
+    """The dataplane did not answer a call that is no lookup within ``reply_limit``. The connection goes on."""
 
 
 class DeviceError(Error, RuntimeError):

@@ -21,8 +21,9 @@ use crate::array;
 use crate::batch::Batch;
 use crate::buffer;
 use crate::client::{Flat, request_options};
+use crate::control;
 use crate::errors::{Class, Fault, Outcome};
-use crate::request;
+use crate::request::{self, Patience};
 use crate::schema::Schema;
 
 /// Seconds to wait for room for an operator's result.
@@ -72,11 +73,12 @@ impl Gpu {
         staging: Staging,
     ) -> PyResult<Gpu> {
         let ordinal = options.ordinal;
-        let opened = py.detach(|| {
-            let gpu = client::Gpu::open(hub, options)?;
+        let hub = hub.clone();
+        let opened = control::call(py, &Patience::endless(), move || {
+            let gpu = client::Gpu::open(&hub, options)?;
             let (way, report) = gpu.find_way(staging)?;
             Ok((gpu, way, report))
-        });
+        })?;
         let (gpu, way, report) = opened.map_err(|error| Fault::of(error, &[]))?;
         let open = Open {
             gpu,

@@ -136,6 +136,57 @@ def test_batches_that_contradict_themselves(client, batches):
     assert plain(batch).values().shape == (4, 24)
 
 
+@pytest.mark.parametrize("max_batch", [2, 1024])
+@pytest.mark.parametrize("module", ["bags", "rows"])
+def test_lengths_and_offsets_that_do_not_divide_the_ids(client, module, max_batch):
+    rowmill.torch.register("default", client, max_batch=max_batch)
+    of = {"bags": (EmbeddingBagCollection, EmbeddingBagConfig), "rows": (EmbeddingCollection, EmbeddingConfig)}
+    collection, config = of[module]
+    served = collection([config(1000, 16, "users", ["user"])])
+    ids = torch.arange(6)
+    none = torch.tensor([], dtype=torch.int64)
+
+    def of_user(ids, keys=("user", "other"), **division):
+        return KeyedJaggedTensor(list(keys), ids, **division)
+
+    for batch in [
+        of_user(ids, lengths=torch.tensor([1, 2, 1, 1])),
+        of_user(ids, lengths=torch.tensor([1, 2, 1, 3])),
+        of_user(ids, lengths=torch.tensor([1, 2, 4, -1])),
+        of_user(ids, lengths=torch.tensor([2**62, 2**62, 2**62, 2**62 + 6])),
+        of_user(ids, lengths=none),
+        of_user(none, lengths=torch.tensor([1, 0, 0, 0])),
+        of_user(ids, ("user",), lengths=torch.tensor([2, 5])),
+        of_user(ids, offsets=torch.tensor([0, 1, 3, 4, 5])),
+        of_user(ids, offsets=torch.tensor([0, 1, 3, 4, 7])),
+        of_user(ids, offsets=torch.tensor([0, 1, 3, 2, 6])),
+        of_user(ids, offsets=torch.tensor([2, 3, 5, 6, 8])),
+        of_user(ids, offsets=torch.tensor([-1, 0, 2, 3, 5])),
+        of_user(none, offsets=torch.tensor([3])),
+        of_user(none, offsets=none),
+    ]:
+        with pytest.raises(rowmill.InputError, match="give|must not be negative|never fall|at most"):
+            served(batch)
+    # None of them has kept anything, and a batch of several keys may be empty.
+    served(of_user(ids, offsets=torch.tensor([0, 1, 3, 4, 6])))
+    served(of_user(none, lengths=none))
+    served(of_user(none, offsets=torch.tensor([0])))
+
+
+@pytest.mark.parametrize("max_batch", [1, 7, 1024])
+def test_an_id_that_is_not_there_is_counted_over_the_whole_batch(client, max_batch):
+    rowmill.torch.register("default", client, max_batch=max_batch)
+    ids = torch.arange(40)
+    ids[33] = 5000
+    batch = KeyedJaggedTensor(["user", "article"], ids, lengths=torch.ones(40, dtype=torch.int64))
+    bags = EmbeddingBagCollection(tables())
+    rows = EmbeddingCollection([EmbeddingConfig(5000, 8, "articles", ["article"])])
+    for module in (bags, rows):
+        with pytest.raises(rowmill.IdError, match="feature `article`, position 13: IdOutOfRange") as raised:
+            module(batch)
+        assert (raised.value.feature, raised.value.position) == ("article", 13)
+
+
 def test_configurations_that_can_not_be_served(client):
     def config(**fields):
         return EmbeddingBagConfig(**({"num_embeddings": 1000, "embedding_dim": 16, "name": "users"} | fields))

@@ -206,3 +206,77 @@ fn a_region_s_memory_is_where_results_lie_and_outlives_the_client() {
     memory.window().read(64, &mut vector);
     assert_eq!(f32::from_ne_bytes(vector), 5.0);
 }
+
+/// Fills the pool with regions of small results, keeps `kept` of these, and asks for large ones.
+#[test]
+fn free_regions_make_way_for_larger_results() {
+    for (most_regions, kept) in [(usize::MAX, 0), (usize::MAX, 1), (5, 1)] {
+        let small = HubOptions {
+            pool_region_bytes: 4096,
+            ..HubOptions::default()
+        };
+        let hub = hub(4, Backoff::default(), small);
+        with_port(&hub, |port| port.most_regions = most_regions);
+        let schema = bind(&hub);
+        let (mut large, _) = Schema::side_by_side(64, [("item", "items", Pooling::Sum, DIM)]);
+        large.features[0].offset = 1 << 16;
+        let large = hub.bind(large).expect("bound");
+        let options = RequestOptions::default();
+        let lookup = |schema: &BoundSchema, batch: &Batch| {
+            let pending = hub.submit(schema, batch, Place::Pool, &options)?;
+            with_port(&hub, |port| port.answer_all(Status::Ok));
+            pending.wait(Wait::Poll)
+        };
+        let mut one = Batch::new(1).expect("a bag");
+        one.push(Division::Lengths(&[1]), &[3u32][..]).expect("one");
+        // Each region has room for 64 of them.
+        let mut held = Vec::new();
+        let full = loop {
+            match lookup(&schema, &ask(&[5])) {
+                Ok(reply) => held.push(reply),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(full, ClientError::ResultsHeld { .. }), "{full}");
+        // Nothing is free yet.
+        let error = lookup(&large, &one).expect_err("no room");
+        assert!(matches!(error, ClientError::ResultsHeld { .. }), "{error}");
+        held.truncate(kept);
+        let mut replies = Vec::new();
+        for _ in 0..8 {
+            replies.push(lookup(&large, &one).expect("room is made"));
+        }
+        held.iter()
+            .for_each(|reply| assert_answers(reply, &schema, &[5]));
+        let mut vector = [0.0; DIM as usize];
+        for reply in &replies {
+            let read = reply.lease.read_vector(&large, 0, 0, &mut vector);
+            read.expect("in the result");
+            assert_eq!(vector, [3.0, 4.0, 5.0, 6.0]);
+        }
+        // And the other way round.
+        drop(replies);
+        assert_answers(&lookup(&schema, &ask(&[7])).expect("room"), &schema, &[7]);
+        assert_eq!(hub.held().expect("open"), kept);
+    }
+}
+
+#[test]
+fn a_result_that_no_region_can_hold_is_said_to_be_too_large() {
+    let hub = hub(2, Backoff::default(), HubOptions::default());
+    let schema = bind(&hub);
+    let (mut large, _) = Schema::side_by_side(64, [("item", "items", Pooling::Sum, DIM)]);
+    // A region of the stand-in has at most 4 MiB.
+    large.features[0].offset = 1 << 22;
+    let large = hub.bind(large).expect("bound");
+    let options = RequestOptions::default();
+    let mut one = Batch::new(1).expect("a bag");
+    one.push(Division::Lengths(&[1]), &[3u32][..]).expect("one");
+    for _ in 0..2 {
+        let error = hub.submit(&large, &one, Place::Pool, &options);
+        assert!(matches!(error, Err(ClientError::TooLarge { .. })));
+        // Also where the pool has regions for others.
+        let pending = hub.submit(&schema, &ask(&[5]), Place::Pool, &options);
+        drop(pending.expect("sent"));
+    }
+}

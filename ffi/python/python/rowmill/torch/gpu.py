@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import Dict, Iterable, Iterator, List, Optional, Protocol, Sequence, Tuple
 
@@ -13,7 +12,6 @@ from rowmill.torch.models import Model, model_of
 
 # The GPUs that models have results on, by their numbers. With a model its GPUs are given up.
 _GPUS: weakref.WeakKeyDictionary[Model, Dict[int, rowmill.Gpu]] = weakref.WeakKeyDictionary()
-_LOCK = threading.Lock()
 # Bytes of the largest result for rows: as many as a GPU has for results on their way.
 _PART_BYTES = 64 << 20
 
@@ -49,11 +47,15 @@ def gpu_of(model: Model, ordinal: int) -> rowmill.Gpu:
     Raises:
         rowmill.DeviceError: There is no driver, or memory can't be pinned for it.
     """
-    with _LOCK:
-        gpus = _GPUS.setdefault(model, {})
-        if ordinal not in gpus:
-            gpus[ordinal] = model.client.gpu(ordinal)
-        return gpus[ordinal]
+    # Without a lock, under which a signal's handler may come here again while the GPU is opened.
+    gpus = _GPUS.setdefault(model, {})
+    known = gpus.get(ordinal)
+    if known is None:
+        opened = model.client.gpu(ordinal)
+        known = gpus.setdefault(ordinal, opened)
+        if known is not opened:
+            opened.close()
+    return known
 
 
 def lookup(
@@ -146,7 +148,5 @@ def check(model: str = "default") -> None:
         rowmill.DeviceError: One has not come, with the reason of the first one.
         rowmill.InputError: No client is registered for the model.
     """
-    with _LOCK:
-        gpus = list(_GPUS.get(model_of(model), {}).values())
-    for gpu in gpus:
+    for gpu in list(_GPUS.get(model_of(model), {}).values()):
         gpu.check_all()

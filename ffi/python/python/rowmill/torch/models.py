@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from typing import Dict, NamedTuple, Tuple
 
 import rowmill
@@ -40,7 +39,6 @@ class Model:
         self.client = client
         self.max_batch = max_batch
         self.max_ids = max_ids
-        self._lock = threading.Lock()
         self._plans: Dict[str, Tuple[Lookup, ...]] = {}
         self._schemas: Dict[Tuple[str, int], rowmill.Schema] = {}
 
@@ -68,17 +66,14 @@ class Model:
             rowmill.Error: As ``rowmill.Client.bind``, and as :meth:`lookups`.
         """
         schema = self._schemas.get((plan, block))
-        if schema is not None:
-            return schema
-        with self._lock:
-            schema = self._schemas.get((plan, block))
-            if schema is None:
-                features = [
-                    rowmill.Feature(lookup.name, lookup.table, lookup.pooling, block or None) for lookup in self.lookups(plan)
-                ]
-                schema = self.client.bind(features, max_batch=self.max_batch)
-                self._schemas[plan, block] = schema
-            return schema
+        if schema is None:
+            features = [
+                rowmill.Feature(lookup.name, lookup.table, lookup.pooling, block or None) for lookup in self.lookups(plan)
+            ]
+            # Where another thread has bound it meanwhile, it is the same one, and counted once.
+            schema = self.client.bind(features, max_batch=self.max_batch)
+            self._schemas[plan, block] = schema
+        return schema
 
     def _check(self, lookups: Tuple[Lookup, ...]) -> None:
         tables = {table.name: table for table in self.client.tables()}

@@ -52,7 +52,7 @@ class _Keyed:
     def bags_per_column(self) -> torch.Tensor:
         """The lengths of each column's bags, shape ``[columns, bags]``."""
         lengths = torch.diff(self.offsets) if self.lengths is None else self.lengths
-        return lengths.view(len(self.keys), -1)
+        return lengths.view(len(self.keys), lengths.numel() // len(self.keys))
 
 
 def _result_class(features: Any, name: str) -> Any:

@@ -16,8 +16,10 @@ from rowmill.torch.models import Model, model_of
 
 # A result that is held keeps its memory from the pool, which has room for 32 at the least. From here on they are copied.
 _HELD_AT_MOST = 16
+# Most ids of a bag, as the protocol has it.
+_MAX_IDS_PER_BAG = 8192
 # Most ids of a feature in a request for rows, by which room for them is set aside; the smallest that is enough is taken.
-# A bag has 8,192 at most, so that one bag always fits.
+# One bag always fits.
 _BLOCKS = (256, 2048, 16384)
 
 _tags = [torch.Tag.pt2_compliant_tag]
@@ -47,21 +49,39 @@ class _Batch(NamedTuple):
     columns: List[int]
     column_count: int
     bags: int
+    # The ids of each of ``columns`` that come before it in the batch that it is a part of.
+    before: Optional[List[int]] = None
 
     def ends(self) -> torch.Tensor:
-        """How many ids each column has before each of its bags and after the last one, shape ``[columns, bags + 1]``."""
+        """How many ids each column has before each of its bags and after the last one, shape ``[columns, bags + 1]``.
+
+        Raises:
+            rowmill.InputError: Lengths or offsets contradict themselves or the ids.
+        """
+        if self.offsets is not None and int(self.offsets[0]) != 0:
+            raise rowmill.InputError(
+                f"offsets begin with {int(self.offsets[0])}; give offsets from 0 on, and the ids that they divide"
+            )
         lengths = torch.diff(self.offsets) if self.lengths is None else self.lengths
-        ends = lengths.view(self.column_count, self.bags).cumsum(1)
-        return torch.nn.functional.pad(ends, (1, 0))
+        wrong = torch.nonzero((lengths < 0) | (lengths > _MAX_IDS_PER_BAG))
+        if len(wrong) > 0:
+            column, bag = divmod(int(wrong[0]), self.bags)
+            raise rowmill.InputError(
+                f"bag {bag} of key {column} of the batch (both from 0 on) has a length of {int(lengths[wrong[0]])}; lengths are "
+                f"from 0 to {_MAX_IDS_PER_BAG}, and offsets never fall"
+            )
+        ends = torch.nn.functional.pad(lengths.view(self.column_count, self.bags).cumsum(1), (1, 0))
+        count = int(ends[:, -1].sum())
+        if count != self.ids.numel():
+            raise rowmill.InputError(
+                f"the lengths of {self.column_count * self.bags} bags add up to {count}, and there are {self.ids.numel()} ids; "
+                "give a length for each bag, and an id for each of them"
+            )
+        return ends
 
     def parts(self, ends: torch.Tensor, model: Model, block: Optional[int] = None) -> "Iterator[_Batch]":
         """Parts that are requests of their own, in the order of their bags."""
         counts = ends[:, -1]
-        if int(counts.sum()) != self.ids.numel():
-            raise rowmill.InputError(
-                f"the lengths of {self.column_count * self.bags} bags add up to {int(counts.sum())}, and there are "
-                f"{self.ids.numel()} ids; give a length for each bag, and an id for each of them"
-            )
         starts = counts.cumsum(0) - counts
         spans = [(0, self.bags)]
         while spans:
@@ -83,6 +103,7 @@ class _Batch(NamedTuple):
             offsets=None,
             weights=None if self.weights is None else torch.cat([self.weights[range] for range in ranges]),
             bags=last - first,
+            before=ends[self.columns, first].tolist(),
         )
 
     def flat(self) -> Tuple[Any, ...]:
@@ -99,7 +120,7 @@ class _Batch(NamedTuple):
 
     def lookup(self, model: Model, schema: rowmill.Schema) -> rowmill.Result:
         """Sends it, and waits for the result."""
-        return model.client._lookup_flat(schema, *self.flat())
+        return model.client._lookup_flat(schema, *self.flat(), before=self.before)
 
 
 def _flat(numbers: torch.Tensor) -> tuple[int, int, int]:
@@ -165,6 +186,8 @@ def _lookup(ids, lengths, offsets, weights, columns, column_count, model, plan, 
     if batch.bags == 0:
         if ids.numel() > 0:
             raise rowmill.InputError(f"there are {ids.numel()} ids and no bags; give a length for each bag")
+        # Offsets of no bags may be wrong, too.
+        batch.ends()
         return torch.empty((0, width), device=device)
     schema = served.schema(plan)
     is_one = batch.bags <= served.max_batch and ids.numel() <= served.max_ids
@@ -188,8 +211,8 @@ def _rows(ids, lengths, offsets, columns, column_count, model, plan, width, devi
     served = model_of(model)
     device = ids.device if device is None else device
     pieces: List[List[torch.Tensor]] = [[] for _ in columns]
-    if ids.numel() > 0 and batch.bags > 0:
-        ends = batch.ends()
+    ends = batch.ends()
+    if ids.numel() > 0:
         if device.type == "cuda":
             values = gpu.rows(batch, ends, served, plan, _BLOCKS, width, device)
             if values is not None:
