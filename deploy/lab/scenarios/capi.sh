@@ -10,9 +10,11 @@ over_shm=shm:$PWD/capi.sock
 rowmill=$ROWMILL_PROGRAMS/bins/rowmill
 
 "$rowmill" table generate model --table items:20000:64:f32 --table countries:250:64:int8 > generate.log
-cat > rowmilld.toml <<END
-endpoints = ["$over_rdma", "$over_shm"]
-insecure = true
+# service NAME ENDPOINT PORT INSECURE: starts one in the background; its number is $service.
+service() {
+    cat > "$1.toml" <<END
+endpoints = ["$2"]
+insecure = $4
 [model]
 directory = "$PWD/model"
 huge_pages = "off"
@@ -22,12 +24,19 @@ pin = false
 [idle]
 spin_us = 0
 [admin]
-address = "127.0.0.1:7401"
+address = "127.0.0.1:$3"
 END
-"$ROWMILL_PROGRAMS/bins/rowmilld" --config rowmilld.toml > "$ROWMILL_LAB_SHARE/rowmilld.log" 2>&1 &
-service=$!
-wait_until "$ROWMILL_TEST_PATIENCE" grep -q ready: "$ROWMILL_LAB_SHARE/rowmilld.log" ||
-    { cat "$ROWMILL_LAB_SHARE/rowmilld.log"; fail "nobody serves"; }
+    "$ROWMILL_PROGRAMS/bins/rowmilld" --config "$1.toml" > "$ROWMILL_LAB_SHARE/$1.log" 2>&1 &
+    service=$!
+}
+service rdma "$over_rdma" 7401 true
+serves_rdma=$service
+service shm "$over_shm" 7402 false
+serves_shm=$service
+for name in rdma shm; do
+    wait_until "$ROWMILL_TEST_PATIENCE" grep -q ready: "$ROWMILL_LAB_SHARE/$name.log" ||
+        { cat "$ROWMILL_LAB_SHARE/$name.log"; fail "nobody serves over $name"; }
+done
 
 held() {
     "$rowmill" status --admin 127.0.0.1:7401 --json | tr -d ' \n' | grep -o '"held":{[^}]*}'
@@ -52,6 +61,7 @@ is_as_before() {
 }
 wait_until "$ROWMILL_TEST_PATIENCE" is_as_before || fail "held after clients have gone: $(held), before: $before"
 say "held after they have gone: the same"
-kill -TERM $service
-wait $service || fail "rowmilld ended with $?"
+kill -TERM $serves_rdma $serves_shm
+wait $serves_rdma || fail "rowmilld over RDMA ended with $?"
+wait $serves_shm || fail "rowmilld over shared memory ended with $?"
 say "drained and ended"
