@@ -1,5 +1,8 @@
 # What a scenario has at hand; it begins with `. "$ROWMILL_LAB/lib.sh"`.
 set -euo pipefail
+# A command substitution ends with its first command that fails, as the script does. In a condition (if, !, &&, ||) bash ignores
+# that still: functions for conditions are made so that their last command tells.
+shopt -s inherit_errexit
 
 # say TEXT...: a line that the driver shows while the scenario runs.
 say() {

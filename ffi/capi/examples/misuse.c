@@ -31,6 +31,11 @@ static void expect(const char *name, int want, int got, const char *part) {
     }
 }
 
+/* What has to be so. */
+static void holds(const char *name, int so) {
+    expect(name, ROWMILL_OK, so ? ROWMILL_OK : ROWMILL_INTERNAL, "");
+}
+
 static void must(int status, const char *what) {
     if (status != ROWMILL_OK) {
         printf("FAIL  %s: %s: %s\n", what, rowmill_status_name(status), rowmill_error_text());
@@ -267,9 +272,8 @@ static void regions(const place *p) {
     must(rowmill_region_create(p->client, 4096, &region, &memory), "region_create");
     rowmill_region_info info = {.size = sizeof info};
     must(rowmill_region_describe(region, &info), "region_describe");
-    expect("region: described", ROWMILL_OK,
-           info.memory == memory && info.bytes == 4096 && info.callers == 0 && info.way == ROWMILL_WAY_DIRECT ? ROWMILL_OK
-                                                                                                           : ROWMILL_INTERNAL, "");
+    holds("region: described",
+          info.memory == memory && info.bytes == 4096 && info.callers == 0 && info.way == ROWMILL_WAY_DIRECT);
     must(rowmill_region_free(region), "region_free");
     expect("region: freed twice", ROWMILL_INVALID, rowmill_region_free(region), "was freed");
     expect("region: NULL freed", ROWMILL_OK, rowmill_region_free(NULL), "");
@@ -309,9 +313,8 @@ static void memories(const place *p) {
     must(rowmill_region_register(p->client, map, bytes, NULL, &region), "region_register");
     expect("memory: registered twice", ROWMILL_INVALID, rowmill_region_register(p->client, map + 64, 64, NULL, &other), "overlaps");
     must(rowmill_region_describe(region, &info), "region_describe");
-    expect("memory: described", ROWMILL_OK,
-           info.memory == map && info.bytes == bytes && info.callers == 1 && info.way == ROWMILL_WAY_COPIED ? ROWMILL_OK
-                                                                                                          : ROWMILL_INTERNAL, "");
+    holds("memory: described",
+          info.memory == map && info.bytes == bytes && info.callers == 1 && info.way == ROWMILL_WAY_COPIED);
     sound s;
     rowmill_answer answer;
     fresh(&s, p)->target.region = region;
@@ -328,7 +331,7 @@ static void memories(const place *p) {
     int right = memcmp(map + 4, p->memory, p->bytes) == 0;
     for (int at = 0; at < PAGE; at++)
         right &= (at >= 4 && at < 4 + (int)p->bytes) || map[at] == 0x5a;
-    expect("memory: the answer, and nothing beside it", ROWMILL_OK, right ? ROWMILL_OK : ROWMILL_INTERNAL, "");
+    holds("memory: the answer, and nothing beside it", right);
     must(rowmill_region_free(region), "region_free");
     expect("memory: freed twice", ROWMILL_INVALID, rowmill_region_free(region), "was freed");
     expect("memory: described when freed", ROWMILL_INVALID, rowmill_region_describe(region, &info), "was freed");
@@ -348,8 +351,8 @@ static void memories(const place *p) {
         must(rowmill_submit(p->client, schema, &s.batch, &s.target, NULL, &s.ticket), "submit");
         must(answered(p, s.ticket, -1, &answer), "wait");
     }
-    expect("memory: rows, and nothing beside them", ROWMILL_OK,
-           map[0] != 0x5a && memcmp(map, p->memory, 3 * rows.stride + 64) == 0 ? ROWMILL_OK : ROWMILL_INTERNAL, "");
+    holds("memory: rows, and nothing beside them",
+          map[0] != 0x5a && memcmp(map, p->memory, 3 * rows.stride + 64) == 0);
     must(rowmill_region_free(region), "region_free");
     must(rowmill_schema_free(schema), "schema_free");
     munmap(map, 2 * PAGE);
@@ -378,7 +381,7 @@ static void expired(const place *p) {
     rowmill_answer answer;
     must(rowmill_submit(p->client, schema, &batch, &target, &request, &ticket), "submit");
     expect("deadline passed", ROWMILL_EXPIRED, answered(p, ticket, -1, &answer), "deadline");
-    expect("deadline passed: in the answer", ROWMILL_OK, answer.status == ROWMILL_EXPIRED ? ROWMILL_OK : ROWMILL_INTERNAL, "");
+    holds("deadline passed: in the answer", answer.status == ROWMILL_EXPIRED);
     must(rowmill_submit(p->client, schema, &batch, &target, NULL, &ticket), "submit");
     expect("the same without one", ROWMILL_OK, answered(p, ticket, -1, &answer), "");
     must(rowmill_region_free(region), "region_free");
@@ -433,11 +436,23 @@ static void *wait_in_person(void *argument) {
 }
 
 /* With a dataplane that does not go on. */
-static void stopped(const place *p, pid_t dataplane) {
+static void stopped(const char *url, const place *p, pid_t dataplane) {
     sound s[ROOM];
     rowmill_answer answer;
     int status = ROWMILL_OK, sent = 0;
+    rowmill_options impatient = {.size = sizeof impatient, .name = "impatient", .reply_limit_us = 200 * 1000};
+    rowmill_client *client, *none;
+    while ((status = rowmill_connect(url, &impatient, &client)) == ROWMILL_TIMEOUT)
+        ; /* this machine is slow */
+    must(status, "connect");
     stop(dataplane);
+    rowmill_feature one = feature(table.name, ROWMILL_SUM);
+    rowmill_schema *schema;
+    rowmill_region *region;
+    void *memory;
+    expect("stopped: connect", ROWMILL_TIMEOUT, rowmill_connect(url, &impatient, &none), "did not answer within");
+    expect("stopped: bind", ROWMILL_TIMEOUT, rowmill_bind(client, &one, 1, 2, &schema), "did not answer within");
+    expect("stopped: region", ROWMILL_TIMEOUT, rowmill_region_create(client, 4096, &region, &memory), "did not answer within");
     for (; sent < ROOM - 1; sent++) {
         fresh(&s[sent], p)->target.offset = sent * p->bytes;
         if ((status = submit(p, &s[sent])) != ROWMILL_OK)
@@ -470,6 +485,11 @@ static void stopped(const place *p, pid_t dataplane) {
     expect("stopped: sent when there was a slot", ROWMILL_OK, patient.status, "");
     if (patient.status == ROWMILL_OK)
         must(answered(p, patient.ticket, -1, &answer), "wait");
+    while ((status = rowmill_bind(client, &one, 1, 2, &schema)) == ROWMILL_TIMEOUT)
+        ;
+    expect("stopped: bound when it goes on", ROWMILL_OK, status, "");
+    must(rowmill_schema_free(schema), "schema_free");
+    must(rowmill_close(client), "close");
     expect("stopped: what the waiter was told", ROWMILL_OK,
            w.status == ROWMILL_CANCELLED ? ROWMILL_OK : w.status, "");
     for (int i = 0; i < sent; i++)
@@ -586,7 +606,7 @@ int main(int argc, char **argv) {
     if (wants("requests", wanted))
         requests(&a, &b);
     if (wants("stopped", wanted))
-        stopped(&a, dataplane);
+        stopped(url, &a, dataplane);
     if (wants("forked", wanted))
         forked(url, &a);
     if (wants("closed", wanted))

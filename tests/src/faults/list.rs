@@ -457,7 +457,7 @@ pub const ALL: &[Fault] = &[
     ),
     Fault::new(
         "c-stopped",
-        "AGAIN, TIMEOUT, INVALID, CANCELLED",
+        "AGAIN, TIMEOUT, INVALID, CANCELLED; OK afterwards",
         IN_C,
         |site| capi::misuse(site, "stopped"),
     ),

@@ -194,8 +194,10 @@ impl ShmClient {
     ) -> Result<RegionId, PortError> {
         match self.call(&Control::Register { bytes, rights }, &[fd])? {
             Control::Registered { region } if region < MAX_REGIONS => {
-                let memory = Region::map(fd, bytes as usize)
-                    .map_err(|e| PortError::Protocol(format!("mapping a region: {e}")))?;
+                let memory = Region::map(fd, bytes as usize).map_err(|e| {
+                    self.late.give_up_unasked(&Control::Unregister { region });
+                    PortError::Protocol(format!("mapping a region: {e}"))
+                })?;
                 let backing = backing_of(fd);
                 let memory = Arc::new(memory);
                 self.regions[region as usize] = Some(OwnRegion { memory, backing });
