@@ -47,7 +47,7 @@ pub(crate) fn call<T: Send + 'static>(
         // What nobody waits for is dropped here.
         let _ = tell.send(call());
     });
-    thread.map_err(|error| {
+    let thread = thread.map_err(|error| {
         let text = format!("no thread could be started: {error}; see what the process uses");
         Fault::new(Class::Error, text)
     })?;
@@ -58,7 +58,12 @@ pub(crate) fn call<T: Send + 'static>(
             why: "a thread of its own has panicked".into(),
         }),
     });
-    outcome.inspect_err(|_| ended.store(true, Ordering::Relaxed))
+    match outcome {
+        // It has told all, and ends: who looks at the process' threads finds none more than before.
+        Ok(_) => drop(py.detach(|| thread.join())),
+        Err(_) => ended.store(true, Ordering::Relaxed),
+    }
+    outcome
 }
 
 /// What `submit` gives, which may have to ask the dataplane for memory: where that takes longer than a moment, it is

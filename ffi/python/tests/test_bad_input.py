@@ -49,6 +49,11 @@ def counted() -> dict[str, collections.Counter | int]:
 def once(service):
     """What a process has for good from its first connection on."""
     rowmill.connect(service.url).close()
+    # What earlier tests have left, such as torch's graphs, is not looked through again for each test.
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -21,40 +22,41 @@ from rowmill import _rowmill
 ONE = rowmill.Jagged(np.array([7, 8]), np.array([1, 1]))
 
 
+class Raised(Exception):
+    pass
+
+
+def raises() -> None:
+    raise Raised
+
+
 class Interrupting:
     """Sends this process signals until the block has ended: one may come before it waits for anything."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, handle: Callable[[], None] = raises) -> None:
+        self.handle = handle
+        self.armed = True
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.run)
 
     def run(self) -> None:
         while not self.ended.wait(0.1):
-            os.kill(os.getpid(), self.number)
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    def handler(self, number: int, frame: object) -> None:
+        if self.armed:
+            self.handle()
 
     def __enter__(self) -> None:
+        self.before = signal.signal(signal.SIGUSR1, self.handler)
         self.thread.start()
 
     def __exit__(self, *_: object) -> None:
+        # What follows is not interrupted.
+        self.armed = False
         self.ended.set()
         self.thread.join()
-
-
-class Raised(Exception):
-    pass
-
-
-@pytest.fixture
-def alarm():
-    """A signal's handler that raises."""
-
-    def handler(number, frame):
-        raise Raised
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    yield signal.SIGUSR1
-    signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGUSR1, self.before)
 
 
 @contextlib.contextmanager
@@ -94,20 +96,20 @@ def first_call(own_service, name, **options):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_signal_ends_each_call_that_waits(own_service, alarm, name):
+def test_a_signal_ends_each_call_that_waits(own_service, name):
     client, call = first_call(own_service, name, reply_limit=3600)
     with client:
         with Paused(own_service):
             for _ in range(2):
-                with pytest.raises(Raised), Interrupting(alarm):
+                with pytest.raises(Raised), Interrupting():
                     call()
         # The client goes on.
         call()
         assert client.lookup(client.bind(FEATURES), ONE)["user"].numpy().shape == (1, 16)
 
 
-def test_a_signal_ends_connecting(tmp_path, alarm):
-    with silent(tmp_path) as url, pytest.raises(Raised), Interrupting(alarm):
+def test_a_signal_ends_connecting(tmp_path):
+    with silent(tmp_path) as url, pytest.raises(Raised), Interrupting():
         rowmill.connect(url, reply_limit=3600)
 
 
@@ -150,17 +152,13 @@ def test_a_handler_may_use_the_client(own_service):
         schema, looked_up = warm(client), []
         paused = Paused(own_service)
 
-        def handler(number, frame):
+        def look_up():
             if not looked_up:
                 paused.__exit__()
                 looked_up.append(client.lookup(schema, ONE)["user"].numpy())
 
-        before = signal.signal(signal.SIGUSR1, handler)
-        try:
-            with paused, Interrupting(signal.SIGUSR1):
-                assert client.bind(FEATURES, max_batch=7).max_batch == 7
-        finally:
-            signal.signal(signal.SIGUSR1, before)
+        with paused, Interrupting(look_up):
+            assert client.bind(FEATURES, max_batch=7).max_batch == 7
         assert np.array_equal(looked_up[0], own_service.tables["users"][8:9])
 
 

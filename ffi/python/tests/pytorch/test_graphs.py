@@ -157,9 +157,10 @@ def test_exported_saved_and_run_by_another_process(exported, client, batches, tm
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("division", ["lengths", "offsets"])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("division", "weighted", "strict"),
+    [("lengths", False, False), ("lengths", True, True), ("offsets", False, True), ("offsets", True, False)],
+)
 def test_exported_with_one_sample(client, batches, division, weighted, strict):
     class Pooled(torch.nn.Module):
         def __init__(self):
