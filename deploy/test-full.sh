@@ -58,7 +58,7 @@ stage faults 400 make faults
 stage arm 1800 env ROWMILL_TEST_EVERY=1 make test-arm
 stage lab 1800 make lab
 stage lab-tests 1200 deploy/lab/selftest.py
-stage rxe 1200 make test-rxe FILTER='^(device|faults$|serve|gpu|syscalls)'
+stage rxe 1200 make test-rxe FILTER='^(device|faults$|serve|gpu|capi|syscalls)'
 stage rxe-native 900 make test-rxe FILTER='^faults-native'
 stage rxe-pairs 900 make test-rxe FILTER='^(pair|rdma)'
 stage rxe-bench 600 make bench-rxe
