@@ -550,7 +550,8 @@ pub trait ClientPort {
     /// [`PortError::Closed`].
     fn cancel(&mut self, lane: u16, slot: u16) -> Result<(), PortError>;
 
-    /// The next status record of a lane.
+    /// The next status record of a lane. It makes a system call at most once a tick of the kernel's coarse clock (1 to 10 ms), to see
+    /// whether the dataplane is there: who polls learns of its end within one.
     ///
     /// # Errors
     /// [`PortError::Closed`] once the dataplane is gone and no record is left, or [`PortError::Lost`].

@@ -334,8 +334,24 @@ static void memories(const place *p) {
     expect("memory: described when freed", ROWMILL_INVALID, rowmill_region_describe(region, &info), "was freed");
     s.target.region = region;
     expect("memory: a target when freed", ROWMILL_INVALID, submit(p, &s), "was freed");
-    must(rowmill_region_register(p->client, map, bytes, NULL, &region), "registered again");
+    /* Rows that are not pooled: as many as there are ids. What is behind them in their block stays. */
+    rowmill_feature rows = feature(table.name, ROWMILL_NO_POOLING);
+    rows.max_ids = 4;
+    rows.stride = 4 * table.dim + 64;
+    rowmill_schema *schema;
+    must(rowmill_bind(p->client, &rows, 1, 2, &schema), "bind");
+    memset(map, 0x5a, PAGE);
+    memset(p->memory, 0x5a, ROOM * p->bytes);
+    must(rowmill_region_register(p->client, map, PAGE, NULL, &region), "registered again");
+    for (int round = 0; round < 2; round++) {
+        fresh(&s, p)->target.region = round == 0 ? region : p->region;
+        must(rowmill_submit(p->client, schema, &s.batch, &s.target, NULL, &s.ticket), "submit");
+        must(answered(p, s.ticket, -1, &answer), "wait");
+    }
+    expect("memory: rows, and nothing beside them", ROWMILL_OK,
+           map[0] != 0x5a && memcmp(map, p->memory, 3 * rows.stride + 64) == 0 ? ROWMILL_OK : ROWMILL_INTERNAL, "");
     must(rowmill_region_free(region), "region_free");
+    must(rowmill_schema_free(schema), "schema_free");
     munmap(map, 2 * PAGE);
 }
 

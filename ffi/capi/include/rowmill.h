@@ -87,7 +87,7 @@ typedef enum rowmill_status {
     ROWMILL_CANCELLED = 3,
     // The dataplane is shutting down: connect to another one.
     ROWMILL_DRAINING = 4,
-    // The wanted generation is not there (yet).
+    // The wanted generation is not there (yet): take the newest, or try again.
     ROWMILL_RETRY = 5,
     // The message is malformed.
     ROWMILL_MALFORMED = 16,
@@ -568,6 +568,19 @@ int rowmill_gpu_report(const struct rowmill_gpu *gpu,
                        char *report,
                        size_t room,
                        size_t *bytes);
+
+// As rowmill_gpu_report(), of memory that was registered with rowmill_gpu_register() at this address: what was tried for it, and
+// what came of it. ROWMILL_INVALID: none was registered there.
+int rowmill_gpu_region_report(const struct rowmill_gpu *gpu,
+                              const void *device_memory,
+                              char *report,
+                              size_t room,
+                              size_t *bytes);
+
+// Tells how many answers were copied from pinned memory although a NIC could have written them, since their streams had work before
+// that may use the memory.
+int rowmill_gpu_staged_instead(const struct rowmill_gpu *gpu,
+                               uint64_t *count);
 
 // Registers memory of the GPU for answers, so that a NIC can write to it where there is one that can: answers to requests whose memory
 // lies in it come that way, and to other memory by copies. What it holds stays as it is. Memory for NICs is best taken once, in

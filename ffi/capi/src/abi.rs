@@ -57,7 +57,7 @@ pub enum rowmill_status {
     ROWMILL_CANCELLED = 3,
     /// The dataplane is shutting down: connect to another one.
     ROWMILL_DRAINING = 4,
-    /// The wanted generation is not there (yet).
+    /// The wanted generation is not there (yet): take the newest, or try again.
     ROWMILL_RETRY = 5,
     /// The message is malformed.
     ROWMILL_MALFORMED = 16,

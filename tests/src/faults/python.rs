@@ -12,7 +12,7 @@ use super::site::Site;
 /// A machine of the lab does not have it.
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../ffi/python/tests/misuse.py");
 
-/// A Python that has the package, which `deploy/test-python.sh` keeps in the cache; the reason where there is none.
+/// A Python that has what the package needs, which `deploy/test-python.sh` keeps in the cache; the reason where there is none.
 fn interpreter() -> Result<PathBuf, String> {
     let cache = match (std::env::var_os("ROWMILL_CACHE"), std::env::var_os("HOME")) {
         (Some(cache), _) => PathBuf::from(cache),
@@ -20,7 +20,7 @@ fn interpreter() -> Result<PathBuf, String> {
         (None, None) => return Err("needs a cache: set HOME or ROWMILL_CACHE".into()),
     };
     let python = cache.join("python/bin/python");
-    let find = "import importlib.util as u, sys; sys.exit(u.find_spec('rowmill') is None)";
+    let find = "import importlib.util as u, sys; sys.exit(u.find_spec('numpy') is None)";
     let mut command = Command::new(&python);
     let found = command
         .args(["-I", "-c", find])
@@ -29,7 +29,7 @@ fn interpreter() -> Result<PathBuf, String> {
     match found {
         Ok(status) if status.success() => Ok(python),
         _ => Err(format!(
-            "needs the Python package in {}: make test-python",
+            "needs Python with NumPy in {}: make test-python",
             cache.join("python").display()
         )),
     }
@@ -45,7 +45,15 @@ pub(super) fn misuse(site: &Site, section: &str) -> Result<Verdict> {
         Ok(python) => python,
         Err(why) => return Ok(Verdict::Skipped(why)),
     };
+    // Of this build, and not what is installed there.
+    let package = site.programs.path("python");
+    if !package.exists() {
+        let why = format!("needs {}: deploy/stage-python.sh", package.display());
+        return Ok(Verdict::Skipped(why));
+    }
+    let package = format!("PYTHONPATH={}", package.display());
     let python = python.to_str().context("a path in UTF-8")?;
-    // Without what PYTHONPATH names, and with the interpreter's own checks.
-    misused(site, python, &["-I", "-X", "dev", PROGRAM], section)
+    // With the interpreter's own checks.
+    let arguments = [&package, python, "-s", "-P", "-X", "dev", PROGRAM];
+    misused(site, "/usr/bin/env", &arguments, section)
 }
