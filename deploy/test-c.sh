@@ -103,7 +103,7 @@ compile() {
     mkdir -p "$to"
     flags=$(PKG_CONFIG_PATH=$prefix/lib/pkgconfig pkg-config --cflags --libs rowmill)
     local strict=(-g -O1 -Wall -Wextra -Wpedantic -Werror -Wl,-rpath,"$prefix/lib")
-    for name in lookup rows pipelined threads gpu misuse; do
+    for name in lookup rows memory pipelined threads gpu misuse; do
         # shellcheck disable=SC2086
         cc -std=gnu11 "${strict[@]}" "$@" "ffi/capi/examples/$name.c" -o "$to/$name" $flags -lpthread -ldl -lm
     done
@@ -134,7 +134,7 @@ run_all() {
     local url=shm:$socket
     shift
     start
-    for example in "lookup $url" "rows $url" "lookup-cpp $url" "pipelined $url 500" "threads $url 200" "gpu $url" "misuse $url $service"; do
+    for example in "lookup $url" "rows $url" "memory $url" "lookup-cpp $url" "pipelined $url 500" "threads $url 200" "gpu $url" "misuse $url $service"; do
         echo "-- $example"
         # shellcheck disable=SC2086
         timeout 110 "$@" "$from"/$example

@@ -421,7 +421,7 @@ pub enum Lost {
     CutOff(Status),
 }
 
-/// Memory of a device, a GPU's: results can be written to it without the CPU's help where the port has a NIC.
+/// Memory that a client half did not make, a GPU's or the caller's: results can be written to it where the port has a NIC.
 #[derive(Debug)]
 pub enum Foreign {
     /// A range of a dma-buf.
@@ -435,11 +435,11 @@ pub enum Foreign {
         /// Its size.
         bytes: u64,
     },
-    /// Memory by its address, which a kernel module of the device's driver knows.
+    /// Memory by its address: a device's, which a kernel module of the device's driver knows, or this process'.
     Peer(PeerMemory),
 }
 
-/// A range of a device's memory, by its address there.
+/// A range of memory by its address: a device's, or the caller's in this process.
 pub struct PeerMemory {
     address: u64,
     bytes: u64,
@@ -451,7 +451,8 @@ impl PeerMemory {
     /// `bytes` from `address` on, which `owner` keeps allocated.
     ///
     /// # Safety
-    /// They must be memory of a device and none of Rust's, and stay allocated until the owner is dropped.
+    /// They must be memory of a device, or of this process and then none that Rust refers to while a result may be on its way
+    /// there; and stay allocated until the owner is dropped.
     pub unsafe fn new(address: u64, bytes: u64, owner: Box<dyn Any + Send>) -> PeerMemory {
         PeerMemory {
             address,
@@ -512,7 +513,7 @@ pub trait ClientPort {
     /// [`PortError`].
     fn register_source(&mut self, bytes: usize) -> Result<RegionId, PortError>;
 
-    /// As [`ClientPort::register`], of memory of a device. There is no window to it.
+    /// As [`ClientPort::register`], of memory that is there. There is no window to it.
     ///
     /// # Errors
     /// [`PortError::Unsupported`] where the port has no NIC, or NIC and kernel can't reach such memory; [`PortError`].
@@ -549,7 +550,8 @@ pub trait ClientPort {
     /// [`PortError::Closed`].
     fn cancel(&mut self, lane: u16, slot: u16) -> Result<(), PortError>;
 
-    /// The next status record of a lane.
+    /// The next status record of a lane. It makes a system call at most once a tick of the kernel's coarse clock (1 to 10 ms), to see
+    /// whether the dataplane is there: who polls learns of its end within one.
     ///
     /// # Errors
     /// [`PortError::Closed`] once the dataplane is gone and no record is left, or [`PortError::Lost`].

@@ -25,6 +25,7 @@ pub mod shm;
 pub mod sim;
 mod slots;
 mod sync;
+mod ticks;
 
 pub use contract::{
     Bound, ClientPort, ConnId, Event, Extent, Fetch, Foreign, Idle, Lost, MAX_EXTENTS, PeerMemory,

@@ -179,7 +179,13 @@ int main(int argc, char **argv) {
     must(rowmill_gpu_register(gpu, memory, BAGS * DIM * sizeof(float)), "gpu_register");
     look_up(client, schema, gpu, stream, out, used, no_staging);
     must(rowmill_gpu_check(gpu), "gpu_check");
+    char tried[512];
+    uint64_t copied;
+    must(rowmill_gpu_region_report(gpu, memory, tried, sizeof tried, NULL), "gpu_region_report");
+    must(rowmill_gpu_staged_instead(gpu, &copied), "gpu_staged_instead");
+    printf("for that memory:\n%s\n%llu answers were copied since their stream was busy\n", tried, (unsigned long long)copied);
     must(rowmill_gpu_unregister(gpu, memory), "gpu_unregister");
+    fails(rowmill_gpu_region_report(gpu, memory, tried, sizeof tried, NULL), ROWMILL_INVALID, "no memory was registered");
 
     rowmill_gpu *none;
     rowmill_gpu_options other = {.size = sizeof other, .ordinal = 7};
@@ -191,6 +197,7 @@ int main(int argc, char **argv) {
 
     must(rowmill_gpu_close(gpu), "gpu_close");
     fails(rowmill_gpu_check(gpu), ROWMILL_INVALID, "the GPU was closed");
+    fails(rowmill_gpu_close(gpu), ROWMILL_INVALID, "the GPU was closed");
     must(rowmill_schema_free(schema), "schema_free");
     must(rowmill_close(client), "close");
     cuda(free_memory(out), "cuMemFree");

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -264,9 +265,124 @@ static void regions(const place *p) {
     expect("region: 0 bytes", ROWMILL_INVALID, rowmill_region_create(p->client, 0, &region, &memory), "0 bytes");
     expect("region: too large", ROWMILL_INVALID, rowmill_region_create(p->client, UINT64_MAX, &region, &memory), "limit");
     must(rowmill_region_create(p->client, 4096, &region, &memory), "region_create");
+    rowmill_region_info info = {.size = sizeof info};
+    must(rowmill_region_describe(region, &info), "region_describe");
+    expect("region: described", ROWMILL_OK,
+           info.memory == memory && info.bytes == 4096 && info.callers == 0 && info.way == ROWMILL_WAY_DIRECT ? ROWMILL_OK
+                                                                                                           : ROWMILL_INTERNAL, "");
     must(rowmill_region_free(region), "region_free");
     expect("region: freed twice", ROWMILL_INVALID, rowmill_region_free(region), "was freed");
     expect("region: NULL freed", ROWMILL_OK, rowmill_region_free(NULL), "");
+}
+
+/* Memory of the caller's. */
+static void memories(const place *p) {
+    enum { PAGE = 4096 };
+    static const float constant[1024] = {1};
+    char *map = mmap(NULL, 3 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED || munmap(map + 2 * PAGE, PAGE) != 0 || mprotect(map + PAGE, PAGE, PROT_READ) != 0) {
+        printf("FAIL  mmap\n");
+        exit(EXIT_FAILURE);
+    }
+    rowmill_region *region, *other;
+    rowmill_region_options options = {.size = sizeof options, .flags = ROWMILL_NO_COPIES};
+    rowmill_region_info info = {.size = sizeof info};
+    expect("memory: NULL", ROWMILL_INVALID, rowmill_region_register(p->client, NULL, PAGE, NULL, &region), "memory is NULL");
+    expect("memory: no place for the region", ROWMILL_INVALID, rowmill_region_register(p->client, map, PAGE, NULL, NULL), "NULL");
+    expect("memory: 0 bytes", ROWMILL_INVALID, rowmill_region_register(p->client, map, 0, NULL, &region), "0 bytes");
+    expect("memory: misaligned", ROWMILL_INVALID, rowmill_region_register(p->client, map + 2, 64, NULL, &region), "no multiple of the 4");
+    expect("memory: round the world", ROWMILL_INVALID, rowmill_region_register(p->client, map, UINT64_MAX, NULL, &region),
+           "more than there is memory");
+    expect("memory: read-only", ROWMILL_INVALID, rowmill_region_register(p->client, map + PAGE, 64, NULL, &region), "read-only");
+    expect("memory: read-only at its end", ROWMILL_INVALID, rowmill_region_register(p->client, map, PAGE + 4, NULL, &region),
+           "read-only");
+    expect("memory: not mapped", ROWMILL_INVALID, rowmill_region_register(p->client, map + 2 * PAGE, 64, NULL, &region), "not mapped");
+    expect("memory: a constant", ROWMILL_INVALID, rowmill_region_register(p->client, (void *)constant, 64, NULL, &region), "read-only");
+    expect("memory: without copies over shm", ROWMILL_INVALID, rowmill_region_register(p->client, map, PAGE, &options, &region),
+           "ROWMILL_NO_COPIES");
+    options.flags = 2;
+    expect("memory: unknown flag", ROWMILL_INVALID, rowmill_region_register(p->client, map, PAGE, &options, &region), "options.flags");
+
+    /* Answers end where the memory does, not where the library's own, of whole cache lines, would. */
+    uint64_t bytes = p->bytes + 4;
+    memset(map, 0x5a, PAGE);
+    must(rowmill_region_register(p->client, map, bytes, NULL, &region), "region_register");
+    expect("memory: registered twice", ROWMILL_INVALID, rowmill_region_register(p->client, map + 64, 64, NULL, &other), "overlaps");
+    must(rowmill_region_describe(region, &info), "region_describe");
+    expect("memory: described", ROWMILL_OK,
+           info.memory == map && info.bytes == bytes && info.callers == 1 && info.way == ROWMILL_WAY_COPIED ? ROWMILL_OK
+                                                                                                          : ROWMILL_INTERNAL, "");
+    sound s;
+    rowmill_answer answer;
+    fresh(&s, p)->target.region = region;
+    s.target.offset = 8;
+    expect("memory: beyond its end", ROWMILL_INVALID, submit(p, &s), "stay inside");
+    s.target.offset = UINT64_MAX - 3;
+    expect("memory: far beyond its end", ROWMILL_INVALID, submit(p, &s), "stay inside");
+    s.target.offset = 4;
+    must(submit(p, &s), "submit");
+    expect("memory: freed with a request in flight", ROWMILL_INVALID, rowmill_region_free(region), "release them first");
+    must(answered(p, s.ticket, -1, &answer), "wait");
+    must(submit(p, fresh(&s, p)), "submit");
+    must(answered(p, s.ticket, -1, &answer), "wait");
+    int right = memcmp(map + 4, p->memory, p->bytes) == 0;
+    for (int at = 0; at < PAGE; at++)
+        right &= (at >= 4 && at < 4 + (int)p->bytes) || map[at] == 0x5a;
+    expect("memory: the answer, and nothing beside it", ROWMILL_OK, right ? ROWMILL_OK : ROWMILL_INTERNAL, "");
+    must(rowmill_region_free(region), "region_free");
+    expect("memory: freed twice", ROWMILL_INVALID, rowmill_region_free(region), "was freed");
+    expect("memory: described when freed", ROWMILL_INVALID, rowmill_region_describe(region, &info), "was freed");
+    s.target.region = region;
+    expect("memory: a target when freed", ROWMILL_INVALID, submit(p, &s), "was freed");
+    /* Rows that are not pooled: as many as there are ids. What is behind them in their block stays. */
+    rowmill_feature rows = feature(table.name, ROWMILL_NO_POOLING);
+    rows.max_ids = 4;
+    rows.stride = 4 * table.dim + 64;
+    rowmill_schema *schema;
+    must(rowmill_bind(p->client, &rows, 1, 2, &schema), "bind");
+    memset(map, 0x5a, PAGE);
+    memset(p->memory, 0x5a, ROOM * p->bytes);
+    must(rowmill_region_register(p->client, map, PAGE, NULL, &region), "registered again");
+    for (int round = 0; round < 2; round++) {
+        fresh(&s, p)->target.region = round == 0 ? region : p->region;
+        must(rowmill_submit(p->client, schema, &s.batch, &s.target, NULL, &s.ticket), "submit");
+        must(answered(p, s.ticket, -1, &answer), "wait");
+    }
+    expect("memory: rows, and nothing beside them", ROWMILL_OK,
+           map[0] != 0x5a && memcmp(map, p->memory, 3 * rows.stride + 64) == 0 ? ROWMILL_OK : ROWMILL_INTERNAL, "");
+    must(rowmill_region_free(region), "region_free");
+    must(rowmill_schema_free(schema), "schema_free");
+    munmap(map, 2 * PAGE);
+}
+
+/* The deadline passes before the work is done. */
+static void expired(const place *p) {
+    enum { BAGS = 1024, IDS = 64 };
+    static uint32_t ids[BAGS * IDS], lengths[BAGS];
+    for (int bag = 0; bag < BAGS; bag++)
+        lengths[bag] = IDS;
+    rowmill_feature one = feature(table.name, ROWMILL_SUM);
+    rowmill_schema *schema;
+    rowmill_region *region;
+    void *memory;
+    uint64_t bytes;
+    must(rowmill_bind(p->client, &one, 1, BAGS, &schema), "bind");
+    must(rowmill_answer_bytes(schema, BAGS, &bytes), "answer_bytes");
+    must(rowmill_region_create(p->client, bytes, &region, &memory), "region_create");
+    rowmill_jagged part = {.size = sizeof part, .ids = ids, .n_ids = BAGS * IDS, .id_bits = 32,
+                           .lengths = lengths, .n_divisions = BAGS, .division_bits = 32};
+    rowmill_batch batch = {.size = sizeof batch, .bags = BAGS, .parts = &part, .n_parts = 1};
+    rowmill_target target = {.size = sizeof target, .region = region};
+    rowmill_request request = {.size = sizeof request, .deadline_us = 1};
+    rowmill_ticket ticket;
+    rowmill_answer answer;
+    must(rowmill_submit(p->client, schema, &batch, &target, &request, &ticket), "submit");
+    expect("deadline passed", ROWMILL_EXPIRED, answered(p, ticket, -1, &answer), "deadline");
+    expect("deadline passed: in the answer", ROWMILL_OK, answer.status == ROWMILL_EXPIRED ? ROWMILL_OK : ROWMILL_INTERNAL, "");
+    must(rowmill_submit(p->client, schema, &batch, &target, NULL, &ticket), "submit");
+    expect("the same without one", ROWMILL_OK, answered(p, ticket, -1, &answer), "");
+    must(rowmill_region_free(region), "region_free");
+    must(rowmill_schema_free(schema), "schema_free");
 }
 
 /* Stops all threads of a process; the signal alone takes effect some time later. */
@@ -296,6 +412,17 @@ typedef struct {
     int status;
 } waiter;
 
+/* Sends a request, and waits for as long as it takes until there is a slot for it. */
+static void *send_patiently(void *argument) {
+    waiter *w = argument;
+    sound s;
+    fresh(&s, w->p)->target.offset = (ROOM - 1) * w->p->bytes;
+    s.request.wait_us = 60 * 1000 * 1000;
+    w->status = submit(w->p, &s);
+    w->ticket = s.ticket;
+    return NULL;
+}
+
 static void *wait_in_person(void *argument) {
     waiter *w = argument;
     rowmill_answer answer;
@@ -311,7 +438,7 @@ static void stopped(const place *p, pid_t dataplane) {
     rowmill_answer answer;
     int status = ROWMILL_OK, sent = 0;
     stop(dataplane);
-    for (; sent < ROOM; sent++) {
+    for (; sent < ROOM - 1; sent++) {
         fresh(&s[sent], p)->target.offset = sent * p->bytes;
         if ((status = submit(p, &s[sent])) != ROWMILL_OK)
             break;
@@ -319,6 +446,9 @@ static void stopped(const place *p, pid_t dataplane) {
     expect("stopped: all slots in flight", ROWMILL_AGAIN, status, "poll for answers");
     sound again;
     fresh(&again, p);
+    again.target.offset = (ROOM - 1) * p->bytes;
+    again.request.wait_us = 1000;
+    expect("stopped: no slot within 1 ms", ROWMILL_AGAIN, submit(p, &again), "poll for answers");
     expect("stopped: wait for 1 ms", ROWMILL_TIMEOUT, answered(p, s[0].ticket, 1000, &answer), "still in flight");
     expect("stopped: region freed", ROWMILL_INVALID, rowmill_region_free(p->region), "release them first");
     waiter w = {p, s[1].ticket, ROWMILL_OK};
@@ -330,8 +460,16 @@ static void stopped(const place *p, pid_t dataplane) {
     } while (status == ROWMILL_TIMEOUT); /* until the thread waits */
     expect("stopped: two threads wait for one", ROWMILL_INVALID, status, "another thread waits");
     expect("stopped: cancelled while waited for", ROWMILL_OK, rowmill_cancel(p->client, s[1].ticket), "");
+    /* The other thread takes its answer, which gives room for one request more. */
+    waiter patient = {p, 0, ROWMILL_INTERNAL};
+    pthread_t sender;
+    pthread_create(&sender, NULL, send_patiently, &patient);
     kill(dataplane, SIGCONT);
     pthread_join(thread, NULL);
+    pthread_join(sender, NULL);
+    expect("stopped: sent when there was a slot", ROWMILL_OK, patient.status, "");
+    if (patient.status == ROWMILL_OK)
+        must(answered(p, patient.ticket, -1, &answer), "wait");
     expect("stopped: what the waiter was told", ROWMILL_OK,
            w.status == ROWMILL_CANCELLED ? ROWMILL_OK : w.status, "");
     for (int i = 0; i < sent; i++)
@@ -441,6 +579,10 @@ int main(int argc, char **argv) {
         schemas(&a);
     if (wants("regions", wanted))
         regions(&a);
+    if (wants("memories", wanted))
+        memories(&a);
+    if (wants("expired", wanted))
+        expired(&a);
     if (wants("requests", wanted))
         requests(&a, &b);
     if (wants("stopped", wanted))

@@ -8,7 +8,7 @@
  * ROWMILL_INVALID, and nothing has changed then. No panic or exception leaves a function, and none ends the process.
  *
  * THREADS. All functions may be called by all threads at the same time, with the same handles. A thread that waits sleeps without
- * holding the others up; rowmill_connect(), rowmill_tables(), rowmill_bind(), rowmill_region_create(),
+ * holding the others up; rowmill_connect(), rowmill_tables(), rowmill_bind(), rowmill_region_create(), rowmill_region_register(),
  * rowmill_region_free(), rowmill_gpu_open(), rowmill_gpu_register() and rowmill_gpu_unregister() ask the dataplane, and hold up other calls with the same client until it has answered. An answer
  * is taken by one thread. Closing a client while others are in calls with it is fine. None of the functions may be called in a
  * signal handler.
@@ -49,6 +49,9 @@
 // Ask for raw f32 sums: means are then not divided. A flag of rowmill_request.
 #define ROWMILL_PARTIALS 1
 
+// Make it an error where answers would have to be copied to the memory. A flag of rowmill_region_options.
+#define ROWMILL_NO_COPIES 1
+
 // Make it an error where no NIC can write to the GPU's memory, instead of copying. A flag of rowmill_gpu_options.
 #define ROWMILL_NO_STAGING 1
 
@@ -67,7 +70,8 @@ typedef enum rowmill_status {
     ROWMILL_FORKED = -4,
     // All slots or all room for ids are in use: take answers, then try again.
     ROWMILL_AGAIN = -5,
-    // The time was over before the answer came; the request is still in flight.
+    // The time was over before the answer came. What was waited for goes on: a request is still in flight; what a call that asks
+    // the dataplane (rowmill_bind() and others) is answered later is given back.
     ROWMILL_TIMEOUT = -6,
     // A call to a GPU's driver has failed, or a stream went on without its answer.
     ROWMILL_DEVICE = -7,
@@ -83,7 +87,7 @@ typedef enum rowmill_status {
     ROWMILL_CANCELLED = 3,
     // The dataplane is shutting down: connect to another one.
     ROWMILL_DRAINING = 4,
-    // The wanted generation is not there (yet).
+    // The wanted generation is not there (yet): take the newest, or try again.
     ROWMILL_RETRY = 5,
     // The message is malformed.
     ROWMILL_MALFORMED = 16,
@@ -175,6 +179,14 @@ typedef enum rowmill_waiting {
     ROWMILL_WAIT_SLEEP = 2,
 } rowmill_waiting;
 
+// How answers come to the memory of a region: the way of a rowmill_region_info.
+typedef enum rowmill_way {
+    // The dataplane, or its NIC, writes them there.
+    ROWMILL_WAY_DIRECT = 0,
+    // The dataplane writes them to memory of this library, from where rowmill_wait() and rowmill_poll() copy them.
+    ROWMILL_WAY_COPIED = 1,
+} rowmill_way;
+
 // How the ids of a rowmill_batch lie in memory.
 typedef enum rowmill_batch_layout {
     // Each feature has a part of its own, in the schema's order.
@@ -226,7 +238,7 @@ typedef struct rowmill_server {
     uint32_t reserved;
     // The newest generation that it has told of.
     uint64_t generation;
-    // Bytes of the largest region.
+    // Bytes of the largest region that can be had now: what the dataplane grants this client, less what its regions have.
     uint64_t max_region;
     // The model's name in UTF-8, with a 0 behind it; cut where it is longer.
     char model[ROWMILL_NAME_BYTES];
@@ -285,11 +297,36 @@ typedef struct rowmill_layout {
     uint64_t stride;
 } rowmill_layout;
 
+// Choices for memory of the caller's. What is 0 has its default.
+typedef struct rowmill_region_options {
+    // sizeof(rowmill_region_options).
+    uint32_t size;
+    // ROWMILL_NO_COPIES or 0.
+    uint32_t flags;
+} rowmill_region_options;
+
+// A region as it is.
+typedef struct rowmill_region_info {
+    // sizeof(rowmill_region_info), set by the caller.
+    uint32_t size;
+    // How answers come there: a rowmill_way.
+    uint32_t way;
+    // 1 where the memory is the caller's, 0 where rowmill_region_create() has made it.
+    uint32_t callers;
+    // 0.
+    uint32_t reserved;
+    // Where it begins.
+    void *memory;
+    // Its size.
+    uint64_t bytes;
+} rowmill_region_info;
+
 // The ids of a feature, or of all features of a tensor, divided into bags. The arrays need no alignment.
 typedef struct rowmill_jagged {
     // sizeof(rowmill_jagged).
     uint32_t size;
-    // Bits of an id: 32 or 64. Ids are signed or not; negative ones are refused.
+    // Bits of an id: 32 or 64. Ids are signed or not. Negative ones are refused by dense tables. For a hashed table, whose ids are
+    // any 64-bit numbers, an id of 32 bits stands for the number with 32 zero bits before it.
     uint32_t id_bits;
     // Bits of a length or offset: 32 or 64; they are signed.
     uint32_t division_bits;
@@ -352,6 +389,9 @@ typedef struct rowmill_request {
     uint64_t generation;
     // Microseconds for which anybody will want the answer, from the dataplane's receipt on; 0 for no limit.
     uint64_t deadline_us;
+    // Microseconds for which rowmill_submit() waits for a slot, and for room for ids, where requests in flight have all of them; 0
+    // to be told ROWMILL_AGAIN at once. Not for streams, where it has to be 0.
+    uint64_t wait_us;
 } rowmill_request;
 
 // Names a request until its answer is taken; unique in the process, never 0.
@@ -445,19 +485,37 @@ int rowmill_schema_free(struct rowmill_schema *schema);
 // Makes memory that answers are placed in without a copy, at every port, and tells where it begins (a multiple of 4,096). All of
 // it is 0 at first. Free it with rowmill_region_free(); it stays readable until then, also when its client is closed.
 //
-// Memory of the caller's can't be registered instead: over shared memory the dataplane writes to pages that both sides map.
+// rowmill_region_register() takes memory of the caller's instead.
 int rowmill_region_create(const struct rowmill_client *client,
                           uint64_t bytes,
                           struct rowmill_region **region,
                           void **memory);
 
-// Frees a region and its memory. Refused with ROWMILL_INVALID while a request is in flight that is to be answered there. NULL is
-// taken, and nothing done.
+// Registers memory of the caller's for answers. It begins at a multiple of 4, can be written to, and has to stay mapped and so until
+// the region is freed with rowmill_region_free(). What it holds stays as it is, but for the vectors of answers. Read-only memory and
+// addresses where nothing is mapped are refused, as far as the kernel tells; so is memory that overlaps another region of this client.
+//
+// Over RDMA the dataplane's NIC writes there. Over shared memory a dataplane can't reach it, so that answers come to a region of the
+// library's of the same size, and are copied by rowmill_wait() and rowmill_poll(): rowmill_region_describe() tells, and
+// ROWMILL_NO_COPIES makes that an error (ROWMILL_INVALID). Both take one of the client's 16 regions, and of rowmill_server.max_region.
+// `options` may be NULL.
+int rowmill_region_register(const struct rowmill_client *client,
+                            void *memory,
+                            uint64_t bytes,
+                            const struct rowmill_region_options *options,
+                            struct rowmill_region **region);
+
+// Tells where a region lies, how large it is, and how answers come there.
+int rowmill_region_describe(const struct rowmill_region *region, struct rowmill_region_info *info);
+
+// Frees a region, and its memory where the library has made it; memory of the caller's is the caller's alone from then on. Refused with
+// ROWMILL_INVALID while a request is in flight that is to be answered there. NULL is taken, and nothing done.
 int rowmill_region_free(struct rowmill_region *region);
 
 // Sends a request. The answer is placed at `target`, which is the dataplane's until the answer was taken by rowmill_wait() or
 // rowmill_poll(): until then what lies there is undefined. The batch with its arrays is the caller's again when the
-// call returns. `request` may be NULL. ROWMILL_AGAIN: take answers first.
+// call returns. `request` may be NULL. ROWMILL_AGAIN: take answers first; with a `wait_us` also other threads can take them, and it
+// comes when the time is over, or when only this thread's taking answers would help.
 int rowmill_submit(const struct rowmill_client *client,
                    const struct rowmill_schema *schema,
                    const struct rowmill_batch *batch,
@@ -510,6 +568,19 @@ int rowmill_gpu_report(const struct rowmill_gpu *gpu,
                        char *report,
                        size_t room,
                        size_t *bytes);
+
+// As rowmill_gpu_report(), of memory that was registered with rowmill_gpu_register() at this address: what was tried for it, and
+// what came of it. ROWMILL_INVALID: none was registered there.
+int rowmill_gpu_region_report(const struct rowmill_gpu *gpu,
+                              const void *device_memory,
+                              char *report,
+                              size_t room,
+                              size_t *bytes);
+
+// Tells how many answers were copied from pinned memory although a NIC could have written them, since their streams had work before
+// that may use the memory.
+int rowmill_gpu_staged_instead(const struct rowmill_gpu *gpu,
+                               uint64_t *count);
 
 // Registers memory of the GPU for answers, so that a NIC can write to it where there is one that can: answers to requests whose memory
 // lies in it come that way, and to other memory by copies. What it holds stays as it is. Memory for NICs is best taken once, in

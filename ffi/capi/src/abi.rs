@@ -15,6 +15,9 @@ pub const ROWMILL_NAME_BYTES: usize = 136;
 /// Ask for raw f32 sums: means are then not divided. A flag of rowmill_request.
 pub const ROWMILL_PARTIALS: u32 = 1;
 
+/// Make it an error where answers would have to be copied to the memory. A flag of rowmill_region_options.
+pub const ROWMILL_NO_COPIES: u32 = 1;
+
 /// Make it an error where no NIC can write to the GPU's memory, instead of copying. A flag of rowmill_gpu_options.
 pub const ROWMILL_NO_STAGING: u32 = 1;
 
@@ -36,7 +39,8 @@ pub enum rowmill_status {
     ROWMILL_FORKED = -4,
     /// All slots or all room for ids are in use: take answers, then try again.
     ROWMILL_AGAIN = -5,
-    /// The time was over before the answer came; the request is still in flight.
+    /// The time was over before the answer came. What was waited for goes on: a request is still in flight; what a call that asks
+    /// the dataplane (rowmill_bind() and others) is answered later is given back.
     ROWMILL_TIMEOUT = -6,
     /// A call to a GPU's driver has failed, or a stream went on without its answer.
     ROWMILL_DEVICE = -7,
@@ -53,7 +57,7 @@ pub enum rowmill_status {
     ROWMILL_CANCELLED = 3,
     /// The dataplane is shutting down: connect to another one.
     ROWMILL_DRAINING = 4,
-    /// The wanted generation is not there (yet).
+    /// The wanted generation is not there (yet): take the newest, or try again.
     ROWMILL_RETRY = 5,
     /// The message is malformed.
     ROWMILL_MALFORMED = 16,
@@ -148,6 +152,15 @@ pub enum rowmill_waiting {
     ROWMILL_WAIT_SLEEP = 2,
 }
 
+/// How answers come to the memory of a region: the way of a rowmill_region_info.
+#[repr(C)]
+pub enum rowmill_way {
+    /// The dataplane, or its NIC, writes them there.
+    ROWMILL_WAY_DIRECT = 0,
+    /// The dataplane writes them to memory of this library, from where rowmill_wait() and rowmill_poll() copy them.
+    ROWMILL_WAY_COPIED = 1,
+}
+
 /// How the ids of a rowmill_batch lie in memory.
 #[repr(C)]
 pub enum rowmill_batch_layout {
@@ -215,7 +228,7 @@ pub struct rowmill_server {
     pub reserved: u32,
     /// The newest generation that it has told of.
     pub generation: u64,
-    /// Bytes of the largest region.
+    /// Bytes of the largest region that can be had now: what the dataplane grants this client, less what its regions have.
     pub max_region: u64,
     /// The model's name in UTF-8, with a 0 behind it; cut where it is longer.
     pub model: [c_char; ROWMILL_NAME_BYTES],
@@ -286,7 +299,8 @@ pub struct rowmill_layout {
 pub struct rowmill_jagged {
     /// sizeof(rowmill_jagged).
     pub size: u32,
-    /// Bits of an id: 32 or 64. Ids are signed or not; negative ones are refused.
+    /// Bits of an id: 32 or 64. Ids are signed or not. Negative ones are refused by dense tables. For a hashed table, whose ids are
+    /// any 64-bit numbers, an id of 32 bits stands for the number with 32 zero bits before it.
     pub id_bits: u32,
     /// Bits of a length or offset: 32 or 64; they are signed.
     pub division_bits: u32,
@@ -355,6 +369,9 @@ pub struct rowmill_request {
     pub generation: u64,
     /// Microseconds for which anybody will want the answer, from the dataplane's receipt on; 0 for no limit.
     pub deadline_us: u64,
+    /// Microseconds for which rowmill_submit() waits for a slot, and for room for ids, where requests in flight have all of them; 0
+    /// to be told ROWMILL_AGAIN at once. Not for streams, where it has to be 0.
+    pub wait_us: u64,
 }
 
 /// The end of a request.
@@ -375,6 +392,34 @@ pub struct rowmill_answer {
     pub feature: u32,
     /// The bag or id of that feature that the status is about, counted from 0; UINT32_MAX where it is about none.
     pub position: u32,
+}
+
+/// Choices for memory of the caller's. What is 0 has its default.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct rowmill_region_options {
+    /// sizeof(rowmill_region_options).
+    pub size: u32,
+    /// ROWMILL_NO_COPIES or 0.
+    pub flags: u32,
+}
+
+/// A region as it is.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct rowmill_region_info {
+    /// sizeof(rowmill_region_info), set by the caller.
+    pub size: u32,
+    /// How answers come there: a rowmill_way.
+    pub way: u32,
+    /// 1 where the memory is the caller's, 0 where rowmill_region_create() has made it.
+    pub callers: u32,
+    /// 0.
+    pub reserved: u32,
+    /// Where it begins.
+    pub memory: *mut c_void,
+    /// Its size.
+    pub bytes: u64,
 }
 
 /// Choices for a GPU. What is 0 or NULL has its default.

@@ -5,22 +5,27 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rowmill_client::{
-    Backoff, Bell, Canceller, ClientError, Hub, HubOptions, Ids, Options, Pending, Place, Reply,
+    Backoff, Bell, Canceller, ClientError, Hub, HubOptions, Options, Pending, Place, Reply,
     RequestOptions, Wait,
 };
 
 use crate::abi::rowmill_options;
 use crate::abi::rowmill_status::ROWMILL_TIMEOUT;
 use crate::abi::rowmill_waiting::{ROWMILL_WAIT_BLOCK, ROWMILL_WAIT_POLL, ROWMILL_WAIT_SLEEP};
+use crate::copies::Copies;
 use crate::error::Error;
 use crate::handles;
 use crate::input;
+use crate::memory::CallersMemory;
+use crate::region::Region;
+use crate::requests::Arrays;
 use crate::schema::Schema;
 
 /// A request whose answer was not taken.
 struct Request {
     ticket: u64,
     schema: Arc<Schema>,
+    copies: Option<Copies>,
     canceller: Canceller,
     /// None while a thread waits for it.
     pending: Option<Pending>,
@@ -41,6 +46,8 @@ pub(crate) struct Client {
     pub(crate) hub: Hub,
     how: Wait,
     requests: Mutex<Requests>,
+    /// The caller's memory that is registered.
+    registered: Mutex<Vec<CallersMemory>>,
 }
 
 /// An answer that was taken.
@@ -48,6 +55,36 @@ pub(crate) struct Taken {
     pub(crate) ticket: u64,
     pub(crate) schema: Arc<Schema>,
     pub(crate) reply: Reply,
+    copies: Option<Copies>,
+}
+
+impl Taken {
+    fn new(request: Request, reply: Reply) -> Taken {
+        Taken {
+            ticket: request.ticket,
+            schema: request.schema,
+            reply,
+            copies: request.copies,
+        }
+    }
+
+    /// Copies an answer to where it belongs, where it has to be.
+    fn deliver(self) -> Result<Taken, Error> {
+        if let (Some(copies), Ok(())) = (&self.copies, self.reply.outcome) {
+            copies.copy(&self.schema.bound, &self.reply.lease)?;
+        }
+        Ok(self)
+    }
+}
+
+/// What is looked up, where the answer goes, and how long there is to wait for a slot.
+pub(crate) struct Submission<'a> {
+    pub(crate) schema: Arc<Schema>,
+    pub(crate) arrays: &'a Arrays,
+    pub(crate) region: Arc<Region>,
+    pub(crate) offset: u64,
+    pub(crate) options: RequestOptions,
+    pub(crate) wait: Duration,
 }
 
 /// The options of a caller who gives none.
@@ -132,6 +169,7 @@ impl Client {
                 bell: None,
                 heard: Vec::new(),
             }),
+            registered: Mutex::default(),
         })
     }
 
@@ -140,20 +178,42 @@ impl Client {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The caller's memory that is registered with it.
+    pub(crate) fn registered(&self) -> MutexGuard<'_, Vec<CallersMemory>> {
+        // It is changed in single steps.
+        self.registered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Sends a request.
-    pub(crate) fn submit<'a>(
-        &self,
-        schema: Arc<Schema>,
-        ids: impl Into<Ids<'a>>,
-        place: Place,
-        options: &RequestOptions,
-    ) -> Result<u64, Error> {
+    pub(crate) fn submit(&self, what: &Submission<'_>) -> Result<u64, Error> {
         let ticket = handles::number()?;
+        let Submission { schema, region, .. } = what;
+        let view = what.arrays.view();
+        if let Some(needed) = schema.answer_bytes(view.bags() as u32) {
+            region.check(what.offset, needed)?;
+        }
+        let copies = Copies::of(region, what.offset, &schema.bound, what.arrays);
+        let place = Place::At(region.region, what.offset);
+        // Without the lock: others take answers meanwhile, which gives room.
+        let pending = match what.wait {
+            Duration::ZERO => self
+                .hub
+                .submit(&schema.bound, &view, place, &what.options)?,
+            wait => {
+                let wait = Some(wait);
+                let options = &what.options;
+                self.hub
+                    .submit_within(&schema.bound, &view, place, options, self.how, wait)?
+                    .ok_or(ClientError::NoCredit)?
+            }
+        };
         let mut requests = self.requests();
-        let pending = self.hub.submit(&schema.bound, ids, place, options)?;
         requests.open.push(Request {
             ticket,
-            schema,
+            schema: Arc::clone(schema),
+            copies,
             canceller: pending.canceller()?,
             pending: Some(pending),
         });
@@ -194,12 +254,9 @@ impl Client {
         let Some(reply) = pending.try_take()? else {
             return Ok(None);
         };
-        let Request { ticket, schema, .. } = open.remove(at);
-        Ok(Some(Taken {
-            ticket,
-            schema,
-            reply,
-        }))
+        let taken = Taken::new(open.remove(at), reply);
+        drop(requests);
+        taken.deliver().map(Some)
     }
 
     /// Waits for an answer, at most for `limit`.
@@ -219,12 +276,9 @@ impl Client {
         let at = requests.open.iter().position(|one| one.ticket == ticket);
         let at = at.expect("who waits for a request removes it");
         if let Ok(Some(reply)) = outcome {
-            let schema = requests.open.remove(at).schema;
-            return Ok(Taken {
-                ticket,
-                schema,
-                reply,
-            });
+            let taken = Taken::new(requests.open.remove(at), reply);
+            drop(requests);
+            return taken.deliver();
         }
         requests.open[at].pending = Some(pending);
         outcome?;

@@ -107,11 +107,7 @@ impl Gpu {
         let found = registered
             .iter()
             .position(|one| one.memory().address() == address);
-        let found = found.ok_or_else(|| {
-            Error::invalid(format!(
-                "no memory was registered at {address:#x}; give the address that it was registered with"
-            ))
-        })?;
+        let found = found.ok_or_else(|| unknown(address))?;
         let region = Arc::into_inner(registered.swap_remove(found));
         drop(registered);
         match region {
@@ -173,24 +169,77 @@ pub unsafe extern "C" fn rowmill_gpu_report(
     bytes: *mut usize,
 ) -> c_int {
     guard(|| {
+        // SAFETY: the header's rules.
+        unsafe { tell(&find::<Gpu, _>(gpu)?.report, report, room, bytes) }
+    })
+}
+
+/// As rowmill_gpu_report(), of memory that was registered with rowmill_gpu_register() at this address: what was tried for it, and
+/// what came of it. ROWMILL_INVALID: none was registered there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rowmill_gpu_region_report(
+    gpu: *const rowmill_gpu,
+    device_memory: *const c_void,
+    report: *mut c_char,
+    room: usize,
+    bytes: *mut usize,
+) -> c_int {
+    guard(|| {
         let gpu = find::<Gpu, _>(gpu)?;
-        let whole = gpu.report.as_bytes();
-        if room > 0 {
-            // SAFETY: the header's rules.
-            unsafe { place(report, "report") }?;
-            let part = whole.len().min(room - 1);
-            // SAFETY: there is room for `room` bytes, as the caller says, which is more than `part`.
-            unsafe {
-                ptr::copy_nonoverlapping(whole.as_ptr().cast(), report, part);
-                report.add(part).write(0);
-            }
-        }
-        if !bytes.is_null() {
-            // SAFETY: the header's rules.
-            unsafe { place(bytes, "bytes") }?.write(whole.len() + 1);
-        }
+        let address = device_memory.addr() as u64;
+        let registered = gpu.registered();
+        let region = registered
+            .iter()
+            .find(|one| one.memory().address() == address);
+        let region = region.ok_or_else(|| unknown(address))?;
+        // SAFETY: the header's rules.
+        unsafe { tell(&region.report().join("\n"), report, room, bytes) }
+    })
+}
+
+/// Tells how many answers were copied from pinned memory although a NIC could have written them, since their streams had work before
+/// that may use the memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rowmill_gpu_staged_instead(
+    gpu: *const rowmill_gpu,
+    count: *mut u64,
+) -> c_int {
+    guard(|| {
+        let gpu = find::<Gpu, _>(gpu)?;
+        // SAFETY: the header's rules.
+        let out = unsafe { place(count, "count") }?;
+        out.write(gpu.gpu.staged_instead());
         Ok(())
     })
+}
+
+/// Writes as much of a text as has room, and how long it is.
+///
+/// # Safety
+/// `to` is NULL or has `room` writable bytes; `bytes` is NULL or a place.
+unsafe fn tell(text: &str, to: *mut c_char, room: usize, bytes: *mut usize) -> Result<(), Error> {
+    let whole = text.as_bytes();
+    if room > 0 {
+        // SAFETY: as this function's.
+        unsafe { place(to, "report") }?;
+        let part = whole.len().min(room - 1);
+        // SAFETY: there is room for `room` bytes, which is more than `part`.
+        unsafe {
+            ptr::copy_nonoverlapping(whole.as_ptr().cast(), to, part);
+            to.add(part).write(0);
+        }
+    }
+    if !bytes.is_null() {
+        // SAFETY: as this function's.
+        unsafe { place(bytes, "bytes") }?.write(whole.len() + 1);
+    }
+    Ok(())
+}
+
+fn unknown(address: u64) -> Error {
+    Error::invalid(format!(
+        "no memory was registered at {address:#x}; give the address that it was registered with"
+    ))
 }
 
 /// Registers memory of the GPU for answers, so that a NIC can write to it where there is one that can: answers to requests whose memory
@@ -247,16 +296,22 @@ pub unsafe extern "C" fn rowmill_submit_on_stream(
         let schema = find::<Schema, _>(schema)?;
         // SAFETY: the header's rules, here and below.
         let batch = unsafe { read(batch, "batch") }?;
-        let options = match request.is_null() {
+        let (options, wait) = match request.is_null() {
             true => Default::default(),
             // SAFETY: see above.
             false => requests::options(&unsafe { read(request, "request") }?)?,
         };
+        if !wait.is_zero() {
+            return Err(Error::invalid(
+                "request.wait_us is set, but a request for a stream waits for nothing; set it to 0 and try again when told ROWMILL_AGAIN",
+            ));
+        }
         // SAFETY: see above. The arrays are not used when the call has returned.
         let arrays = unsafe { requests::Arrays::of(&batch) }?;
         let address = device_memory.addr() as u64;
-        let needed = schema.bound.target_bytes(batch.bags);
-        if needed > bytes {
+        if let Some(needed) = schema.answer_bytes(batch.bags)
+            && needed > bytes
+        {
             return Err(ClientError::TargetTooSmall { needed, bytes }.into());
         }
         // SAFETY: see above.

@@ -50,6 +50,8 @@ sized! {
     rowmill_target: 24,
     rowmill_request: 24,
     rowmill_answer: 40,
+    rowmill_region_options: 8,
+    rowmill_region_info: 32,
     rowmill_gpu_options: 40,
 }
 
@@ -242,6 +244,7 @@ mod tests {
             flags: 0,
             generation: 7,
             deadline_us: 9,
+            wait_us: 0,
         }
     }
 
@@ -251,7 +254,7 @@ mod tests {
 
     fn newer(more: u64) -> Newer {
         let mut one = Newer(request(), more);
-        one.0.size = 32;
+        one.0.size = 40;
         one
     }
 
@@ -265,7 +268,7 @@ mod tests {
         let same = read_newer(&newer(0)).expect("the new field is not used");
         assert_eq!((same.generation, same.deadline_us), (7, 9));
         let error = read_newer(&newer(1)).err().expect("unknown");
-        assert!(error.text.contains("byte 24"), "{}", error.text);
+        assert!(error.text.contains("byte 32"), "{}", error.text);
         for size in [0, 23, 5000] {
             let mut one = request();
             one.size = size;
@@ -290,7 +293,7 @@ mod tests {
         out.fill(0, &request());
         out.fill(1, &request());
         for one in &theirs {
-            assert_eq!((one.0.size, one.0.generation, one.1), (32, 7, 0));
+            assert_eq!((one.0.size, one.0.generation, one.1), (40, 7, 0));
         }
     }
 

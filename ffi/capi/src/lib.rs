@@ -8,11 +8,13 @@
 
 mod abi;
 mod client;
+mod copies;
 mod error;
 mod gpu;
 mod guard;
 mod handles;
 mod input;
+mod memory;
 mod region;
 mod requests;
 mod schema;
@@ -24,10 +26,10 @@ use core::ffi::{c_char, c_int, c_void};
 use core::ptr;
 use std::sync::Arc;
 
-use ::rowmill_client::{MAX_FEATURES, Place};
+use ::rowmill_client::MAX_FEATURES;
 
 pub use abi::*;
-use client::Client;
+use client::{Client, Submission};
 pub use gpu::*;
 use guard::guard;
 use handles::{find, remove};
@@ -112,7 +114,7 @@ pub unsafe extern "C" fn rowmill_describe(
                 credits: welcome.credits.into(),
                 reserved: 0,
                 generation: client.hub.generation()?,
-                max_region: welcome.max_region,
+                max_region: client.hub.region_room()?,
                 model: input::name(&welcome.model),
             },
         );
@@ -226,13 +228,13 @@ pub unsafe extern "C" fn rowmill_answer_bytes(
         let schema = find::<Schema, _>(schema)?;
         // SAFETY: the header's rules.
         let out = unsafe { place(bytes, "bytes") }?;
-        let most = schema.bound.schema().max_batch;
-        if bags > most {
-            return Err(error::Error::invalid(format!(
+        let bytes = schema.answer_bytes(bags).ok_or_else(|| {
+            let most = schema.bound.schema().max_batch;
+            error::Error::invalid(format!(
                 "{bags} bags are more than the schema's max_batch of {most}; bind it with a larger one"
-            )));
-        }
-        out.write(schema.bound.target_bytes(bags));
+            ))
+        })?;
+        out.write(bytes);
         Ok(())
     })
 }
@@ -251,7 +253,7 @@ pub unsafe extern "C" fn rowmill_schema_free(schema: *mut rowmill_schema) -> c_i
 /// Makes memory that answers are placed in without a copy, at every port, and tells where it begins (a multiple of 4,096). All of
 /// it is 0 at first. Free it with rowmill_region_free(); it stays readable until then, also when its client is closed.
 ///
-/// Memory of the caller's can't be registered instead: over shared memory the dataplane writes to pages that both sides map.
+/// rowmill_region_register() takes memory of the caller's instead.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rowmill_region_create(
     client: *const rowmill_client,
@@ -268,15 +270,65 @@ pub unsafe extern "C" fn rowmill_region_create(
         start.write(ptr::null_mut());
         let client = find::<Client, _>(client)?;
         let made = Region::create(&client, bytes)?;
-        let begins = made.start();
+        let begins = made.info().memory;
         out.write(handles::add(Arc::new(made))?);
-        start.write(begins.cast());
+        start.write(begins);
         Ok(())
     })
 }
 
-/// Frees a region and its memory. Refused with ROWMILL_INVALID while a request is in flight that is to be answered there. NULL is
-/// taken, and nothing done.
+/// Registers memory of the caller's for answers. It begins at a multiple of 4, can be written to, and has to stay mapped and so until
+/// the region is freed with rowmill_region_free(). What it holds stays as it is, but for the vectors of answers. Read-only memory and
+/// addresses where nothing is mapped are refused, as far as the kernel tells; so is memory that overlaps another region of this client.
+///
+/// Over RDMA the dataplane's NIC writes there. Over shared memory a dataplane can't reach it, so that answers come to a region of the
+/// library's of the same size, and are copied by rowmill_wait() and rowmill_poll(): rowmill_region_describe() tells, and
+/// ROWMILL_NO_COPIES makes that an error (ROWMILL_INVALID). Both take one of the client's 16 regions, and of rowmill_server.max_region.
+/// `options` may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rowmill_region_register(
+    client: *const rowmill_client,
+    memory: *mut c_void,
+    bytes: u64,
+    options: *const rowmill_region_options,
+    region: *mut *mut rowmill_region,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the header's rules, here and below.
+        let out = unsafe { place(region, "region") }?;
+        out.write(ptr::null_mut());
+        let client = find::<Client, _>(client)?;
+        let flags = match options.is_null() {
+            true => 0,
+            // SAFETY: see above.
+            false => unsafe { read(options, "options") }?.flags,
+        };
+        unused(flags & !ROWMILL_NO_COPIES, "options.flags")?;
+        let memory = region::callers(memory.cast(), bytes)?;
+        // SAFETY: see above.
+        let made = unsafe { Region::register(&client, memory, flags & ROWMILL_NO_COPIES == 0) }?;
+        out.write(handles::add(Arc::new(made))?);
+        Ok(())
+    })
+}
+
+/// Tells where a region lies, how large it is, and how answers come there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rowmill_region_describe(
+    region: *const rowmill_region,
+    info: *mut rowmill_region_info,
+) -> c_int {
+    guard(|| {
+        let region = find::<Region, _>(region)?;
+        // SAFETY: the header's rules.
+        let out = unsafe { Out::new(info, "info") }?;
+        out.fill(0, &region.info());
+        Ok(())
+    })
+}
+
+/// Frees a region, and its memory where the library has made it; memory of the caller's is the caller's alone from then on. Refused with
+/// ROWMILL_INVALID while a request is in flight that is to be answered there. NULL is taken, and nothing done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rowmill_region_free(region: *mut rowmill_region) -> c_int {
     guard(|| {
@@ -290,7 +342,8 @@ pub unsafe extern "C" fn rowmill_region_free(region: *mut rowmill_region) -> c_i
 
 /// Sends a request. The answer is placed at `target`, which is the dataplane's until the answer was taken by rowmill_wait() or
 /// rowmill_poll(): until then what lies there is undefined. The batch with its arrays is the caller's again when the
-/// call returns. `request` may be NULL. ROWMILL_AGAIN: take answers first.
+/// call returns. `request` may be NULL. ROWMILL_AGAIN: take answers first; with a `wait_us` also other threads can take them, and it
+/// comes when the time is over, or when only this thread's taking answers would help.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rowmill_submit(
     client: *const rowmill_client,
@@ -310,15 +363,21 @@ pub unsafe extern "C" fn rowmill_submit(
         let (batch, target) = unsafe { (read(batch, "batch")?, read(target, "target")?) };
         unused(target.reserved, "target.reserved")?;
         let region = find::<Region, _>(target.region)?;
-        let options = match request.is_null() {
+        let (options, wait) = match request.is_null() {
             true => Default::default(),
             // SAFETY: see above.
             false => requests::options(&unsafe { read(request, "request") }?)?,
         };
         // SAFETY: see above. The arrays are not used when the call has returned.
         let arrays = unsafe { requests::Arrays::of(&batch) }?;
-        let place = Place::At(region.region, target.offset);
-        out.write(client.submit(schema, &arrays.view(), place, &options)?);
+        out.write(client.submit(&Submission {
+            schema,
+            arrays: &arrays,
+            region,
+            offset: target.offset,
+            options,
+            wait,
+        })?);
         Ok(())
     })
 }

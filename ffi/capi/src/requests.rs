@@ -188,15 +188,16 @@ unsafe fn window(
     Ok(unsafe { ReadWindow::from_raw(start, (count * width) as usize) })
 }
 
-/// The client's options for the caller's.
-pub(crate) fn options(given: &rowmill_request) -> Result<RequestOptions, Error> {
+/// The client's options for the caller's, and how long to wait for a slot.
+pub(crate) fn options(given: &rowmill_request) -> Result<(RequestOptions, Duration), Error> {
     input::unused(given.flags & !ROWMILL_PARTIALS, "request.flags")?;
-    Ok(RequestOptions {
+    let options = RequestOptions {
         remaining: (given.deadline_us > 0).then(|| Duration::from_micros(given.deadline_us)),
         partials: given.flags & ROWMILL_PARTIALS != 0,
         generation: given.generation,
         ..RequestOptions::default()
-    })
+    };
+    Ok((options, Duration::from_micros(given.wait_us)))
 }
 
 /// How long to wait: below 0 for as long as it takes.

@@ -23,6 +23,12 @@ impl Schema {
         }
     }
 
+    /// Bytes of an answer of so many bags; `None` where it can't have as many, as who sends them is told.
+    pub(crate) fn answer_bytes(&self, bags: u32) -> Option<u64> {
+        let most = self.bound.schema().max_batch;
+        (bags <= most).then(|| self.bound.target_bytes(bags))
+    }
+
     /// A feature's name, where the schema has it.
     pub(crate) fn name(&self, number: u32) -> Option<&str> {
         let features = &self.bound.schema().features;

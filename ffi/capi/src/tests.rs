@@ -60,6 +60,14 @@ const CALLS: &[Call] = {
             rowmill_region_free(N.cast())
         }),
         // SAFETY: see above.
+        ("rowmill_region_register", || unsafe {
+            rowmill_region_register(N.cast(), N, 0, N.cast(), N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_region_describe", || unsafe {
+            rowmill_region_describe(N.cast(), N.cast())
+        }),
+        // SAFETY: see above.
         ("rowmill_submit", || unsafe {
             rowmill_submit(N.cast(), N.cast(), N.cast(), N.cast(), N.cast(), N.cast())
         }),
@@ -88,6 +96,14 @@ const CALLS: &[Call] = {
         // SAFETY: see above.
         ("rowmill_gpu_report", || unsafe {
             rowmill_gpu_report(N.cast(), N.cast(), 0, N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_gpu_region_report", || unsafe {
+            rowmill_gpu_region_report(N.cast(), N, N.cast(), 0, N.cast())
+        }),
+        // SAFETY: see above.
+        ("rowmill_gpu_staged_instead", || unsafe {
+            rowmill_gpu_staged_instead(N.cast(), N.cast())
         }),
         // SAFETY: see above.
         ("rowmill_gpu_register", || unsafe {
@@ -156,6 +172,46 @@ fn all_functions_are_in_these_tests_and_in_the_version_script() {
         .collect();
     named.sort_unstable();
     assert_eq!(exported, named);
+}
+
+/// The text of a status in the header: the comment before its line, which there is one of.
+fn described(header: &str, name: &str, code: c_int) -> String {
+    let lines: Vec<&str> = header.lines().map(str::trim).collect();
+    let line = format!("{name} = {code},");
+    let found: Vec<usize> = (0..lines.len()).filter(|&at| lines[at] == line).collect();
+    let &[at] = &*found else {
+        panic!("the header has `{line}` {} times", found.len());
+    };
+    let comment = lines[..at].iter().rev();
+    let comment: Vec<&str> = comment.map_while(|line| line.strip_prefix("// ")).collect();
+    let words: Vec<&str> = comment.into_iter().rev().collect();
+    words.join(" ")
+}
+
+#[test]
+fn every_status_has_a_name_and_a_sentence_and_stands_in_header_and_readme_once() {
+    let header = include_str!("../include/rowmill.h");
+    let readme = include_str!("../README.md");
+    let statuses = header
+        .split("enum rowmill_status")
+        .nth(1)
+        .expect("it is there");
+    let statuses = statuses.split('}').next().expect("it ends");
+    for &(status, name) in crate::error::NAMES {
+        let (code, name) = (status as c_int, name.to_str().expect("letters"));
+        // SAFETY: names are texts for ever.
+        let told = unsafe { CStr::from_ptr(rowmill_status_name(code)) };
+        assert_eq!(told.to_str(), Ok(name));
+        let text = described(statuses, name, code);
+        assert!(text.ends_with('.'), "{name} has no sentence: `{text}`");
+        let row = format!("| `{name}` | {code} | {text} |");
+        let rows = readme.lines().filter(|line| *line == row).count();
+        assert_eq!(rows, 1, "the README is to have once: {row}");
+        let named = readme.matches(&format!("| `{name}` |")).count();
+        assert_eq!(named, 1, "{name} has several rows");
+    }
+    let declared = statuses.lines().filter(|line| line.contains(" = ")).count();
+    assert_eq!(declared, crate::error::NAMES.len(), "one has no name");
 }
 
 #[test]

@@ -228,6 +228,16 @@ pub enum ClientError {
         /// Bytes of the largest element.
         element: u64,
     },
+    /// Memory for answers begins between two of their elements.
+    #[error(
+        "the memory begins at address {address:#x}, no multiple of the {element} bytes of the largest element; give aligned memory"
+    )]
+    AddressMisaligned {
+        /// Where it begins.
+        address: u64,
+        /// Bytes of the largest element.
+        element: u64,
+    },
     /// The target is smaller than the answer.
     #[error(
         "the answer takes {needed} bytes but the target has {bytes}; see BoundSchema::target_bytes"

@@ -111,7 +111,7 @@ pub use rowmill_arena::{ReadWindow, Window};
 pub use rowmill_cuda as cuda;
 #[cfg(feature = "rdma")]
 pub use rowmill_port::rdma::{AckTimeout, ConnectionParameters, PathMtu, RetryCount, RnrTimer};
-pub use rowmill_port::{ClientPort, Interrupt, PortError, Process, spawn_quiet};
+pub use rowmill_port::{ClientPort, Interrupt, PeerMemory, PortError, Process, spawn_quiet};
 pub use rowmill_wire::control::{TableEntry, Welcome};
 pub use rowmill_wire::limits::MAX_FEATURES;
 pub use rowmill_wire::{Feature, Output, Pooling, Refusal, Schema, Status};

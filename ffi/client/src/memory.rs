@@ -206,6 +206,10 @@ impl Regions {
         });
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Region> {
+        self.held.iter().map(|held| &held.region)
+    }
+
     fn held(&mut self, id: RegionId) -> &mut Held {
         let held = self.held.iter_mut().find(|h| h.region.id == id);
         held.expect("the region was not given up")

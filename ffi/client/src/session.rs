@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use rowmill_port::{ClientPort, Foreign, Lost, PortError, RegionId};
 use rowmill_wire::Schema;
 use rowmill_wire::control::{TableEntry, Welcome};
-use rowmill_wire::limits::MAX_SCHEMAS;
+use rowmill_wire::limits::{MAX_REGIONS, MAX_SCHEMAS};
 
 use crate::error::ClientError;
 use crate::flight::Flight;
@@ -14,6 +14,9 @@ use crate::memory::{Extents, Region, Regions, Target};
 use crate::options::Options;
 use crate::schema::BoundSchema;
 use crate::view::TakenIn;
+
+/// Regions are made of whole pages.
+const PAGE: u64 = 4096;
 
 /// Tells the sessions of a process apart, so that no target or schema is used in another one.
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
@@ -161,6 +164,29 @@ impl<P: ClientPort> Session<P> {
         };
         self.regions.add(region);
         Ok(region)
+    }
+
+    /// Bytes of the largest region that there is room for now, in whole pages; 0 where there are as many regions as there can be.
+    pub fn region_room(&self) -> u64 {
+        let held = |region: &Region| match self.port.memory(region.id) {
+            Some(memory) => memory.len() as u64,
+            None => region.bytes,
+        };
+        let source = self.source.iter().map(|&(id, bytes, _)| {
+            let session = self.id;
+            held(&Region { session, id, bytes })
+        });
+        let (count, bytes) = self
+            .regions
+            .iter()
+            .map(held)
+            .chain(source)
+            .fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes));
+        let room = self.welcome().max_region.saturating_sub(bytes);
+        match count < MAX_REGIONS {
+            true => room / PAGE * PAGE,
+            false => 0,
+        }
     }
 
     /// Registers `bytes` bytes of a device's memory for results. They can be in targets, but not be read here.

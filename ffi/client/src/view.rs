@@ -172,6 +172,37 @@ impl<'a> JaggedView<'a> {
         self.bags
     }
 
+    /// How many ids a feature has, as its lengths or offsets say; 0 where there is no such feature, or they say nonsense.
+    pub fn ids_of(&self, feature: usize) -> u64 {
+        let (division, column) = match &self.parts {
+            Parts::Features(features) => (features.get(feature).map(|f| f.division), Some(0)),
+            Parts::Tensor { all, columns } => {
+                let chosen = |columns: &&[u32]| columns.get(feature).map(|&c| c as usize);
+                let column = columns.as_ref().map_or(Some(feature), chosen);
+                (Some(all.division), column)
+            }
+        };
+        let (Some(division), Some(column)) = (division, column) else {
+            return 0;
+        };
+        let (from, to) = (column * self.bags, (column + 1) * self.bags);
+        if to > division.bags() {
+            return 0;
+        }
+        let mut sum = 0u64;
+        let mut add = |number: i64| -> Result<(), core::convert::Infallible> {
+            sum = sum.wrapping_add_signed(number);
+            Ok(())
+        };
+        let Ok(()) = match division {
+            ViewDivision::Lengths(lengths) => lengths.each(from..to, add),
+            ViewDivision::Offsets(offsets) => offsets
+                .each(to..to + 1, &mut add)
+                .and_then(|()| offsets.each(from..from + 1, |first| add(first.wrapping_neg()))),
+        };
+        sum
+    }
+
     /// With features that are chosen from the tensor's columns, counted from 0: feature `f` of the schema is column
     /// `columns[f]`. A column may be chosen more than once or not at all. Nothing changes where features have arrays of their own.
     #[must_use]

@@ -88,6 +88,14 @@ fn control_calls_are_ended_by_their_caller_and_the_connection_goes_on() {
     assert_eq!(reply.outcome, Ok(()));
     lookup(&hub, &bound).expect("an answer");
     hub.bind(schema("table-2")).expect("bound");
+    // What there is room for can be had, and then there is no room.
+    let room = hub.region_room().expect("open");
+    assert!(room > 0 && room < hub.welcome().max_region);
+    let largest = hub.region(room).expect("there is room");
+    assert_eq!(hub.region_room().expect("open"), 0);
+    assert!(hub.region(4096).is_err());
+    hub.unregister(largest).expect("given up");
+    assert_eq!(hub.region_room().expect("open"), room);
     // 16 regions a connection: the ids', the pool's, and all others, whatever was interrupted before.
     for _ in 0..13 {
         hub.region(4096).expect("a region");

@@ -255,6 +255,7 @@ fn class_of(error: &ClientError) -> Class {
         | ClientError::TooLarge { .. }
         | ClientError::TargetPlace { .. }
         | ClientError::TargetMisaligned { .. }
+        | ClientError::AddressMisaligned { .. }
         | ClientError::TargetTooSmall { .. }
         | ClientError::NotInResult { .. }
         | ClientError::OtherClient { .. }

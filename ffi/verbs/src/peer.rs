@@ -1,4 +1,5 @@
-//! Memory of another device, registered by its address: "peer memory", which a module of that device's driver translates.
+//! Memory registered by its address: that of another device ("peer memory", which a module of that device's driver translates), or
+//! memory of this process that this crate did not make.
 
 use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
@@ -9,7 +10,7 @@ use crate::error::Error;
 use crate::memory::{Access, MemoryRegion, Remote};
 
 /// Memory of another device (a GPU), registered by the address that it has there, and what keeps it allocated. It needs a kernel module
-/// that knows such addresses: nvidia-peermem. The CPU has no way to it here.
+/// that knows such addresses: nvidia-peermem. Or memory of this process. There is no way to it here.
 pub struct RegisteredPeer<T: Send + 'static> {
     region: ManuallyDrop<MemoryRegion>,
     owner: ManuallyDrop<T>,
@@ -21,7 +22,8 @@ impl<T: Send + 'static> RegisteredPeer<T> {
     /// Registers `bytes` from `address` on; gives the owner back where that fails.
     ///
     /// # Safety
-    /// They must be memory of a device and none of Rust's, and stay allocated until the owner is dropped.
+    /// They must be memory of a device, or mapped memory that nothing in Rust refers to while the device may write there; and stay
+    /// allocated until the owner is dropped.
     ///
     /// # Errors
     /// A failed call: "Bad address" where no module knows the address; a region larger than the device takes.

@@ -18,6 +18,7 @@ use super::memory::OwnRegion;
 use super::sleep::{self, Sleeper};
 use crate::calls::{Late, understand};
 use crate::patience::Patience;
+use crate::ticks::Ticks;
 use crate::{ClientPort, Lost, PortError};
 
 /// How long a goodbye may take after something has failed: it says whether that was the dataplane's doing.
@@ -66,9 +67,8 @@ pub struct RdmaClient {
     pub(super) awaits: bool,
     pub(super) sequence: u32,
     pub(super) late: Late,
-    pub(super) idle_polls: u32,
-    /// When the control stream was last looked at.
-    pub(super) looked: Instant,
+    /// When the control stream is looked at by who polls and finds nothing.
+    pub(super) ticks: Ticks,
     /// The counter of the last beat that said that all workers live, or of the first one that said otherwise, and when that
     /// was first seen.
     pub(super) beat: (u64, Instant),
@@ -184,7 +184,6 @@ impl RdmaClient {
             return;
         }
         let now = Instant::now();
-        self.looked = now;
         self.hear(now);
         while let Ok(Some(event)) = self.channel.take_event() {
             // A peer that dies before its host has heard that this side is ready is told of by a rejection.

@@ -21,6 +21,7 @@ use super::link::Link;
 use super::private_data::{Asked, SessionId, parse_reply};
 use crate::calls::{Late, unexpected};
 use crate::reconnect::Backoff;
+use crate::ticks::Ticks;
 use crate::{Lost, PortError};
 
 impl RdmaClient {
@@ -145,8 +146,7 @@ impl RdmaClient {
             awaits: false,
             sequence: 0,
             late: Late::default(),
-            idle_polls: 0,
-            looked: now,
+            ticks: Ticks::new(),
             beat: (0, now),
             suspect: None,
             ended: None,

@@ -18,13 +18,6 @@ use crate::calls::{self, bound, unexpected};
 use crate::patience::Patience;
 use crate::{ClientPort, Foreign, Lost, PortError, RegionId, Rest, WakeFds};
 
-/// Polls that find nothing between two looks at the clock.
-const POLLS_PER_GLANCE: u32 = 512;
-
-/// Time between two looks at the control stream and the connection manager, which cost a system call: less than a
-/// hundredth of the time.
-const LOOK: Duration = Duration::from_millis(2);
-
 impl RdmaClient {
     /// Something of a lane has failed: finds out what has become of the connection.
     pub(super) fn find_out(&mut self, lane: u16, what: Lost) -> PortError {
@@ -157,12 +150,9 @@ impl ClientPort for RdmaClient {
         if let Some(end) = self.ended {
             return Err(end.error());
         }
-        self.idle_polls += 1;
-        if self.idle_polls >= POLLS_PER_GLANCE || failed {
-            self.idle_polls = 0;
-            if failed || self.looked.elapsed() >= LOOK {
-                self.look();
-            }
+        // At the control stream and the connection manager, which costs system calls.
+        if self.ticks.has_passed() || failed {
+            self.look();
         }
         Ok(None)
     }

@@ -38,7 +38,7 @@ pub(super) enum OwnRegion {
     Mapped(Registered<Mapped>),
     /// A device's, as a dma-buf.
     DmaBuf(RegisteredDmaBuf),
-    /// A device's, by its address.
+    /// A device's or the caller's, by its address.
     Peer(RegisteredPeer<Box<dyn Any + Send>>),
 }
 
@@ -85,7 +85,7 @@ impl OwnRegion {
         }
     }
 
-    /// Registers memory of a device, for results.
+    /// Registers memory that is there, for results.
     pub(super) fn foreign(
         domain: &ProtectionDomain,
         foreign: Foreign,
@@ -113,7 +113,7 @@ impl OwnRegion {
         };
         registered.map_err(|error| match error {
             Error::Unsupported { what } => PortError::Unsupported { what },
-            error => system("registering a device's memory", error),
+            error => system("registering memory with the NIC", error),
         })
     }
 

@@ -22,11 +22,8 @@ use super::wake::WakeSocket;
 use crate::calls::{self, Late, bound, understand, unexpected};
 use crate::control::Bell;
 use crate::patience::Patience;
+use crate::ticks::Ticks;
 use crate::{ClientPort, Interrupt, ParentFd, PortError, RegionId, Rest, WakeFds};
-
-/// Polls that find nothing between two looks at the stream, which cost a system call: about 50 us of
-/// spinning, so that the call takes less than a hundredth of the time.
-const POLLS_PER_LOOK: u32 = 4096;
 
 /// Pages of memfds that are not made of huge pages.
 const PAGE: usize = 4096;
@@ -73,7 +70,8 @@ pub struct ShmClient {
     buffer: Vec<u8>,
     sequence: u32,
     late: Late,
-    idle_polls: u32,
+    /// When the stream is looked at by who polls and finds nothing.
+    ticks: Ticks,
     closed: bool,
 }
 
@@ -169,7 +167,7 @@ impl ShmClient {
             buffer,
             sequence: 1,
             late: Late::default(),
-            idle_polls: 0,
+            ticks: Ticks::new(),
             closed: false,
         })
     }
@@ -402,9 +400,7 @@ impl ClientPort for ShmClient {
             Ok(Some(record)) => Ok(Some(record)),
             Ok(None) if closed => Err(PortError::Closed),
             Ok(None) => {
-                self.idle_polls += 1;
-                if self.idle_polls >= POLLS_PER_LOOK {
-                    self.idle_polls = 0;
+                if self.ticks.has_passed() {
                     self.look_at_stream()?;
                 }
                 Ok(None)

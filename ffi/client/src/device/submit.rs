@@ -58,7 +58,7 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
     /// # Errors
     /// Those of [`Gpu::check`], of this stream's requests before. [`ClientError::ResultsHeld`] where too many results are on their way;
     /// [`ClientError::TooLarge`] where one takes more than all staging; [`ClientError::OutputInUse`];
-    /// [`ClientError::TargetTooSmall`], [`ClientError::TargetMisaligned`]; those of [`Hub::submit`](crate::Hub::submit).
+    /// [`ClientError::TargetTooSmall`], [`ClientError::AddressMisaligned`]; those of [`Hub::submit`](crate::Hub::submit).
     /// [`ClientError::Cuda`] where the stream is being captured, or CUDA fails; the request may have been sent then, and the
     /// stream not wait for it.
     pub fn submit<'a, 'b>(
@@ -79,8 +79,9 @@ impl<P: ClientPort + Send + 'static> Gpu<P> {
         if needed > bytes {
             return Err(ClientError::TargetTooSmall { needed, bytes });
         }
-        if !(memory.address() + offset).is_multiple_of(element) {
-            return Err(ClientError::TargetMisaligned { offset, element });
+        let address = memory.address() + offset;
+        if !address.is_multiple_of(element) {
+            return Err(ClientError::AddressMisaligned { address, element });
         }
         let current = inner.context.enter()?;
         current.check_not_capturing(stream)?;

@@ -3,7 +3,7 @@
 use core::fmt;
 use core::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use crossbeam_queue::ArrayQueue;
@@ -35,6 +35,8 @@ pub(crate) struct Chime {
     fd: ParentFd,
     /// Whether it was rung since it was last heard.
     rung: AtomicBool,
+    /// How often it was rung, less what was read of that: while it is 0 there is nothing to read.
+    unread: AtomicU64,
     /// Of requests that were answered and not heard. Never full: `owed` is at most its capacity.
     tokens: ArrayQueue<u64>,
     /// Requests that it was given and were not heard yet.
@@ -54,6 +56,7 @@ impl<P> Bell<P> {
             session,
             fd: ParentFd::new(fd)?,
             rung: AtomicBool::new(false),
+            unread: AtomicU64::new(0),
             tokens: ArrayQueue::new(most),
             owed: AtomicUsize::new(0),
         };
@@ -64,8 +67,8 @@ impl<P> Bell<P> {
     }
 
     /// Takes the tokens of requests that were answered since the last call, in the order of their answers, and puts them behind those
-    /// in `tokens`. The descriptor can't be read any more, until the next answer. Never blocks. It may give none: the descriptor may
-    /// have become ready just before the call that took the token.
+    /// in `tokens`. The descriptor can't be read any more, until the next answer. Never blocks, and makes no system call while it has not
+    /// been rung. It may give none: the descriptor may have become ready just before the call that took the token.
     pub fn heard(&self, tokens: &mut Vec<u64>) {
         let chime = &*self.chime;
         if !chime.process.is_this() {
@@ -73,7 +76,13 @@ impl<P> Bell<P> {
         }
         // In this order: what is rung after the store can be read again, and what was before is taken below. There is
         // nothing to read where another thread was first.
-        let _ = rustix::io::read(&chime.fd, &mut [0u8; 8]);
+        let mut count = [0u8; 8];
+        if chime.unread.load(Ordering::SeqCst) > 0
+            && rustix::io::read(&chime.fd, &mut count).is_ok()
+        {
+            let read = u64::from_ne_bytes(count);
+            chime.unread.fetch_sub(read, Ordering::SeqCst);
+        }
         chime.rung.store(false, Ordering::SeqCst);
         while let Some(token) = chime.tokens.pop() {
             chime.owed.fetch_sub(1, Ordering::Relaxed);
@@ -133,6 +142,8 @@ impl Ring {
         let pushed = chime.tokens.push(self.token);
         debug_assert!(pushed.is_ok(), "owed requests are bounded");
         if !chime.rung.swap(true, Ordering::SeqCst) {
+            // Before it can be read.
+            chime.unread.fetch_add(1, Ordering::SeqCst);
             // It fails only where it has been rung 2^64 - 2 times.
             let _ = rustix::io::write(&chime.fd, &1u64.to_ne_bytes());
         }

@@ -29,7 +29,8 @@ pub struct Lease {
     returns: Arc<Returns>,
     number: u32,
     session: u64,
-    memory: Arc<Region>,
+    /// None where it is not this side's to read.
+    memory: Option<Arc<Region>>,
     offset: u64,
     bytes: u64,
 }
@@ -40,9 +41,13 @@ impl Lease {
         self.bytes
     }
 
-    /// Its memory. Whoever keeps an address into it keeps the lease, too.
+    /// Its memory. Whoever keeps an address into it keeps the lease, too. Empty where it lies in memory that was registered by its
+    /// address ([`Hub::register_memory`](crate::Hub::register_memory)).
     pub fn window(&self) -> Window<'_> {
-        let window = self.memory.window();
+        let Some(memory) = &self.memory else {
+            return Window::over(&mut []);
+        };
+        let window = memory.window();
         let part = window.part(self.offset as usize, self.bytes as usize);
         part.expect("targets lie in their region")
     }
@@ -56,7 +61,7 @@ impl Lease {
         self.check()?;
         let part = usize::try_from(offset).ok();
         let part = part.and_then(|offset| self.window().part(offset, bytes.len()));
-        let (what, limit) = ("a range of bytes", self.bytes);
+        let (what, limit) = ("a range of bytes", self.window().len() as u64);
         let part = part.ok_or(ClientError::NotInResult { what, limit })?;
         part.read(0, bytes);
         Ok(())
@@ -88,10 +93,10 @@ impl Lease {
             return absent(what, schema.dim(feature) as u64);
         }
         let end = schema.vector_end(feature, vector);
-        if end.is_none_or(|end| end > self.bytes) {
-            return absent("a vector of that number", self.bytes);
-        }
         let window = self.window();
+        if end.is_none_or(|end| end > window.len() as u64) {
+            return absent("a vector of that number", window.len() as u64);
+        }
         schema.read_vector(feature, vector, out, |at, bytes| {
             window.read(at as usize, bytes);
         });
@@ -119,7 +124,7 @@ impl Clone for Lease {
         self.returns.holders[self.number as usize].fetch_add(1, Ordering::Relaxed);
         Lease {
             returns: Arc::clone(&self.returns),
-            memory: Arc::clone(&self.memory),
+            memory: self.memory.clone(),
             ..*self
         }
     }
@@ -179,7 +184,12 @@ impl Leases {
     }
 
     /// Makes the first lease of a reserved number.
-    pub(crate) fn lease(&mut self, number: u32, target: Target, memory: Arc<Region>) -> Lease {
+    pub(crate) fn lease(
+        &mut self,
+        number: u32,
+        target: Target,
+        memory: Option<Arc<Region>>,
+    ) -> Lease {
         let (session, offset, bytes) = (target.session, target.offset(), target.bytes());
         self.targets[number as usize] = Some(target);
         self.returns.holders[number as usize].store(1, Ordering::Relaxed);

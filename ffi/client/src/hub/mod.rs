@@ -20,7 +20,7 @@ mod watch;
 
 use std::sync::Arc;
 
-use rowmill_port::{ClientPort, Foreign};
+use rowmill_port::{ClientPort, Foreign, PeerMemory};
 use rowmill_wire::Schema;
 use rowmill_wire::control::{TableEntry, Welcome};
 
@@ -311,6 +311,26 @@ impl<P: ClientPort> Hub<P> {
             leases.take_in(session);
             pool.unmake(session, region)
         })
+    }
+
+    /// Registers memory by its address for results; see [`Place::At`]. It stays what it is: leases of results there have
+    /// no window. It is given up by [`Hub::unregister`], and kept until then, or until the connection is gone.
+    ///
+    /// # Errors
+    /// [`ClientError::Port`] with [`PortError::Unsupported`](crate::PortError::Unsupported) where the dataplane is not reached over a
+    /// NIC, which alone can write to such memory; as [`Session::region`].
+    pub fn register_memory(&self, memory: PeerMemory) -> Result<Region, ClientError> {
+        let bytes = memory.bytes();
+        self.foreign_region(Foreign::Peer(memory), bytes)
+    }
+
+    /// Bytes of the largest region that there is room for now: what the dataplane grants this client, less what its regions have.
+    /// 0 where there are as many as there can be. A dataplane may have less left for all its clients together.
+    ///
+    /// # Errors
+    /// [`ClientError::Stopped`], [`ClientError::Forked`].
+    pub fn region_room(&self) -> Result<u64, ClientError> {
+        Ok(self.shared.lock()?.session.region_room())
     }
 
     /// Registers memory of a device for results, which are not to be taken as leases: their requests' [`Pending`]s are dropped.

@@ -32,7 +32,8 @@ pub(crate) struct Pool {
     pool: Vec<Region>,
     /// How often the dataplane was asked for a region.
     pub(crate) asked: u64,
-    /// All regions, the caller's too; None where the memory is a device's.
+    /// All regions, the caller's too; None where the memory is a device's, or was registered by its
+    /// address.
     memory: Vec<(Region, Option<Arc<arena::Region>>)>,
 }
 
@@ -115,7 +116,7 @@ impl Pool {
         Ok(region)
     }
 
-    /// Makes a region of a device's memory. Nothing that is placed there is taken as a lease.
+    /// Makes a region of memory that is not this side's to read.
     pub(crate) fn make_foreign<P: ClientPort>(
         &mut self,
         session: &mut Session<P>,
@@ -164,11 +165,11 @@ impl Pool {
         self.memory.len()
     }
 
-    /// The memory that a target lies in.
-    pub(crate) fn memory_of(&self, target: &Target) -> Arc<arena::Region> {
+    /// The memory that a target lies in, where it is this side's to read.
+    pub(crate) fn memory_of(&self, target: &Target) -> Option<Arc<arena::Region>> {
         let memory = self.memory.iter().find(|(r, _)| r.id == target.region);
-        let memory = memory.and_then(|(_, memory)| memory.clone());
-        memory.expect("regions with targets are not given up, and a device's have no leases")
+        let (_, memory) = memory.expect("regions with targets are not given up");
+        memory.clone()
     }
 }
 

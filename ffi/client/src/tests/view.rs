@@ -460,3 +460,25 @@ fn the_steady_path_of_views_allocates_nothing() {
     let measured = allocation_counter::measure(|| rounds(&mut s, 200));
     assert_eq!(measured.count_total, 0, "{measured:?}");
 }
+
+#[test]
+fn ids_are_counted_as_lengths_and_offsets_say() {
+    let (lengths, offsets, ids) = ([2i64, 0, 1, 4], [3i32, 5, 5, 6, 10], [0u32; 10]);
+    let lengths = ViewDivision::Lengths((&lengths[..]).into());
+    let offsets = ViewDivision::Offsets((&offsets[..]).into());
+    let ids = Numbers::from(&ids[..]);
+    for division in [lengths, offsets] {
+        let view = JaggedView::tensor(2, division, ids, None);
+        let counts = |view: &JaggedView<'_>| [0, 1, 2].map(|feature| view.ids_of(feature));
+        assert_eq!(counts(&view), [2, 5, 0]);
+        assert_eq!(counts(&view.with_columns(&[1, 1, 9])), [5, 5, 0]);
+        let weights = None;
+        let own = [FeatureView {
+            division,
+            ids,
+            weights,
+        }];
+        assert_eq!(counts(&JaggedView::features(4, &own)), [7, 0, 0]);
+        assert_eq!(counts(&JaggedView::features(9, &own)), [0, 0, 0]);
+    }
+}

@@ -33,7 +33,11 @@ impl Dataplane {
         let folder = tempfile::tempdir().expect("a folder");
         let endpoint = format!("shm:{}/d.sock", folder.path().display());
         let answers = Arc::new(Answers::new(1));
-        let listening = ShmServer::listen(&endpoint, ShmConfig::default(), answers.clone());
+        let config = ShmConfig {
+            max_region_bytes: 64 << 20,
+            ..ShmConfig::default()
+        };
+        let listening = ShmServer::listen(&endpoint, config, answers.clone());
         let (server, lanes) = listening.expect("a free endpoint");
         let mut lane = lanes.into_iter().next().expect("a lane");
         let switches = Arc::new(Switches::default());

@@ -293,3 +293,32 @@ fn a_panic_with_the_lock_held_is_told() {
     hub.close();
     assert!(hub.is_closed());
 }
+
+/// System calls by which this thread has read so far; None where the kernel does not count.
+fn reads() -> Option<u64> {
+    let counts = std::fs::read_to_string("/proc/thread-self/io").ok()?;
+    let reads = counts.lines().find_map(|line| line.strip_prefix("syscr: "));
+    reads?.parse().ok()
+}
+
+#[test]
+fn who_listens_to_a_bell_that_is_not_rung_makes_no_system_call() {
+    let hub = hub(4, sleepy(), HubOptions::default());
+    let schema = bind(&hub);
+    let bell = hub.bell().expect("a bell");
+    let request = submit(&hub, &schema, 1);
+    request.ring(&bell, 7).expect("in flight");
+    until_asleep(&hub);
+    with_port(&hub, |port| port.answer_all(Status::Ok));
+    assert_eq!(listen(&bell, 1), [7]);
+    let Some(before) = reads() else {
+        println!("skipped: the kernel does not count system calls (CONFIG_TASK_IO_ACCOUNTING)");
+        return;
+    };
+    // What is counted in between is what counting itself takes.
+    let counting = reads().expect("counted before") - before;
+    let mut tokens = Vec::new();
+    (0..1000).for_each(|_| bell.heard(&mut tokens));
+    let between = reads().expect("counted before") - before;
+    assert_eq!((between, tokens.len()), (2 * counting, 0));
+}
