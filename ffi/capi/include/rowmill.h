@@ -602,8 +602,8 @@ int rowmill_gpu_unregister(const struct rowmill_gpu *gpu,
 // default stream. `request` may be NULL.
 //
 // A stream goes on also where there is no answer: the request was refused, its time is over, the dataplane is gone. There are
-// NaNs in its place then, and the next call of this, of rowmill_gpu_check() or rowmill_gpu_synchronize() returns ROWMILL_DEVICE; the
-// request of that call is not sent. CUDA's own calls that wait for a stream tell nothing of it.
+// NaNs in its place then, and the next call of this or of rowmill_gpu_synchronize() for that stream, or of rowmill_gpu_check(), returns
+// ROWMILL_DEVICE; the request of that call is not sent. CUDA's own calls that wait for a stream tell nothing of it.
 //
 // ROWMILL_AGAIN: too many answers are on their way; or a NIC is to write the answer, staging was ruled out, and the stream has work
 // before that may use the memory.
@@ -615,11 +615,12 @@ int rowmill_submit_on_stream(const struct rowmill_gpu *gpu,
                              void *stream,
                              const struct rowmill_request *request);
 
-// Asks whether a stream has gone on without its answer since this was asked last: ROWMILL_DEVICE then, and rowmill_error_text() has the
-// reason of the first one. Does not wait.
+// Asks whether any stream has gone on without its answer since that was told last: ROWMILL_DEVICE then, and rowmill_error_text() has
+// the reason of the earliest one. Does not wait.
 int rowmill_gpu_check(const struct rowmill_gpu *gpu);
 
-// Waits until a stream has done all that it has to do, and asks whether it has its answers, as rowmill_gpu_check() does.
+// Waits until a stream has done all that it has to do, and asks whether it has its answers: ROWMILL_DEVICE where not. Another thread's
+// rowmill_gpu_close() ends the wait.
 int rowmill_gpu_synchronize(const struct rowmill_gpu *gpu,
                             void *stream);
 

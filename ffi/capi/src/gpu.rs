@@ -276,8 +276,8 @@ pub unsafe extern "C" fn rowmill_gpu_unregister(
 /// default stream. `request` may be NULL.
 ///
 /// A stream goes on also where there is no answer: the request was refused, its time is over, the dataplane is gone. There are
-/// NaNs in its place then, and the next call of this, of rowmill_gpu_check() or rowmill_gpu_synchronize() returns ROWMILL_DEVICE; the
-/// request of that call is not sent. CUDA's own calls that wait for a stream tell nothing of it.
+/// NaNs in its place then, and the next call of this or of rowmill_gpu_synchronize() for that stream, or of rowmill_gpu_check(), returns
+/// ROWMILL_DEVICE; the request of that call is not sent. CUDA's own calls that wait for a stream tell nothing of it.
 ///
 /// ROWMILL_AGAIN: too many answers are on their way; or a NIC is to write the answer, staging was ruled out, and the stream has work
 /// before that may use the memory.
@@ -336,14 +336,15 @@ pub unsafe extern "C" fn rowmill_submit_on_stream(
     })
 }
 
-/// Asks whether a stream has gone on without its answer since this was asked last: ROWMILL_DEVICE then, and rowmill_error_text() has the
-/// reason of the first one. Does not wait.
+/// Asks whether any stream has gone on without its answer since that was told last: ROWMILL_DEVICE then, and rowmill_error_text() has
+/// the reason of the earliest one. Does not wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rowmill_gpu_check(gpu: *const rowmill_gpu) -> c_int {
     guard(|| Ok(find::<Gpu, _>(gpu)?.gpu.check_all()?))
 }
 
-/// Waits until a stream has done all that it has to do, and asks whether it has its answers, as rowmill_gpu_check() does.
+/// Waits until a stream has done all that it has to do, and asks whether it has its answers: ROWMILL_DEVICE where not. Another thread's
+/// rowmill_gpu_close() ends the wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rowmill_gpu_synchronize(
     gpu: *const rowmill_gpu,
