@@ -32,7 +32,9 @@ struct Check {
 /// Where there is no GPU, and where no results come.
 pub(crate) fn measure() -> Result<Vec<Measurement>> {
     let options = GpuOptions::default();
-    let device = Driver::open(&options.library)?.device(options.ordinal)?;
+    let device = Driver::open(&options.library).and_then(|driver| driver.device(options.ordinal));
+    // The sentence has its cause already.
+    let device = device.map_err(|error| anyhow::Error::msg(error.to_string()))?;
     ensure!(
         !device.name()?.contains("no GPU"),
         "{} is a stand-in, whose times say nothing",
