@@ -96,4 +96,5 @@ peers: build ## PyTorch's embedding_bag and TorchRec's collection beside ours (i
 	$(BENCH) peers
 
 faults: archive ## Every fault that has to be survived, as a named test (FILTER=regex picks some)
+	@deploy/stage-python.sh
 	$(PROGRAMS)/faults $(if $(FILTER),--filter '$(FILTER)')

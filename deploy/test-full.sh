@@ -27,7 +27,6 @@ skip() {
 stage check 900 make check
 stage test 900 make test
 stage large 600 cargo test --release -p rowmill-table --test bounds -- --ignored
-stage faults 300 make faults
 stage test-c 480 make test-c
 stage models 1800 env ROWMILL_MODEL_PREEMPTIONS=4 cargo test --release -p rowmill-port --test models
 stage simulation 3600 make sim SEEDS="$SEEDS"
@@ -54,6 +53,8 @@ else
 fi
 stage torch 1800 make peers
 stage python 1200 make test-python
+# After python, which installs the package that some of them use wrongly.
+stage faults 400 make faults
 stage arm 1800 env ROWMILL_TEST_EVERY=1 make test-arm
 stage lab 1800 make lab
 stage lab-tests 1200 deploy/lab/selftest.py

@@ -5,6 +5,7 @@ mod batches;
 mod demo;
 mod driver;
 mod gather;
+mod gpu;
 mod host;
 mod ids;
 mod loadgen;
@@ -92,6 +93,8 @@ enum Suite {
     Peers,
     /// MLPerf's LoadGen: the service and PyTorch in the scenarios Server and Offline of DLRM-v2
     Loadgen,
+    /// Results in a GPU's memory: `make test-gpu`, where there is a GPU
+    Gpu,
     /// The service over RDMA against ib_write_bw, a bare ping-pong, and rows fetched by READ (`make bench-rxe`)
     Rdma,
     /// The machine itself: gaps in the time a thread gets, latency of memory
@@ -150,6 +153,9 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Suite::Tables => tables::run(cli.full, &mut reporter)?,
         Suite::Peers => peers::run(cli.full, &mut reporter)?,
         Suite::Loadgen => loadgen::run(cli.full, &mut reporter)?,
+        Suite::Gpu => gpu::measure()?
+            .into_iter()
+            .for_each(|found| reporter.add(found)),
         Suite::Rdma => match (cli.serve, cli.peer, cli.syscalls) {
             (Some(address), None, None) => rdma::serve(address)?,
             (None, Some(address), None) => rdma::measure(address, extent, &mut reporter)?,

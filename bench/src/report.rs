@@ -90,6 +90,12 @@ impl Reporter {
         self.filter.as_ref().is_none_or(|f| f.is_match(case))
     }
 
+    /// Whether cases were asked for by a pattern with this text.
+    pub(crate) fn names(&self, text: &str) -> bool {
+        let filter = self.filter.as_ref();
+        filter.is_some_and(|filter| filter.as_str().contains(text))
+    }
+
     /// Takes a measurement; with JSON it is printed at once.
     pub(crate) fn add(&mut self, measurement: Measurement) {
         if self.json {

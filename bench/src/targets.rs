@@ -13,6 +13,7 @@ use rowmill_pooling::Isa;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::gpu;
 use crate::machine;
 use crate::report::figure;
 
@@ -60,6 +61,7 @@ pub(crate) fn run(json: bool) -> Result<ExitCode> {
         let lines = match suite {
             // It has two halves, on machines that the lab makes.
             "rdma" => in_the_lab(&mut unmeasured),
+            "gpu" => on_a_gpu(&mut unmeasured)?,
             suite => measure(suite)?,
         };
         for line in lines {
@@ -145,6 +147,19 @@ fn measure(suite: &str) -> Result<Vec<Value>> {
     text.lines()
         .map(|l| serde_json::from_str(l).context("a line of the suite's output"))
         .collect()
+}
+
+/// The suite `gpu`, which most machines have nothing for; why goes to `unmeasured`.
+fn on_a_gpu(unmeasured: &mut Vec<String>) -> Result<Vec<Value>> {
+    eprintln!("targets: running the suite gpu");
+    let measured = gpu::measure().unwrap_or_else(|why| {
+        unmeasured.push(format!("the suite gpu: {why:#}"));
+        Vec::new()
+    });
+    let lines = measured.iter().map(serde_json::to_value);
+    lines
+        .collect::<Result<_, _>>()
+        .context("figures of the suite gpu")
 }
 
 /// The lab's driver, from the root of the checkout.

@@ -1,11 +1,11 @@
-//! All faults of `make faults`, as a test.
+//! All faults of `make faults`, as a test, but for those of the Python package, which no test of cargo builds.
 
 use rowmill_tests::faults::{Outcome, run};
 
 #[test]
 fn every_fault_is_survived() {
     let reports = run(
-        |_| true,
+        |name| !name.starts_with("py-"),
         |report| println!("{:24} {:?}", report.name, report.outcome),
     );
     let reports = reports.unwrap_or_else(|error| panic!("{error:#}"));

@@ -208,15 +208,20 @@ impl Array {
         };
         let device = tensor.getattr(intern!(py, "device"))?;
         let device = device.getattr(intern!(py, "type"))?;
-        if device.ne(intern!(py, "cpu"))? {
+        let is_on_gpu = device.eq(intern!(py, "cuda"))?;
+        if !is_on_gpu && device.ne(intern!(py, "cpu"))? {
             let text = format!(
-                "{} are on the device {device}, but are read from this machine's memory; call .cpu() on them",
+                "{} are on the device {device}, but are read from this machine's memory or a GPU's; call .cpu() on them",
                 role.name()
             );
             return Err(Fault::input(text));
         }
         let dims: usize = tensor.call_method0(intern!(py, "dim"))?.extract()?;
         check_dims(role, dims)?;
+        // Waits for the current stream, which may have to write them yet.
+        let copied = is_on_gpu.then(|| tensor.call_method0(intern!(py, "cpu")));
+        let copied = copied.transpose()?;
+        let tensor = copied.as_ref().unwrap_or(tensor);
         // A sparse tensor has neither.
         let dense = tensor.call_method0(intern!(py, "is_contiguous"));
         let dense = dense.and_then(|dense| dense.is_truthy());

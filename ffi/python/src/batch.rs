@@ -16,7 +16,8 @@ use crate::schema::{Columns, Schema, Span};
 /// Jagged ids: for each feature as many bags, and for each bag its ids.
 ///
 /// The arrays are NumPy arrays or torch tensors of one dimension, dense, in this machine's memory. They are not copied before
-/// they are sent, and not kept longer than until they are.
+/// they are sent, and not kept longer than until they are. Tensors on a GPU are copied to this machine's memory first, which waits for
+/// the current stream.
 ///
 /// Args:
 ///     ids: All ids: first those of all bags of the first feature, then those of the second one and so on; int32, int64,

@@ -183,7 +183,7 @@ impl Client {
     ///     schema: Made by :meth:`bind` of this client.
     ///     batch: A :class:`Jagged`; a dict ``{name: (ids, lengths)}`` or ``{name: (ids, lengths, weights)}``; or what has the
     ///         methods of TorchRec's ``KeyedJaggedTensor``. Its arrays are NumPy arrays or torch tensors of one dimension, dense,
-    ///         in this machine's memory: ids int32, int64, uint32 or uint64, lengths and offsets int32 or int64, weights
+    ///         in this machine's memory, or copied there from a GPU's, which waits for the current stream: ids int32, int64, uint32 or uint64, lengths and offsets int32 or int64, weights
     ///         float32.
     ///     weights: A float32 for each id, in the place of the batch's own.
     ///     out: Where the result is to be written: a :class:`Buffer` of this client, or an array or tensor of the schema's output

@@ -24,7 +24,25 @@ def warm(client: rowmill.Client) -> rowmill.Schema:
     return schema
 
 
-def test_awaiting(client, schema, service):
+class Loops:
+    """Event loops of a kind."""
+
+    def __init__(self, new):
+        self.new = new
+
+    def run(self, main, debug=None):
+        with asyncio.Runner(loop_factory=self.new, debug=debug) as runner:
+            return runner.run(main)
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def loops(request):
+    if request.param == "asyncio":
+        return Loops(asyncio.new_event_loop)
+    return Loops(pytest.importorskip("uvloop", reason="uvloop is not installed").new_event_loop)
+
+
+def test_awaiting(client, schema, service, loops):
     async def several():
         results = await asyncio.gather(*(client.submit(schema, ONE) for _ in range(6)))
         assert all(np.array_equal(r["clicked"].numpy(), service.tables["items"][7:8]) for r in results)
@@ -35,10 +53,10 @@ def test_awaiting(client, schema, service):
     async def both(future):
         return await future
 
-    asyncio.run(several(), debug=True)
+    loops.run(several(), debug=True)
 
 
-def test_an_exception_comes_to_who_awaits(client, schema):
+def test_an_exception_comes_to_who_awaits(client, schema, loops):
     async def fails():
         future = client.submit(schema, rowmill.Jagged(np.array([7, 1000]), np.array([1, 1])))
         with pytest.raises(rowmill.IdError, match="feature `user`, position 0") as raised:
@@ -46,10 +64,10 @@ def test_an_exception_comes_to_who_awaits(client, schema):
         assert (raised.value.status, raised.value.feature, raised.value.position) == ("IdOutOfRange", "user", 0)
         assert isinstance(future.exception(), rowmill.IdError)
 
-    asyncio.run(fails())
+    loops.run(fails())
 
 
-def test_two_loops_and_many_one_after_another(client, schema):
+def test_two_loops_and_many_one_after_another(client, schema, loops):
     async def some():
         for _ in range(20):
             await client.submit(schema, ONE)
@@ -58,7 +76,7 @@ def test_two_loops_and_many_one_after_another(client, schema):
 
     def run():
         try:
-            asyncio.run(some())
+            loops.run(some())
         except BaseException as error:
             failed.append(error)
 
@@ -71,11 +89,11 @@ def test_two_loops_and_many_one_after_another(client, schema):
     # A client can have 16 bells at a time.
     before = descriptors()
     for _ in range(40):
-        asyncio.run(some())
+        loops.run(some())
     assert_no_more_descriptors(before)
 
 
-def test_a_future_is_awaited_in_one_loop(own_service):
+def test_a_future_is_awaited_in_one_loop(own_service, loops):
     with rowmill.connect(own_service.url) as client:
         schema = warm(client)
         with Paused(own_service):
@@ -95,20 +113,20 @@ def test_a_future_is_awaited_in_one_loop(own_service):
                 with pytest.raises(rowmill.InputError, match="another event loop"):
                     await future
 
-            thread = threading.Thread(target=lambda: asyncio.run(first()))
+            thread = threading.Thread(target=lambda: loops.run(first()))
             thread.start()
             started.wait()
-            asyncio.run(second())
+            loops.run(second())
         thread.join()
         assert waits == [future.result()]
 
 
-def test_a_loop_that_is_closed_early(own_service):
+def test_a_loop_that_is_closed_early(own_service, loops):
     with rowmill.connect(own_service.url) as client:
         schema = warm(client)
         before = descriptors()
         with Paused(own_service):
-            loop = asyncio.new_event_loop()
+            loop = loops.new()
             future = client.submit(schema, ONE)
 
             async def waits():
@@ -122,7 +140,7 @@ def test_a_loop_that_is_closed_early(own_service):
             del task, loop
             gc.collect()
         assert future.result(5).bags == 1
-        assert asyncio.run(wrapped(client.submit(schema, ONE))).bags == 1
+        assert loops.run(wrapped(client.submit(schema, ONE))).bags == 1
         assert_no_more_descriptors(before)
 
 
@@ -130,7 +148,7 @@ async def wrapped(future):
     return await future
 
 
-def test_a_cancelled_task_cancels_its_request(own_service):
+def test_a_cancelled_task_cancels_its_request(own_service, loops):
     with rowmill.connect(own_service.url) as client:
         schema = warm(client)
 
@@ -141,7 +159,7 @@ def test_a_cancelled_task_cancels_its_request(own_service):
             return future
 
         with Paused(own_service):
-            future = asyncio.run(gives_up())
+            future = loops.run(gives_up())
             assert not future.done()
         assert isinstance(future.exception(5), rowmill.CancelledError | None)
 

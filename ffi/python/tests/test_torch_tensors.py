@@ -48,3 +48,42 @@ def test_an_inner_call_by_addresses(client, schema, service):
         schema, (ids.data_ptr(), 5, 32), (lengths.data_ptr(), 4, 64), False, 0, [0, 1], 2
     )
     assert torch.equal(by_address.torch(), expected(service))
+
+
+class OnGpu:
+    """A tensor with the address of a GPU's memory, as torch's on a machine that has one."""
+
+    def __init__(self, numbers):
+        self.on_host = torch.tensor(numbers)
+        self.copies = 0
+
+    @property
+    def device(self):
+        return torch.device("cuda", 0)
+
+    @property
+    def dtype(self):
+        return self.on_host.dtype
+
+    def dim(self):
+        return self.on_host.dim()
+
+    def data_ptr(self):
+        return 1 << 46
+
+    def cpu(self):
+        self.copies += 1
+        return self.on_host
+
+
+def test_tensors_on_a_gpu_are_copied_here(client, schema, service):
+    ids, lengths = OnGpu(IDS), OnGpu(LENGTHS)
+    for batch in [rowmill.Jagged(ids, lengths), rowmill.Jagged(ids, torch.tensor(LENGTHS))]:
+        assert torch.equal(client.lookup(schema, batch).torch(), expected(service))
+        assert torch.equal(client.submit(schema, batch).result().torch(), expected(service))
+    assert (ids.copies, lengths.copies) == (4, 2)
+    weighted = client.bind([rowmill.Feature("w", "items", "weighted_sum")])
+    twice = client.lookup(weighted, rowmill.Jagged(OnGpu([5]), OnGpu([1]), weights=OnGpu([2.0])))
+    assert torch.equal(twice.torch()[0], 2 * torch.from_numpy(service.tables["items"][5]))
+    with pytest.raises(rowmill.InputError, match="ids have 2 dimensions"):
+        client.lookup(schema, rowmill.Jagged(OnGpu([IDS]), lengths))

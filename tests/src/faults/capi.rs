@@ -53,11 +53,22 @@ pub(super) fn misuse(site: &Site, section: &str) -> Result<Verdict> {
         Ok(program) => program,
         Err(why) => return Ok(Verdict::Skipped(why)),
     };
+    let program = program.to_str().context("a path in UTF-8")?;
+    misused(site, program, &[], section)
+}
+
+/// Runs a section of a program, whose arguments are these and then the service's endpoint, its process and the section.
+pub(super) fn misused(
+    site: &Site,
+    program: &str,
+    arguments: &[&str],
+    section: &str,
+) -> Result<Verdict> {
     let mut service = site.start(&site.settings()?)?;
     let before = service.holdings()?;
     let process = service.process().0.id().to_string();
-    let program = program.to_str().context("a path in UTF-8")?;
-    let (status, said) = site.command(program, &[&service.endpoint, &process, section])?;
+    let arguments = [arguments, &[&service.endpoint, &process, section]].concat();
+    let (status, said) = site.command(program, &arguments)?;
     ensure!(status.success(), "it ended with {status}:\n{said}");
     if section != "killed" {
         service.is_alive()?;

@@ -2,7 +2,7 @@
 
 use super::{
     Fault, Over, capi, clients, endings, far, files, gpu, ids, imports, large_imports, limits,
-    load, modes, rdma, refusals, regions, schemas, sharing, starts, stream,
+    load, modes, python, rdma, refusals, regions, schemas, sharing, starts, stream,
 };
 
 /// What all faults beside an innocent client are bound by, beside what the table says.
@@ -14,6 +14,8 @@ const TOLD: &str = "told within 2 s (emulated: 10 s), nothing held within as lon
 /// What wrong uses of the C interface are bound by.
 const IN_C: &str =
     "a sentence that says what to do; no crash, no hang, nothing leaked on either side";
+/// What wrong uses of the Python package are bound by.
+const IN_PYTHON: &str = "an exception with a sentence that says what to do; no crash, no hang, nothing leaked on either side";
 /// What all programs that refuse to start are bound by.
 const AT_START: &str = "exit code 1 within 1 s";
 /// What all imports that are refused are bound by.
@@ -470,6 +472,45 @@ pub const ALL: &[Fault] = &[
     }),
     Fault::new("c-killed", "CLOSED", IN_C, |site| {
         capi::misuse(site, "killed")
+    }),
+    Fault::new("py-dtypes", "DtypeError", IN_PYTHON, |site| {
+        python::misuse(site, "dtypes")
+    }),
+    Fault::new("py-not-contiguous", "InputError", IN_PYTHON, |site| {
+        python::misuse(site, "gaps")
+    }),
+    Fault::new("py-zero-size", "results without rows; InputError", IN_PYTHON, |site| {
+        python::misuse(site, "nothing")
+    }),
+    Fault::new("py-lengths", "InputError", IN_PYTHON, |site| {
+        python::misuse(site, "lengths")
+    }),
+    Fault::new("py-features-in-another-order", "the same results; FeatureError", IN_PYTHON, |site| {
+        python::misuse(site, "order")
+    }),
+    Fault::new("py-ids", "IdError, feature, position", IN_PYTHON, |site| {
+        python::misuse(site, "ids")
+    }),
+    Fault::new("py-freed-in-flight", "the results", IN_PYTHON, |site| {
+        python::misuse(site, "freed")
+    }),
+    Fault::new("py-closed", "ClosedError", IN_PYTHON, |site| {
+        python::misuse(site, "closed")
+    }),
+    Fault::new("py-forked", "ClosedError in the child, results in the parent", IN_PYTHON, |site| {
+        python::misuse(site, "fork")
+    }),
+    Fault::new("py-two-loops", "results in each; InputError", IN_PYTHON, |site| {
+        python::misuse(site, "loops")
+    }),
+    Fault::new("py-ctrl-c", "KeyboardInterrupt, then results", IN_PYTHON, |site| {
+        python::misuse(site, "ctrl-c")
+    }),
+    Fault::new("py-ctrl-c-connecting", "KeyboardInterrupt; ReplyTimeout, ConnectError", IN_PYTHON, |site| {
+        python::misuse(site, "connecting")
+    }),
+    Fault::new("py-killed", "ClosedError", IN_PYTHON, |site| {
+        python::misuse(site, "killed")
     }),
     Fault::new(
         "gpu-memory-without-nic",

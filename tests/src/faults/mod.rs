@@ -21,6 +21,7 @@ mod modes;
 mod patron;
 mod places;
 pub mod programs;
+mod python;
 mod rdma;
 mod refusals;
 mod regions;

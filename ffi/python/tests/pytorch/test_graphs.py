@@ -156,6 +156,38 @@ def test_exported_saved_and_run_by_another_process(exported, client, batches, tm
     assert said[1] == "equal"
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("division", ["lengths", "offsets"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_exported_with_one_sample(client, batches, division, weighted, strict):
+    class Pooled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bags = EmbeddingBagCollection(bag_tables(), is_weighted=weighted)
+            self.over = torch.nn.Linear(24, 4)
+
+        def forward(self, features):
+            pooled = self.bags(features)
+            return self.over(pooled.values()).relu(), pooled["article"].sum(1)
+
+    def drawn(bags, seed):
+        batch = keyed(batches, bags, seed)
+        given = {"lengths": batch.lengths()}
+        if division == "offsets":
+            given = {"offsets": torch.nn.functional.pad(batch.lengths().cumsum(0), (1, 0))}
+        return KeyedJaggedTensor(batch.keys(), batch.values(), batch.weights_or_none(), **given)
+
+    module, any_size = Pooled(), {0: torch.export.Dim.AUTO}
+    fields = [any_size, any_size, *((any_size, None) if division == "lengths" else (None, any_size))]
+    with torch.no_grad():
+        program = torch.export.export(module, (drawn(1, 17),), dynamic_shapes={"features": fields}, strict=strict).module()
+        for bags in (1, 5, 2, 64):
+            batch = drawn(bags, bags)
+            for found, wanted in zip(program(batch), module(batch)):
+                torch.testing.assert_close(found, wanted)
+
+
 def test_torchrecs_batches_are_compiled_and_exported(client, batches):
     torchrec = pytest.importorskip("torchrec", reason="torchrec is not installed")
     bags = EmbeddingBagCollection(bag_tables())

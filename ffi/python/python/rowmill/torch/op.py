@@ -230,8 +230,23 @@ def _rows(ids, lengths, offsets, columns, column_count, model, plan, width, devi
     return values.to(device)
 
 
+def _any_size(size):
+    """A size that may be 0 or 1 in the example that a program is exported with, as one that says nothing of that.
+
+    torch takes these for sizes that are always so. Those of tensors that come from outside it fixes itself; this is of a tensor of ours.
+    """
+    is_exporting = getattr(torch.compiler, "is_exporting", None)
+    if is_exporting is None or not is_exporting() or not isinstance(size, torch.SymInt):
+        return size
+    node = size.node
+    # Looked at without a guard, which would fix it.
+    if not node.has_hint() or node.hint > 1:
+        return size
+    return torch.library.get_ctx().new_dynamic_size()
+
+
 def _lookup_fake(ids, lengths, offsets, weights, columns, column_count, model, plan, width, device=None):
-    bags = (offsets.numel() - 1 if lengths is None else lengths.numel()) // column_count
+    bags = _any_size((offsets.numel() - 1 if lengths is None else lengths.numel()) // column_count)
     return ids.new_empty((bags, width), dtype=torch.float32, device=ids.device if device is None else device)
 
 
