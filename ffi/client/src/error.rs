@@ -355,9 +355,12 @@ impl ClientError {
         matches!(self, ClientError::Closed | ClientError::Lost { .. })
     }
 
-    /// Whether it fails for lack of memory for results.
+    /// Whether it fails for memory that other results have.
     pub(crate) fn is_full(&self) -> bool {
-        matches!(self, ClientError::ResultsHeld { .. })
+        matches!(
+            self,
+            ClientError::ResultsHeld { .. } | ClientError::TargetInUse { .. }
+        )
     }
 
     /// Whether the same call can succeed once answers have been polled for.

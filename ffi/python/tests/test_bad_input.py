@@ -140,6 +140,18 @@ def test_arrays_that_are_not_dense(client, schema, batch, sentence):
         client.lookup(schema, batch)
 
 
+def test_masked_arrays(client):
+    weighted = client.bind([rowmill.Feature("w", "items", "weighted_sum")])
+    ids, lengths, weights = np.array([7, 8]), np.array([2]), np.ones(2, np.float32)
+    for what, batch in [
+        ("ids", rowmill.Jagged(np.ma.array(ids, mask=[False, True]), lengths, weights=weights)),
+        ("lengths", rowmill.Jagged(ids, np.ma.array(lengths), weights=weights)),
+        ("weights", {"w": (ids, lengths, np.ma.array(weights, mask=[True, False]))}),
+    ]:
+        with pytest.raises(rowmill.InputError, match=f"{what} are a masked array.*; leave masked elements out with .compressed"):
+            client.lookup(weighted, batch)
+
+
 # Nothing to look up
 
 
@@ -370,6 +382,27 @@ def test_the_same_out_twice_in_flight(own_service):
                 client.submit(schema, ONE, out=buffer)
         future.result()
         client.lookup(schema, ONE, out=buffer)
+
+
+def test_out_of_a_future_that_was_dropped(own_service):
+    with rowmill.connect(own_service.url) as client:
+        schema = client.bind(FEATURES)
+        buffer = client.buffer(4096)
+        with Paused(own_service):
+            future = client.submit(schema, ONE, out=buffer)
+            del future
+            with pytest.raises(rowmill.BusyError, match="overlap"):
+                client.submit(schema, ONE, out=buffer)
+        # Nobody but this call takes its answer in, which may have to come yet.
+        until = time.monotonic() + 10
+        while True:
+            try:
+                result = client.lookup(schema, ONE, out=buffer)
+                break
+            except rowmill.BusyError:
+                assert time.monotonic() < until
+        assert np.array_equal(result["user"].numpy(), own_service.tables["users"][8:9])
+        del result
 
 
 # The client's end

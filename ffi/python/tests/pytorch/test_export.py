@@ -53,6 +53,12 @@ def test_rows_are_served_as_they_were(serve, tmp_path, dtype):
         assert ((found[format] - weight.float()).abs() <= half_a_step(weight.float(), format)).all(), format
 
 
+def test_weights_with_the_negative_bit(serve, tmp_path):
+    weight = torch.randn(6, 8)
+    export_tables({"embeddings.t.weight": torch._neg_view(-weight)}, tmp_path / "generation")
+    assert torch.equal(served_rows(serve, tmp_path / "generation", {"t": (6, 8)})["t"], weight)
+
+
 def test_a_model_with_collections_and_bags_of_its_own(serve, tmp_path):
     class Model(torch.nn.Module):
         def __init__(self):

@@ -152,4 +152,4 @@ def _dense(name: str, weight: Any) -> torch.Tensor:
         raise rowmill.InputError(f"table {name} has the shape {list(weight.shape)}; a table has rows and dimensions")
     if weight.device.type == "meta":
         raise rowmill.InputError(f"table {name} is on the meta device, without values; load the model's weights first")
-    return weight.detach().cpu().contiguous()
+    return weight.detach().cpu().contiguous().resolve_neg()
