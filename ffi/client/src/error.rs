@@ -209,7 +209,7 @@ pub enum ClientError {
         bytes: u64,
     },
     /// The range leaves its region, or is misaligned.
-    #[error("bytes {offset} to {} are no place for a target in a region of {region} bytes; stay inside, at a multiple of 2", offset.saturating_add(*bytes))]
+    #[error("bytes {offset} to {} are no place for a target in a region of {region} bytes; stay inside, at a multiple of the elements' size", offset.saturating_add(*bytes))]
     TargetPlace {
         /// Where the wanted range begins.
         offset: u64,
