@@ -395,10 +395,11 @@ fn not_masked(what: &str, array: &Bound<'_, PyAny>) -> Outcome<()> {
 
 /// Refuses tensors with torch's negative bit, whose elements have the other sign in memory.
 fn not_negated(what: &str, tensor: &Bound<'_, PyAny>) -> Outcome<()> {
-    if !tensor
-        .call_method0(intern!(tensor.py(), "is_neg"))?
-        .is_truthy()?
-    {
+    // Other libraries' tensors have no such bit.
+    let Some(is_negated) = tensor.getattr_opt(intern!(tensor.py(), "is_neg"))? else {
+        return Ok(());
+    };
+    if !is_negated.call0()?.is_truthy()? {
         return Ok(());
     }
     let text = format!(
