@@ -115,12 +115,12 @@ impl RowFormat {
                 if bias.is_infinite() {
                     find(
                         least,
-                        "as the row's smallest value is no f16, -65504 or more; use int8",
+                        "as the row's smallest value is no f16, -65504 or more; use f32, or int8 with its steps of 1/255 of the row's span",
                     )
                 } else if scale.is_infinite() {
                     find(
                         most,
-                        "is farther from the row's smallest value than f16 scales reach; use int8",
+                        "is farther from the row's smallest value than f16 scales reach; use f32, or int8 with its steps of 1/255 of the row's span",
                     )
                 } else {
                     Ok(())

@@ -330,7 +330,8 @@ pub enum TableError {
     },
     /// A value of a table in memory that can't be stored.
     #[error(
-        "table {table}: row {row}: {unfit}; replace the value, or store the table in another row format"
+        "table {table}: row {row}: {unfit}; {}",
+        if unfit.value.is_finite() { "replace the value, or store the table in another row format" } else { "replace the value, which no row format holds" }
     )]
     UnfitRow {
         /// The table.

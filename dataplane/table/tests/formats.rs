@@ -282,7 +282,7 @@ fn values_that_do_not_fit() {
             .unwrap_err()
             .to_string();
         assert!(
-            text.starts_with("dimension 3 is ") && text.contains("use int8"),
+            text.starts_with("dimension 3 is ") && text.contains("or int8 with its steps"),
             "{text}"
         );
     }

@@ -209,7 +209,7 @@ pub enum ClientError {
         bytes: u64,
     },
     /// The range leaves its region, or is misaligned.
-    #[error("bytes {offset} to {} are no place for a target in a region of {region} bytes; stay inside, at a multiple of 2", offset.saturating_add(*bytes))]
+    #[error("bytes {offset} to {} are no place for a target in a region of {region} bytes; stay inside, at a multiple of the elements' size", offset.saturating_add(*bytes))]
     TargetPlace {
         /// Where the wanted range begins.
         offset: u64,
@@ -355,9 +355,12 @@ impl ClientError {
         matches!(self, ClientError::Closed | ClientError::Lost { .. })
     }
 
-    /// Whether it fails for lack of memory for results.
+    /// Whether it fails for memory that other results have.
     pub(crate) fn is_full(&self) -> bool {
-        matches!(self, ClientError::ResultsHeld { .. })
+        matches!(
+            self,
+            ClientError::ResultsHeld { .. } | ClientError::TargetInUse { .. }
+        )
     }
 
     /// Whether the same call can succeed once answers have been polled for.

@@ -113,7 +113,7 @@ pub use rowmill_cuda as cuda;
 pub use rowmill_port::rdma::{AckTimeout, ConnectionParameters, PathMtu, RetryCount, RnrTimer};
 pub use rowmill_port::{ClientPort, Interrupt, PeerMemory, PortError, Process, spawn_quiet};
 pub use rowmill_wire::control::{TableEntry, Welcome};
-pub use rowmill_wire::limits::MAX_FEATURES;
+pub use rowmill_wire::limits::{MAX_BATCH, MAX_BLOCK_IDS, MAX_FEATURES, MAX_NAME};
 pub use rowmill_wire::{Feature, Output, Pooling, Refusal, Schema, Status};
 pub use schema::BoundSchema;
 pub use session::Session;

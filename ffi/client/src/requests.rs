@@ -395,6 +395,16 @@ impl<P: ClientPort> Session<P> {
         }
     }
 
+    /// Notes that a call has met the connection's end.
+    pub(crate) fn ended_by(&mut self, error: &ClientError) {
+        if let ClientError::Lost { what } = error {
+            self.lost.get_or_insert(*what);
+        }
+        // What was placed before that counts, and a record that makes no sense changes nothing about the end.
+        let _ = self.drain();
+        self.end();
+    }
+
     /// Ends the connection from this side.
     pub(crate) fn close(&mut self) {
         self.port.close();

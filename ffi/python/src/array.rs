@@ -184,6 +184,7 @@ impl Array {
             };
             return Err(role.wrong_dtype(&given));
         };
+        not_masked(role.name(), object)?;
         check_dims(role, buffer.dimensions())?;
         if !buffer.is_c_contiguous() {
             let advice = "call numpy.ascontiguousarray() on them";
@@ -222,6 +223,7 @@ impl Array {
         let copied = is_on_gpu.then(|| tensor.call_method0(intern!(py, "cpu")));
         let copied = copied.transpose()?;
         let tensor = copied.as_ref().unwrap_or(tensor);
+        not_negated(role.name(), tensor)?;
         // A sparse tensor has neither.
         let dense = tensor.call_method0(intern!(py, "is_contiguous"));
         let dense = dense.and_then(|dense| dense.is_truthy());
@@ -322,6 +324,7 @@ impl Memory {
         let dtype = dtype.rsplit('.').next().unwrap_or_default().to_string();
         // SAFETY: the object is alive, and the GIL is held.
         if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
+            not_masked("out", object)?;
             let buffer = PyUntypedBuffer::get(object)?;
             return Ok(Memory {
                 address: buffer.buf_ptr().addr(),
@@ -337,6 +340,7 @@ impl Memory {
         let (Ok(address), Ok(bytes), Ok(contiguous)) = (address, bytes, contiguous) else {
             return Err(neither("out", object));
         };
+        not_negated("out", object)?;
         Ok(Memory {
             address: address.extract()?,
             bytes: bytes.extract()?,
@@ -374,6 +378,32 @@ fn check_dims(role: Role, dims: usize) -> Outcome<()> {
     let text = format!(
         "{} have {dims} dimensions, but 1 is wanted; call .reshape(-1) on them",
         role.name()
+    );
+    Err(Fault::input(text))
+}
+
+/// Refuses NumPy's masked arrays, whose memory does not tell which elements are masked.
+fn not_masked(what: &str, array: &Bound<'_, PyAny>) -> Outcome<()> {
+    if array.getattr_opt(intern!(array.py(), "mask"))?.is_none() {
+        return Ok(());
+    }
+    let text = format!(
+        "{what} are a masked array, and masks are not looked at; leave masked elements out with .compressed(), or give them a value with .filled()"
+    );
+    Err(Fault::input(text))
+}
+
+/// Refuses tensors with torch's negative bit, whose elements have the other sign in memory.
+fn not_negated(what: &str, tensor: &Bound<'_, PyAny>) -> Outcome<()> {
+    // Other libraries' tensors have no such bit.
+    let Some(is_negated) = tensor.getattr_opt(intern!(tensor.py(), "is_neg"))? else {
+        return Ok(());
+    };
+    if !is_negated.call0()?.is_truthy()? {
+        return Ok(());
+    }
+    let text = format!(
+        "{what} are a view that torch negates when it reads it, of memory with the other sign; call .resolve_neg() on them"
     );
     Err(Fault::input(text))
 }

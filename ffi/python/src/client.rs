@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rowmill_client::{
-    Backoff, GpuOptions, Hub, HubOptions, Options, RequestOptions, Staging, Wait,
+    Backoff, GpuOptions, Hub, HubOptions, MAX_BATCH, MAX_FEATURES, Options, Staging, Wait,
 };
 
+use crate::arguments::{self, request_options};
 use crate::array::{Array, Dtype};
 use crate::batch::{Batch, Division};
 use crate::buffer::{Buffer, Buffers, Out};
@@ -50,8 +51,8 @@ impl Client {
 ///
 /// Args:
 ///     url: Where it is: ``shm:/path/to/NAME.sock`` on this host, ``rdma://HOST:PORT`` from another one.
-///     name: The client's name in the dataplane's logs and status page.
-///     credits: Requests wanted in flight on each of its workers; it may grant fewer.
+///     name: The client's name in the dataplane's logs and status page, of at most 128 bytes.
+///     credits: Requests wanted in flight on each of its workers, at least 1; it may grant fewer.
 ///     source_bytes: Bytes for the ids, lengths and weights of all requests in flight that are larger than 8 KiB.
 ///     pool_bytes: Bytes of a region of memory for results, of which there can be 8; 4 MiB if not given, and more
 ///         where four results don't fit.
@@ -63,7 +64,8 @@ impl Client {
 ///     Client: A client of its own.
 ///
 /// Raises:
-///     ConnectError: Nobody listens there, the connection is refused, or the URL is none.
+///     ConnectError: Nobody listens there, or no rowmilld of this version; the connection is refused; this machine lacks what
+///         it takes, such as an RDMA device; or the URL is none.
 ///     ReplyTimeout: There is no answer within ``reply_limit``.
 ///     InputError: An argument is out of its range.
 #[pyfunction]
@@ -73,9 +75,9 @@ pub(crate) fn connect(
     py: Python<'_>,
     url: &str,
     name: &str,
-    credits: u16,
-    source_bytes: usize,
-    pool_bytes: Option<u64>,
+    credits: i128,
+    source_bytes: i128,
+    pool_bytes: Option<i128>,
     wait: &str,
     reply_limit: f64,
 ) -> PyResult<Client> {
@@ -96,18 +98,20 @@ pub(crate) fn connect(
             return Err(Fault::input(text).into());
         }
     };
+    arguments::name("name", name)?;
     let options = Options {
         name: name.into(),
-        credits,
-        source_bytes,
-        reply_limit: request::seconds("reply_limit", reply_limit)?,
+        credits: arguments::whole("credits", credits, 1..=u16::MAX)?,
+        source_bytes: arguments::whole("source_bytes", source_bytes, 0..=usize::MAX)?,
+        reply_limit: arguments::seconds("reply_limit", reply_limit)?,
         backoff,
         interrupt: control::interrupt(),
         ..Options::default()
     };
     let usual = HubOptions::default();
+    let pool_bytes = pool_bytes.map(|bytes| arguments::whole("pool_bytes", bytes, 0..=u64::MAX));
     let pool = HubOptions {
-        pool_region_bytes: pool_bytes.unwrap_or(usual.pool_region_bytes),
+        pool_region_bytes: pool_bytes.transpose()?.unwrap_or(usual.pool_region_bytes),
         ..usual
     };
     let endpoint = url.to_owned();
@@ -115,7 +119,7 @@ pub(crate) fn connect(
         Hub::connect(&endpoint, options, pool)
     })?;
     Ok(Client {
-        hub: Mutex::new(Some(hub.map_err(|error| Fault::of(error, &[]))?)),
+        hub: Mutex::new(Some(hub.map_err(|error| Fault::of_connecting(error, url))?)),
         wait,
         buffers: Arc::default(),
         url: url.into(),
@@ -141,7 +145,7 @@ impl Client {
     ///
     /// Args:
     ///     features: At least one, at most 256; batches are matched with them by name.
-    ///     max_batch: Most bags a feature of a batch, at most 65,536.
+    ///     max_batch: Most bags a feature of a batch, from 1 to 65,536.
     ///     output: The type of results: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
     ///
     /// Returns:
@@ -149,7 +153,8 @@ impl Client {
     ///
     /// Raises:
     ///     FeatureError: Two features have the same name.
-    ///     InputError: The model has no such table, there is no such output, or 16 other schemas are bound.
+    ///     InputError: The model has no such table, there is no such output, 16 other schemas are bound, or there are too many
+    ///         features or bags, or none.
     ///     RefusedError: The dataplane refuses it.
     ///     ReplyTimeout: There is no answer within ``reply_limit``.
     ///     ClosedError: The connection has ended.
@@ -158,10 +163,18 @@ impl Client {
         &self,
         py: Python<'_>,
         features: Vec<PyRef<'_, Feature>>,
-        max_batch: u32,
+        max_batch: i128,
         output: &str,
     ) -> PyResult<Schema> {
         let hub = self.open()?;
+        let max_batch = arguments::whole("max_batch", max_batch, 1..=MAX_BATCH)?;
+        if !(1..=MAX_FEATURES).contains(&features.len()) {
+            let text = format!(
+                "{} features; give from 1 to {MAX_FEATURES}, and bind several schemas for more",
+                features.len()
+            );
+            return Err(Fault::input(text).into());
+        }
         let features: Vec<Feature> = features
             .iter()
             .map(|feature| Feature::clone(feature))
@@ -190,7 +203,7 @@ impl Client {
     ///         type in one, contiguous, of at least ``schema.result_bytes(bags)`` bytes. The result then sees this memory, which
     ///         is the caller's; no other request in flight may have any of it.
     ///     generation: The generation wanted; 0 for the newest.
-    ///     deadline: Seconds after which nobody wants the answer, from the dataplane's receipt on.
+    ///     deadline: Seconds after which nobody wants the answer, from the dataplane's receipt on; more than 0, or None for no limit.
     ///     timeout: Seconds to wait at most.
     ///
     /// Returns:
@@ -215,7 +228,7 @@ impl Client {
         batch: &Bound<'_, PyAny>,
         weights: Option<&Bound<'_, PyAny>>,
         out: Option<&Bound<'_, PyAny>>,
-        generation: u64,
+        generation: i64,
         deadline: Option<f64>,
         timeout: Option<f64>,
     ) -> PyResult<Result> {
@@ -240,7 +253,7 @@ impl Client {
     ///         type in one, contiguous, of at least ``schema.result_bytes(bags)`` bytes. The result then sees this memory, which
     ///         is the caller's; no other request in flight may have any of it.
     ///     generation: The generation wanted; 0 for the newest.
-    ///     deadline: Seconds after which nobody wants the answer, from the dataplane's receipt on.
+    ///     deadline: Seconds after which nobody wants the answer, from the dataplane's receipt on; more than 0, or None for no limit.
     ///
     /// Returns:
     ///     Future: The result to come.
@@ -255,7 +268,7 @@ impl Client {
         batch: &Bound<'_, PyAny>,
         weights: Option<&Bound<'_, PyAny>>,
         out: Option<&Bound<'_, PyAny>>,
-        generation: u64,
+        generation: i64,
         deadline: Option<f64>,
     ) -> PyResult<Future> {
         let hub = slf.get().open()?;
@@ -302,7 +315,7 @@ impl Client {
         columns: Option<Vec<u32>>,
         column_count: usize,
         out: Option<&Bound<'_, PyAny>>,
-        generation: u64,
+        generation: i64,
         deadline: Option<f64>,
         timeout: Option<f64>,
         before: Option<Vec<u64>>,
@@ -339,11 +352,10 @@ impl Client {
     ///     RefusedError: The dataplane refuses it, such as for the number of regions.
     ///     ReplyTimeout: There is no answer within ``reply_limit``.
     ///     ClosedError: The connection has ended.
-    fn buffer(&self, py: Python<'_>, nbytes: u64) -> PyResult<Buffer> {
+    fn buffer(&self, py: Python<'_>, nbytes: i128) -> PyResult<Buffer> {
         let hub = self.open()?;
-        if nbytes == 0 {
-            return Err(Fault::input("a buffer of 0 bytes; give at least 1").into());
-        }
+        let most = hub.welcome().max_region;
+        let nbytes = arguments::whole("nbytes", nbytes, 1..=most)?;
         let buffers = Arc::clone(&self.buffers);
         let buffer = control::call(py, &Patience::endless(), move || buffers.make(&hub, nbytes))?;
         Ok(buffer.map_err(|error| Fault::of(error, &[]))?)
@@ -389,7 +401,7 @@ impl Client {
             library: library.map_or(usual.library, Into::into),
             staging_bytes,
             requests,
-            limit: request::seconds("limit", limit)?,
+            limit: arguments::seconds("limit", limit)?,
             ..usual
         };
         let staging = match allow_staging {
@@ -419,10 +431,12 @@ impl Client {
         });
     }
 
-    /// Whether :meth:`close` was called.
+    /// Whether the connection has ended: by :meth:`close`, or as a call has found out, or in a child of the process. It neither asks
+    /// the dataplane nor waits.
     #[getter]
-    fn closed(&self) -> bool {
-        self.lock().is_none()
+    fn closed(&self, py: Python<'_>) -> bool {
+        let hub = self.lock().clone();
+        py.detach(|| hub.is_none_or(|hub| hub.is_closed()))
     }
 
     /// The newest generation that the dataplane has told of.
@@ -462,8 +476,8 @@ impl Client {
         self.close(py);
     }
 
-    fn __repr__(&self) -> String {
-        let end = if self.closed() { ", closed" } else { "" };
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let end = if self.closed(py) { ", closed" } else { "" };
         format!("Client('{}'{end})", self.url)
     }
 }
@@ -551,13 +565,4 @@ fn whole(bits: u8) -> Outcome<Dtype> {
             "numbers of {bits} bits; give 32 or 64"
         ))),
     }
-}
-
-pub(crate) fn request_options(generation: u64, deadline: Option<f64>) -> Outcome<RequestOptions> {
-    let remaining = deadline.map(|deadline| request::seconds("deadline", deadline));
-    Ok(RequestOptions {
-        remaining: remaining.transpose()?,
-        generation,
-        ..RequestOptions::default()
-    })
 }

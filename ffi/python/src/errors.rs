@@ -137,7 +137,7 @@ impl Fault {
 
     /// An error of the client; `names` are those of the features or columns that it counts.
     pub(crate) fn of(error: ClientError, names: &[String]) -> Fault {
-        let text = error.to_string();
+        let text = sentence(&error);
         match error {
             ClientError::Batch(error) => Fault::input(named(text, feature_of(&error), names)),
             ClientError::Port(PortError::Refused { refusal, .. }) => Fault::Told(Told {
@@ -146,6 +146,29 @@ impl Fault {
             }),
             error => Fault::new(class_of(&error), text),
         }
+    }
+
+    /// Why there is no connection to `url`.
+    pub(crate) fn of_connecting(error: ClientError, url: &str) -> Fault {
+        let text = match &error {
+            ClientError::Port(PortError::System { call, source }) => format!(
+                "cannot connect to {url}: {call} failed: {source}; see whether this machine has what it takes: rdma:// needs an RDMA device, and /dev/infiniband/rdma_cm"
+            ),
+            ClientError::Port(PortError::Unsupported { .. }) => {
+                format!("cannot connect to {url}: {error}; see what this machine's device can do")
+            }
+            ClientError::Port(PortError::Protocol(what)) => format!(
+                "cannot connect to {url}: what listens there answers as no rowmilld of this version does ({what}); see what it is"
+            ),
+            ClientError::Port(PortError::Refused { .. }) => {
+                format!("cannot connect to {url}: {error}; {}", advice(&error))
+            }
+            ClientError::Closed | ClientError::Lost { .. } => format!(
+                "cannot connect to {url}: {error} while it was being made; see what listens there, and its log"
+            ),
+            _ => return Fault::of(error, &[]),
+        };
+        Fault::new(Class::Connect, text)
     }
 
     /// Why a request has no result.
@@ -202,7 +225,10 @@ fn refused(refusal: Refusal, names: &[String]) -> Told {
     } = refusal;
     let name = names.get(feature as usize).cloned();
     let position = Some(index).filter(|&at| name.is_some() && at != NOWHERE);
-    let text = named(refusal.to_string(), Some(feature as usize), names);
+    let mut text = named(refusal.to_string(), Some(feature as usize), names);
+    if status == Status::IdNegative {
+        text += "; of unsigned ids those with the highest bit count as negative";
+    }
     let place = Place {
         status,
         feature: name,
@@ -227,6 +253,36 @@ impl From<Fault> for PyErr {
 impl From<PyErr> for Fault {
     fn from(error: PyErr) -> Fault {
         Fault::Raised(error)
+    }
+}
+
+/// An error in Python's terms, with its cause.
+fn sentence(error: &ClientError) -> String {
+    match error {
+        ClientError::NoCredit => {
+            "no credit: as many requests are in flight as the dataplane has granted; take results of futures or drop futures, or connect with more credits".into()
+        }
+        ClientError::NoSourceSpace => {
+            "no room for the ids: those of requests in flight fill it; take results of futures, or connect with more source_bytes".into()
+        }
+        ClientError::Port(PortError::System { source, .. }) => format!("{error}: {source}"),
+        error => error.to_string(),
+    }
+}
+
+/// What to do where a dataplane refuses a connection.
+fn advice(refused: &ClientError) -> &'static str {
+    let ClientError::Port(PortError::Refused { refusal, .. }) = refused else {
+        return "see its log";
+    };
+    match refusal.status {
+        Status::LimitReached | Status::Busy | Status::Draining => {
+            "close clients that are not needed, raise limits.connections of its configuration, or try again later"
+        }
+        Status::UnsupportedVersion | Status::Unsupported | Status::Malformed => {
+            "install the package in the version of the dataplane"
+        }
+        _ => "see its log",
     }
 }
 

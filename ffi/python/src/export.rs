@@ -12,6 +12,7 @@ use rowmill_table::{
     MemoryTable, RowFormat, RowMemory, TableError, TableKind, TableSpec, silent, write_until,
 };
 
+use crate::arguments;
 use crate::errors::{Class, Fault, Outcome};
 
 /// How long a signal waits for its handler, which has to run in Python.
@@ -57,9 +58,10 @@ type Given = (String, u64, usize, String, usize, String);
 pub(crate) fn write_generation(
     py: Python<'_>,
     path: PathBuf,
-    number: u64,
+    number: i128,
     tables: Vec<Given>,
 ) -> PyResult<()> {
+    let number = arguments::whole("generation", number, 0..=u64::MAX)?;
     let tables = tables.into_iter().map(table);
     let tables = tables.collect::<Outcome<Vec<(TableSpec, RowFormat, Memory)>>>()?;
     let stop = AtomicBool::new(false);

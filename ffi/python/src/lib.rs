@@ -3,6 +3,7 @@
 //! Nothing here blocks with the interpreter's lock held: what waits gives it to others, and what may be dropped by any thread
 //! needs none.
 
+mod arguments;
 mod array;
 mod batch;
 mod buffer;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use rowmill_client::{ClientError, Hub, Pending, Reply, RequestOptions, Wait};
 
+use crate::arguments;
 use crate::batch::Batch;
 use crate::buffer::{Out, Registered};
 use crate::control;
@@ -99,14 +100,6 @@ impl Asked {
     }
 }
 
-/// A number of seconds that a caller gives.
-pub(crate) fn seconds(what: &str, given: f64) -> Outcome<Duration> {
-    Duration::try_from_secs_f64(given).map_err(|_| {
-        let text = format!("{what} of {given} seconds; give 0 or more, or None for no limit");
-        Fault::input(text)
-    })
-}
-
 /// The time that a caller gives for waiting, cut into slices.
 pub(crate) struct Patience {
     until: Option<Instant>,
@@ -115,9 +108,7 @@ pub(crate) struct Patience {
 
 impl Patience {
     pub(crate) fn new(timeout: Option<f64>) -> Outcome<Patience> {
-        let limit = timeout
-            .map(|timeout| seconds("timeout", timeout))
-            .transpose()?;
+        let limit = arguments::timeout(timeout)?;
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         Ok(Patience { until, timeout })
     }

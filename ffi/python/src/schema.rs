@@ -8,6 +8,7 @@ use pyo3::types::{PyList, PyTuple};
 use rowmill_client as rowmill;
 use rowmill_client::{BoundSchema, Output, Pooling, TableEntry};
 
+use crate::arguments;
 use crate::errors::{Class, Fault, Outcome};
 
 /// A table of the model.
@@ -79,7 +80,8 @@ const POOLINGS: [(&str, Pooling); 6] = [
 ///         as the schema's ``max_batch`` if not given.
 ///
 /// Raises:
-///     InputError: There is no such pooling, or ``max_ids`` is given for a feature that is pooled.
+///     InputError: There is no such pooling, a name has more than 128 bytes, ``max_ids`` is out of its range, or given for a feature
+///         that is pooled.
 #[pyclass(frozen, eq, hash, module = "rowmill")]
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Feature {
@@ -99,7 +101,9 @@ pub(crate) struct Feature {
 impl Feature {
     #[new]
     #[pyo3(signature = (name, table, pooling = "sum", max_ids = None))]
-    fn new(name: String, table: String, pooling: &str, max_ids: Option<u32>) -> PyResult<Feature> {
+    fn new(name: String, table: String, pooling: &str, max_ids: Option<i128>) -> PyResult<Feature> {
+        arguments::name("name", &name)?;
+        arguments::name("table", &table)?;
         let known = POOLINGS.iter().find(|(known, _)| *known == pooling);
         let Some(&(_, pooling)) = known else {
             let all = POOLINGS.map(|(name, _)| name).join(", ");
@@ -113,6 +117,11 @@ impl Feature {
             );
             return Err(Fault::input(text).into());
         }
+        let max_ids =
+            max_ids.map(|most| arguments::whole("max_ids", most, 1..=rowmill::MAX_BLOCK_IDS));
+        let max_ids = max_ids
+            .transpose()
+            .map_err(|fault| fault.within(&format!("feature `{name}`: ")))?;
         Ok(Feature {
             name,
             table,
@@ -309,7 +318,11 @@ impl Schema {
         {
             return Ok(columns);
         }
-        let names: Vec<String> = keys.extract()?;
+        let names = keys.extract::<Vec<String>>();
+        let names = names.map_err(|_| {
+            let text = "keys are no names; give a list or tuple of str";
+            Fault::new(Class::Dtype, text)
+        })?;
         let columns = self.choose(names)?;
         let chosen = Chosen {
             keys: keys.unbind(),

@@ -33,13 +33,15 @@ def program(name: str) -> str:
 class Service:
     """A rowmilld that runs, and its tables."""
 
-    def __init__(self, folder: pathlib.Path, model: pathlib.Path, tables: dict[str, np.ndarray]) -> None:
+    def __init__(
+        self, folder: pathlib.Path, model: pathlib.Path, tables: dict[str, np.ndarray], options: str = ""
+    ) -> None:
         self.tables = tables
         self.socket = folder / "rowmill.sock"
         self.url = f"shm:{self.socket}"
         config = folder / "rowmilld.toml"
         config.write_text(
-            f'endpoints = ["{self.url}"]\n'
+            f'endpoints = ["{self.url}"]\n{options}'
             f'[model]\ndirectory = "{model}"\nhuge_pages = "off"\n'
             "[workers]\ncpus = 1\npin = false\n"
             "[idle]\nspin_us = 20\nyield_us = 50\n"

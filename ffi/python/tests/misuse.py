@@ -118,7 +118,7 @@ def nothing(place):
     check("bags without ids are zeros", empty.shape[0] == 3 and not empty.any())
     refused("ids without bags", rowmill.InputError, "no lengths; give", lambda: place.lookup(rowmill.Jagged(IDS, NONE)))
     refused("no offsets", rowmill.InputError, "offsets are empty; give", lambda: place.lookup(rowmill.Jagged(NONE, offsets=NONE)))
-    refused("a buffer of nothing", rowmill.InputError, "give at least 1", lambda: place.client.buffer(0))
+    refused("a buffer of nothing", rowmill.InputError, "nbytes of 0; give a whole number from 1", lambda: place.client.buffer(0))
 
 
 def lengths(place):

@@ -9,6 +9,7 @@ import gc
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -140,6 +141,18 @@ def test_arrays_that_are_not_dense(client, schema, batch, sentence):
         client.lookup(schema, batch)
 
 
+def test_masked_arrays(client):
+    weighted = client.bind([rowmill.Feature("w", "items", "weighted_sum")])
+    ids, lengths, weights = np.array([7, 8]), np.array([2]), np.ones(2, np.float32)
+    for what, batch in [
+        ("ids", rowmill.Jagged(np.ma.array(ids, mask=[False, True]), lengths, weights=weights)),
+        ("lengths", rowmill.Jagged(ids, np.ma.array(lengths), weights=weights)),
+        ("weights", {"w": (ids, lengths, np.ma.array(weights, mask=[True, False]))}),
+    ]:
+        with pytest.raises(rowmill.InputError, match=f"{what} are a masked array.*; leave masked elements out with .compressed"):
+            client.lookup(weighted, batch)
+
+
 # Nothing to look up
 
 
@@ -269,9 +282,12 @@ def test_schemas_that_can_not_be_bound(client):
     refused = [
         ([feature("a", "nothing")], {}, rowmill.InputError, "no table `nothing`; it has `items`, `users`, `words`|it has"),
         ([feature("a", "items"), feature("a", "users")], {}, rowmill.FeatureError, "`a` is named twice"),
-        ([], {}, rowmill.RefusedError, "Malformed"),
-        ([feature("a", "items")], {"max_batch": 0}, rowmill.RefusedError, "Malformed"),
-        ([feature("a", "items")], {"max_batch": 1 << 17}, rowmill.RefusedError, "TooLarge"),
+        ([], {}, rowmill.InputError, "0 features; give from 1 to 256"),
+        ([feature(str(at), "items") for at in range(257)], {}, rowmill.InputError, "257 features; give from 1 to 256"),
+        *(
+            ([feature("a", "items")], {"max_batch": bags}, rowmill.InputError, f"max_batch of {bags}; give .* from 1 to 65536")
+            for bags in (0, -1, 65537, 1 << 32, 1 << 65)
+        ),
         ([feature("a", "items")], {"output": "float64"}, rowmill.InputError, "no results of type `float64`"),
     ]
     for features, options, error, sentence in refused:
@@ -279,6 +295,14 @@ def test_schemas_that_can_not_be_bound(client):
             client.bind(features, **options)
     with pytest.raises(rowmill.InputError, match="no pooling is called `sums`; take one of sum, mean"):
         feature("a", "items", "sums")
+    for arguments, sentence in [
+        (("a" * 200, "items"), "name of 200 bytes in UTF-8; give one of at most 128"),
+        (("a", "ü" * 65), "table of 130 bytes"),
+        (("a", "items", "none", 0), "feature `a`: max_ids of 0; give a whole number from 1 to 8388608"),
+        (("a", "items", "none", -1), "max_ids of -1"),
+    ]:
+        with pytest.raises(rowmill.InputError, match=sentence):
+            feature(*arguments)
     with pytest.raises(rowmill.InputError, match="give max_ids for features with pooling=\"none\" only"):
         feature("a", "items", max_ids=4)
     two = client.bind([feature("a", "items", "none"), feature("b", "items", "none")])
@@ -372,6 +396,27 @@ def test_the_same_out_twice_in_flight(own_service):
         client.lookup(schema, ONE, out=buffer)
 
 
+def test_out_of_a_future_that_was_dropped(own_service):
+    with rowmill.connect(own_service.url) as client:
+        schema = client.bind(FEATURES)
+        buffer = client.buffer(4096)
+        with Paused(own_service):
+            future = client.submit(schema, ONE, out=buffer)
+            del future
+            with pytest.raises(rowmill.BusyError, match="overlap"):
+                client.submit(schema, ONE, out=buffer)
+        # Nobody but this call takes its answer in, which may have to come yet.
+        until = time.monotonic() + 10
+        while True:
+            try:
+                result = client.lookup(schema, ONE, out=buffer)
+                break
+            except rowmill.BusyError:
+                assert time.monotonic() < until
+        assert np.array_equal(result["user"].numpy(), own_service.tables["users"][8:9])
+        del result
+
+
 # The client's end
 
 
@@ -409,6 +454,8 @@ def test_things_of_another_client(client, service):
         ("shm:x.sock", "must be absolute"),
         ("http://here", "no port of that name is known"),
         ("here", "names no port"),
+        # Here is no device, nobody listens, or the package was built without.
+        ("rdma://127.0.0.1:1", "(cannot connect to rdma://127.0.0.1:1: .*; (see whether|is rowmilld))|no port of that name"),
     ],
 )
 def test_nothing_to_connect_to(url, sentence):
@@ -420,10 +467,93 @@ def test_nothing_to_connect_to(url, sentence):
 def test_arguments_out_of_their_range(service):
     with pytest.raises(rowmill.InputError, match="take \"block\", \"sleep\" or \"poll\""):
         rowmill.connect(service.url, wait="spin")
-    with pytest.raises(rowmill.InputError, match="reply_limit of -1 seconds"):
-        rowmill.connect(service.url, reply_limit=-1)
-    with pytest.raises(OverflowError):
-        rowmill.connect(service.url, credits=1 << 20)
+    for argument, given, sentence in [
+        ("reply_limit", -1, "reply_limit of -1 seconds; give 0 or more$"),
+        ("credits", 0, "credits of 0; give a whole number from 1 to 65535"),
+        ("credits", -1, "credits of -1; give"),
+        ("credits", 1 << 20, "credits of 1048576; give"),
+        ("source_bytes", -1, "source_bytes of -1; give a whole number from 0"),
+        ("pool_bytes", -1, "pool_bytes of -1; give a whole number from 0"),
+        ("name", "n" * 200, "name of 200 bytes in UTF-8; give one of at most 128"),
+    ]:
+        with pytest.raises(rowmill.InputError, match=sentence):
+            rowmill.connect(service.url, **{argument: given})
+
+
+def test_arguments_of_requests_out_of_their_range(client, schema):
+    for options, sentence in [
+        ({"deadline": 0}, "deadline of 0 seconds; give more than 0, or None for no limit"),
+        ({"deadline": 1e-10}, "deadline of .* seconds; give more than 0, or None for no limit"),
+        ({"deadline": -1}, "deadline of -1 seconds; give more than 0, or None for no limit"),
+        ({"generation": -1}, "generation of -1; give 0 for the newest"),
+    ]:
+        for call in (client.lookup, client.submit):
+            with pytest.raises(rowmill.InputError, match=sentence):
+                call(schema, ONE, **options)
+    with pytest.raises(rowmill.InputError, match="timeout of -1 seconds; give 0 or more, or None for no limit"):
+        client.lookup(schema, ONE, timeout=-1)
+    for nbytes in (-1, 0, 1 << 62, 1 << 70):
+        with pytest.raises(rowmill.InputError, match=f"nbytes of {nbytes}; give a whole number from 1 to"):
+            client.buffer(nbytes)
+    with pytest.raises(rowmill.DtypeError, match="keys are no names; give a list or tuple of str"):
+        client.lookup(schema, rowmill.Jagged(IDS, LENGTHS, keys=[1, 2]))
+    with pytest.raises(rowmill.DtypeError, match="a batch of type NoneType; give a rowmill.Jagged"):
+        client.lookup(schema, None)
+
+
+def test_an_id_whose_highest_bit_is_set(client, schema):
+    ids = np.array([2**32 - 1, 8], np.uint32)
+    with pytest.raises(rowmill.IdError, match="of unsigned ids those with the highest bit count as negative"):
+        client.lookup(schema, rowmill.Jagged(ids, np.array([1, 1])))
+
+
+def test_more_requests_than_credits(own_service):
+    with rowmill.connect(own_service.url) as client:
+        schema = warm(client)
+        futures = []
+        with Paused(own_service), pytest.raises(rowmill.BusyError, match="no credit: .*; take results of futures or drop"):
+            while True:
+                futures.append(client.submit(schema, ONE))
+        for future in futures:
+            future.result(10)
+        del futures, future
+
+
+def test_connecting_to_a_full_service(model, tmp_path):
+    service = Service(tmp_path, *model, options="limits.connections = 1\n")
+    try:
+        with rowmill.connect(service.url):
+            with pytest.raises(rowmill.ConnectError, match="LimitReached.*; close clients that are not needed, raise limits"):
+                rowmill.connect(service.url)
+    finally:
+        service.stop()
+
+
+def answers(folder, answer):
+    """What listens in a dataplane's place, and answers the first message so."""
+    path = folder / "other.sock"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(path))
+    listener.listen()
+
+    def run():
+        with listener, listener.accept()[0] as peer:
+            peer.recv(4096)
+            if answer:
+                peer.send(answer)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return f"shm:{path}", thread
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(4096), b"x", None])
+def test_connecting_to_something_else(tmp_path, answer):
+    url, thread = answers(tmp_path, answer)
+    with pytest.raises(rowmill.ConnectError, match=f"cannot connect to {url}: .*; (see what|is rowmilld running)") as raised:
+        rowmill.connect(url)
+    thread.join()
+    assert isinstance(raised.value, ConnectionError)
 
 
 # The process' children
@@ -534,5 +664,15 @@ def test_the_service_dies_in_mid_request(own_service: Service):
                 future.result(5)
         with pytest.raises(rowmill.ClosedError, match="connect again"):
             client.lookup(schema, ONE)
+        assert client.closed and "closed" in repr(client)
         assert np.array_equal(kept["user"].numpy(), own_service.tables["users"][8:9])
     del kept, futures, ended, future
+
+
+def test_a_call_finds_the_service_gone(own_service: Service):
+    with rowmill.connect(own_service.url) as client:
+        assert not client.closed
+        own_service.stop()
+        with pytest.raises(rowmill.ClosedError):
+            client.buffer(4096)
+        assert client.closed

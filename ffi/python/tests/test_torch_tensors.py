@@ -50,6 +50,26 @@ def test_an_inner_call_by_addresses(client, schema, service):
     assert torch.equal(by_address.torch(), expected(service))
 
 
+def test_views_with_the_negative_bit_are_refused(client):
+    weighted = client.bind([rowmill.Feature("w", "items", "weighted_sum")])
+    ids, lengths, weights = torch.tensor([5]), torch.tensor([1]), torch.tensor([2.0])
+    sentence = "are a view that torch negates when it reads it, .*; call .resolve_neg\\(\\) on them"
+    for batch in [
+        rowmill.Jagged(torch._neg_view(-ids), lengths, weights=weights),
+        rowmill.Jagged(ids, torch._neg_view(-lengths), weights=weights),
+        rowmill.Jagged(ids, offsets=torch._neg_view(torch.tensor([0, -1])), weights=weights),
+        rowmill.Jagged(ids, lengths, weights=torch.tensor([1 + 2j]).conj().imag),
+        {"w": (ids, lengths, torch._neg_view(weights))},
+    ]:
+        with pytest.raises(rowmill.InputError, match=sentence):
+            client.lookup(weighted, batch)
+    batch = rowmill.Jagged(ids, lengths, weights=weights)
+    out = torch.frombuffer(client.buffer(256), dtype=torch.float32)
+    with pytest.raises(rowmill.InputError, match="out are a view that torch negates"):
+        client.lookup(weighted, batch, out=torch._neg_view(out))
+    assert client.lookup(weighted, batch, out=out).torch().equal(out[:8].reshape(1, 8))
+
+
 class OnGpu:
     """A tensor with the address of a GPU's memory, as torch's on a machine that has one."""
 

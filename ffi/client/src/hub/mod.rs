@@ -374,10 +374,10 @@ impl<P: ClientPort> Hub<P> {
         self.shared.close();
     }
 
-    /// Whether the connection is known to have ended, by [`Hub::close`] or otherwise, or belongs to another process.
+    /// Whether the connection is known to have ended, by [`Hub::close`] or as a call has found out, or belongs to another process.
+    /// Waits for no other thread's call.
     pub fn is_closed(&self) -> bool {
-        let inner = self.shared.lock();
-        inner.map_or(true, |inner| inner.session.closed)
+        self.shared.is_closed()
     }
 
     /// A call that may ask the dataplane, and so takes what would have woken the leader.
@@ -390,6 +390,11 @@ impl<P: ClientPort> Hub<P> {
             return Err(ClientError::Closed);
         }
         let outcome = call(&mut inner);
+        if let Err(error) = &outcome
+            && error.is_end()
+        {
+            inner.session.ended_by(error);
+        }
         self.shared.hand_out(&mut inner);
         self.shared.rouse(&mut inner);
         outcome

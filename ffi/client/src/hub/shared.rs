@@ -2,7 +2,7 @@
 
 use core::ops::Deref;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LockResult, Mutex, MutexGuard, TryLockError};
 use std::thread::{self, JoinHandle};
 
@@ -51,6 +51,8 @@ pub(crate) struct Shared<P: ClientPort> {
     pub(super) fds: WakeFds<ParentFd>,
     pub(super) backoff: Backoff,
     pub(crate) process: Process,
+    /// Whether the connection is known to have ended, for who does not wait for the lock.
+    over: AtomicBool,
     /// Requests that nobody waits for any more, each at most once: never full.
     pub(crate) dropped: ArrayQueue<u32>,
 }
@@ -114,6 +116,7 @@ impl<P: ClientPort> Shared<P> {
             fds,
             backoff,
             process,
+            over: AtomicBool::new(false),
             dropped: ArrayQueue::new(most),
         })
     }
@@ -186,6 +189,14 @@ impl<P: ClientPort> Shared<P> {
         if !inner.has_progress() {
             self.wake(inner, Seat::Progress);
         }
+        if inner.session.closed {
+            self.over.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the connection is known to have ended, or is another process'.
+    pub(super) fn is_closed(&self) -> bool {
+        !self.process.is_this() || self.inner.is_poisoned() || self.over.load(Ordering::Relaxed)
     }
 
     /// There may be room now.
@@ -198,6 +209,7 @@ impl<P: ClientPort> Shared<P> {
     pub(super) fn stop(&self, inner: &mut Inner<P>, error: &ClientError) -> ClientError {
         let why = error.to_string();
         inner.stopped = Some(why.clone());
+        self.over.store(true, Ordering::Relaxed);
         inner.table.end_all();
         self.wake_all(inner);
         ClientError::Stopped { why }

@@ -17,10 +17,11 @@ pub(crate) use self::memory::GpuMemory;
 
 use self::memory::Registered;
 use self::stream::{extent, foreign_stream, handle};
+use crate::arguments::{self, request_options};
 use crate::array;
 use crate::batch::Batch;
 use crate::buffer;
-use crate::client::{Flat, request_options};
+use crate::client::Flat;
 use crate::control;
 use crate::errors::{Class, Fault, Outcome};
 use crate::request::{self, Patience};
@@ -133,7 +134,7 @@ impl Gpu {
         if bytes < needed {
             return Err(buffer::too_small(bytes, batch.bags, needed).into());
         }
-        let limit = request::seconds("timeout", timeout)?;
+        let limit = arguments::seconds("timeout", timeout)?;
         let until = Instant::now().checked_add(limit);
         let registered = self.registered(address, needed);
         if registered.is_none() && self.staging == Staging::Refused {
@@ -217,7 +218,7 @@ impl Gpu {
     ///         not given, or the legacy default stream without torch.
     ///     weights: A float32 for each id, in the place of the batch's own.
     ///     generation: The generation wanted; 0 for the newest.
-    ///     deadline: Seconds after which nobody wants the answer, from the dataplane's receipt on.
+    ///     deadline: Seconds after which nobody wants the answer, from the dataplane's receipt on; more than 0, or None for no limit.
     ///     timeout: Seconds to wait at most while too many results are on their way.
     ///
     /// Raises:
@@ -239,7 +240,7 @@ impl Gpu {
         out: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
         weights: Option<&Bound<'_, PyAny>>,
-        generation: u64,
+        generation: i64,
         deadline: Option<f64>,
         timeout: f64,
     ) -> PyResult<()> {

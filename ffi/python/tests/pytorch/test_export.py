@@ -53,6 +53,12 @@ def test_rows_are_served_as_they_were(serve, tmp_path, dtype):
         assert ((found[format] - weight.float()).abs() <= half_a_step(weight.float(), format)).all(), format
 
 
+def test_weights_with_the_negative_bit(serve, tmp_path):
+    weight = torch.randn(6, 8)
+    export_tables({"embeddings.t.weight": torch._neg_view(-weight)}, tmp_path / "generation")
+    assert torch.equal(served_rows(serve, tmp_path / "generation", {"t": (6, 8)})["t"], weight)
+
+
 def test_a_model_with_collections_and_bags_of_its_own(serve, tmp_path):
     class Model(torch.nn.Module):
         def __init__(self):
@@ -122,7 +128,7 @@ class Sharded:
         ({"embeddings.t.weight": torch.zeros(0, 8)}, {}, rowmill.InputError, "0 rows are not possible"),
         ({"embeddings.t.weight": torch.zeros(8)}, {}, rowmill.InputError, r"shape \[8\]; a table has rows"),
         ({"embeddings.t.weight": torch.zeros(3, 8).double()}, {}, rowmill.DtypeError, "is torch.float64; convert it"),
-        ({"embeddings.t.weight": torch.full((3, 8), torch.nan)}, {}, rowmill.InputError, "row 0: dimension 0 is NaN"),
+        ({"embeddings.t.weight": torch.full((3, 8), torch.nan)}, {}, rowmill.InputError, "is NaN, which .*; replace the value, which no"),
         ({"embeddings.t.weight": torch.full((3, 8), 1e6)}, {"format": "f16"}, rowmill.InputError, "largest is 65504"),
         ({"embeddings.t.weight": torch.zeros(3, 8, device="meta")}, {}, rowmill.InputError, "on the meta device"),
         ({"embeddings.t.weight": Sharded()}, {}, rowmill.InputError, "a Sharded, of which .* a part; gather it first"),
@@ -131,8 +137,8 @@ class Sharded:
         (bag(), {"format": {"other": "f16"}}, rowmill.InputError, "format names other, and the model's tables are weight"),
         (bag(), {"names": {"other": "x"}}, rowmill.InputError, "names names other"),
         (bag(), {"names": {"weight": "a/b"}}, rowmill.InputError, "`a/b` can't name a table"),
-        (bag(padding_idx=1), {}, rowmill.InputError, "leaves the id padding_idx=1 out"),
-        (bag(max_norm=1.0), {}, rowmill.InputError, "scales rows down to max_norm=1.0"),
+        (bag(padding_idx=1), {}, rowmill.InputError, "^the module leaves the id padding_idx=1 out"),
+        (bag(max_norm=1.0), {}, rowmill.InputError, "^the module scales rows down to max_norm=1.0"),
         (torch.nn.Embedding(10, 8, max_norm=2.0), {}, rowmill.InputError, "scales rows down to max_norm=2.0"),
     ],
 )

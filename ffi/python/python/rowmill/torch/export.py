@@ -117,14 +117,14 @@ def _looks_up_plainly(path: str, module: Union[nn.EmbeddingBag, nn.Embedding]) -
     """That a lookup is no more than the rows of its ids."""
     if module.max_norm is not None:
         raise rowmill.InputError(
-            f"{path} scales rows down to max_norm={module.max_norm} when it looks them up, and a service does not; do it once, "
+            f"{path or 'the module'} scales rows down to max_norm={module.max_norm} when it looks them up, and a service does not; do it once, "
             f"module.weight.data.copy_(module.weight.data.renorm({module.norm_type}, 0, {module.max_norm})), and set "
             "module.max_norm = None"
         )
     # nn.Embedding looks up the row of padding_idx like any other.
     if isinstance(module, nn.EmbeddingBag) and module.padding_idx is not None:
         raise rowmill.InputError(
-            f"{path} leaves the id padding_idx={module.padding_idx} out of bags, and a service does not; leave it out of the "
+            f"{path or 'the module'} leaves the id padding_idx={module.padding_idx} out of bags, and a service does not; leave it out of the "
             "batches, and set module.padding_idx = None"
         )
 
@@ -152,4 +152,4 @@ def _dense(name: str, weight: Any) -> torch.Tensor:
         raise rowmill.InputError(f"table {name} has the shape {list(weight.shape)}; a table has rows and dimensions")
     if weight.device.type == "meta":
         raise rowmill.InputError(f"table {name} is on the meta device, without values; load the model's weights first")
-    return weight.detach().cpu().contiguous()
+    return weight.detach().cpu().contiguous().resolve_neg()
