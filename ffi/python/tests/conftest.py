@@ -20,6 +20,9 @@ import rowmill
 ROOT = pathlib.Path(__file__).parents[3]
 START_LIMIT_S = 10.0
 
+# A shell starts what it does not wait for with SIGINT ignored, and then Python leaves it so.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def program(name: str) -> str:
     target = os.environ.get("CARGO_TARGET_DIR", ROOT / "target")
