@@ -114,6 +114,7 @@ pub use rowmill_port::rdma::{AckTimeout, ConnectionParameters, PathMtu, RetryCou
 pub use rowmill_port::{ClientPort, Interrupt, PeerMemory, PortError, Process, spawn_quiet};
 pub use rowmill_wire::control::{TableEntry, Welcome};
 pub use rowmill_wire::limits::{MAX_BATCH, MAX_BLOCK_IDS, MAX_FEATURES, MAX_NAME};
+pub use rowmill_wire::status::NOWHERE;
 pub use rowmill_wire::{Feature, Output, Pooling, Refusal, Schema, Status};
 pub use schema::BoundSchema;
 pub use session::Session;

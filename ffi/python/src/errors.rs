@@ -1,10 +1,7 @@
 //! Failures as Python exceptions, whose classes are in `rowmill/errors.py`.
 
 use pyo3::prelude::*;
-use rowmill_client::{BatchError, ClientError, Failure, PortError, Refusal, Status, cuda};
-
-/// What a refusal says that is about no feature, or no place of it in particular.
-const NOWHERE: u32 = u32::MAX;
+use rowmill_client::{BatchError, ClientError, Failure, NOWHERE, PortError, Refusal, Status, cuda};
 
 /// A class of `rowmill.errors`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
