@@ -8,7 +8,7 @@ Reads commands from standard input, one a line, and answers each with a line:
     cpus CPU...               run on these only                                                    -> pinned
     threads N                 threads of torch                                                     -> N
     queries FILE BAGS HOT...  ids, u32, of queries of BAGS samples with so many ids a feature      -> ready
-    round                     looks all queries up                                                 -> SECONDS
+    round CALLERS             looks all queries up, from so many threads                           -> SECONDS
     loop                      the same by an embedding_bag a table                                 -> SECONDS
     first FILE                writes the f32 results of the first query                            -> written
 """
@@ -16,6 +16,7 @@ Reads commands from standard input, one a line, and answers each with a line:
 import os
 import sys
 import time
+from threading import Thread
 
 import numpy as np
 import torch
@@ -90,17 +91,27 @@ class Side:
         ]
         return torch.cat(bags, dim=1)
 
-    def seconds(self, look_up):
+    def round(self, callers):
+        callers = int(callers)
+        threads = [Thread(target=self.look_up_some, args=(first, callers)) for first in range(1, callers)]
         began = time.perf_counter()
-        for query in self.queries:
-            look_up(query)
+        for thread in threads:
+            thread.start()
+        self.look_up_some(0, callers)
+        for thread in threads:
+            thread.join()
         return repr(time.perf_counter() - began)
 
-    def round(self):
-        return self.seconds(self.look_up)
+    @torch.inference_mode()  # Of this thread alone.
+    def look_up_some(self, first, step):
+        for query in self.queries[first::step]:
+            self.look_up(query)
 
     def loop(self):
-        return self.seconds(self.look_up_in_a_loop)
+        began = time.perf_counter()
+        for query in self.queries:
+            self.look_up_in_a_loop(query)
+        return repr(time.perf_counter() - began)
 
     def first(self, file):
         self.look_up(self.queries[0]).numpy().tofile(file)

@@ -3,7 +3,7 @@
 //!
 //! Both collections run in Python processes of their own (`bench/torchrec_peer.py`), in turns. TorchRec's makes the tables and
 //! exports the generation that the service loads. A batch comes as a KeyedJaggedTensor of int64 ids and int32 lengths, and goes
-//! to the collection as a model calls it: one at a time.
+//! to the collection as a model calls it: one at a time in each of its threads.
 
 use std::fs;
 use std::path::Path;
@@ -26,33 +26,47 @@ const MODEL_BYTES: u64 = 2 << 30;
 const SAMPLES: u32 = 256;
 const QUERIES: usize = 24;
 
-/// How many cores serve, how the client waits, and how many threads TorchRec has.
+/// How many cores serve, how the client waits, from how many threads of it the collection is called, and how many threads
+/// TorchRec has.
 struct Setting {
     workers: usize,
     wait: &'static str,
+    callers: usize,
     threads: usize,
     /// What the case says of the rate that is compared.
     metric: &'static str,
 }
 
 /// With as many threads as the service's workers and the client use cores: two workers on both cores with a client that sleeps,
-/// or one worker with a client that polls on the other core. And one worker, the serving core, against one thread.
-const SETTINGS: [Setting; 3] = [
+/// or one worker with a client that polls on the other core. And one worker, the serving core, against one thread: with a client
+/// that has one batch in flight, which leaves the core without work while the next one is made ready, and with one that has two.
+/// The latter's callers share a core and so sleep: where they poll, one keeps the other from it.
+const SETTINGS: [Setting; 4] = [
     Setting {
         workers: 2,
         wait: "sleep",
+        callers: 1,
         threads: 2,
         metric: "rate",
     },
     Setting {
         workers: 1,
         wait: "poll",
+        callers: 1,
         threads: 2,
         metric: "rate",
     },
     Setting {
         workers: 1,
         wait: "poll",
+        callers: 1,
+        threads: 1,
+        metric: "rate_per_serving_core",
+    },
+    Setting {
+        workers: 1,
+        wait: "sleep",
+        callers: 2,
         threads: 1,
         metric: "rate_per_serving_core",
     },
@@ -108,7 +122,8 @@ pub(crate) fn run(full: bool, reporter: &mut Reporter) -> Result<()> {
             tables.connect(&mut ours, setting, service.endpoint())?;
             theirs.ask(&format!("threads {}", setting.threads))?;
             compare(&mut ours, &mut theirs, folder.path())?;
-            let rates = in_turns(&mut ours, &mut theirs, if full { 15 } else { 9 })?;
+            let rounds = if full { 15 } else { 9 };
+            let rates = in_turns(&mut ours, &mut theirs, setting.callers, rounds)?;
             service.stop()?;
             let threads = setting.threads;
             for (case, against, number) in [
@@ -135,20 +150,27 @@ fn case(spread: Spread, setting: &Setting) -> [String; 2] {
     let Setting {
         workers,
         wait,
+        callers,
         threads,
         ..
     } = setting;
     let dist = spread.name();
     ["torchrec", "loop"].map(|peer| {
         format!(
-            "port=shm/shape=dlrm-v2/samples={SAMPLES}/dist={dist}/client=torch/workers={workers}/wait={wait}/peer={peer}/threads={threads}"
+            "port=shm/shape=dlrm-v2/samples={SAMPLES}/dist={dist}/client=torch/workers={workers}/wait={wait}/callers={callers}/peer={peer}/threads={threads}"
         )
     })
 }
 
 /// Samples a second of ours, TorchRec's and the loop, in rounds; every other round goes in the opposite order.
-fn in_turns(ours: &mut Python, theirs: &mut Python, rounds: usize) -> Result<Vec<[f64; 3]>> {
+fn in_turns(
+    ours: &mut Python,
+    theirs: &mut Python,
+    callers: usize,
+    rounds: usize,
+) -> Result<Vec<[f64; 3]>> {
     let samples = f64::from(SAMPLES) * QUERIES as f64;
+    let our_round = format!("round {callers}");
     let mut round = |number: usize| -> Result<[f64; 3]> {
         let mut rates = [0.0; 3];
         for place in 0..3 {
@@ -159,8 +181,8 @@ fn in_turns(ours: &mut Python, theirs: &mut Python, rounds: usize) -> Result<Vec
             };
             rates[side] = samples
                 / match side {
-                    0 => ours.seconds("round")?,
-                    1 => theirs.seconds("round")?,
+                    0 => ours.seconds(&our_round)?,
+                    1 => theirs.seconds("round 1")?,
                     _ => theirs.seconds("loop")?,
                 };
         }
@@ -216,13 +238,13 @@ impl Tables {
         fs::write(file, bytes).context("writing the ids")
     }
 
-    /// Connects our side. A client that polls has the first CPU for itself, since workers take the last ones.
+    /// Connects our side. Where there is one worker, it takes the last CPU, and the client has the first for itself.
     fn connect(&self, ours: &mut Python, setting: &Setting, endpoint: &str) -> Result<()> {
         let allowed = sched_getaffinity(None).context("the CPUs this process may use")?;
         let mut cpus: Vec<usize> = (0..CpuSet::MAX_CPU)
             .filter(|&cpu| allowed.is_set(cpu))
             .collect();
-        if setting.wait == "poll" {
+        if setting.workers == 1 {
             cpus.truncate(1);
         }
         ours.ask(&format!("cpus {}", words(&cpus)))?;
