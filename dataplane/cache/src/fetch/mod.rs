@@ -1,0 +1,514 @@
+//! Rows on their way: which are asked for, which bags wait for them, and the staging memory that they come to.
+//!
+//! It reads nothing itself. What has to be read is taken out with [`Fetches::next_read`], what came of it is told with
+//! [`Fetches::arrived`], and bags whose rows are all there come out of [`Fetches::next_ready`]. Time is an argument. One
+//! worker has one; after [`Fetches::new`] nothing is allocated.
+//!
+//! A row is fetched once, however many bags want it while it is on its way. A bag is parked whole or not at all: its hits are
+//! copied to staging, since rows of the cache may be replaced while it waits, and each of its misses has a place there
+//! to come to. So a bag that is ready is pooled like any other, over [`Fetches::staging`] with places for ids.
+
+mod rows;
+mod slab;
+
+use std::collections::VecDeque;
+
+use rows::{RowKey, Rows};
+use slab::Slab;
+
+/// Bounds, fixed at start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Rows in staging, with those that places are kept for. At least as many as the longest bag has ids, so that any bag can be
+    /// parked.
+    pub staged: u32,
+    /// Rows on their way that were asked for by [`Fetches::prefetch`] and that no bag wants.
+    pub prefetched: u32,
+    /// Bags that wait, or are ready and not pooled yet.
+    pub bags: u32,
+    /// Bytes of the longest row of all tables.
+    pub row_bytes: usize,
+    /// How long a row may take from when it is first wanted, in nanoseconds.
+    pub budget_ns: u64,
+}
+
+/// Why a row has not come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Failure {
+    /// It took longer than [`Limits::budget_ns`].
+    #[error("the row did not come within its time budget")]
+    Late,
+    /// What was read does not have its checksum.
+    #[error("the row's checksum is wrong")]
+    Corrupt,
+    /// It could not be read.
+    #[error("the row could not be read")]
+    Unreadable,
+}
+
+/// A parked bag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BagId {
+    index: u32,
+    /// How often the place was given before, so that nobody takes one bag for another.
+    turn: u32,
+}
+
+/// A row to be read, and how its arrival is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ticket {
+    index: u32,
+    turn: u32,
+}
+
+/// A row that has to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Read {
+    /// To be given back with what was read.
+    pub ticket: Ticket,
+    /// The table's number.
+    pub table: u32,
+    /// The row.
+    pub row: u32,
+}
+
+/// A parked bag that waits for nothing any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// The bag.
+    pub bag: BagId,
+    /// What it was parked with.
+    pub token: u64,
+    /// Why a row of it is missing, if one is.
+    pub outcome: Result<(), Failure>,
+}
+
+/// Where a row stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    /// Not yet taken out to be read.
+    Queued,
+    Reading,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Fetch {
+    key: RowKey,
+    state: State,
+    turn: u32,
+    /// Where the row comes to; [`NONE`] while no bag wants it.
+    place: u32,
+    /// The first of the positions that wait, or [`NONE`].
+    wait: u32,
+    late_ns: u64,
+}
+
+/// A position of a bag that waits for a row.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    bag: BagId,
+    next: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bag {
+    turn: u32,
+    parked: bool,
+    token: u64,
+    /// Positions that wait.
+    pending: u32,
+    outcome: Result<(), Failure>,
+}
+
+const NONE: u32 = u32::MAX;
+
+/// What was counted since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Rows asked for.
+    pub fetched: u64,
+    /// Times that a row was wanted while it was on its way already.
+    pub joined: u64,
+    /// Rows that came.
+    pub arrived: u64,
+    /// Rows that did not come in time.
+    pub late: u64,
+    /// Rows that could not be read, or were read wrongly.
+    pub failed: u64,
+    /// Bags that were parked.
+    pub parked: u64,
+    /// Times that there was no room to park a bag.
+    pub refused: u64,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Fetches {
+    limits: Limits,
+    slab: Slab,
+    rows: Rows,
+    fetches: Box<[Fetch]>,
+    free_fetches: Vec<u32>,
+    waits: Box<[Wait]>,
+    free_waits: Vec<u32>,
+    bags: Box<[Bag]>,
+    free_bags: Vec<u32>,
+    /// To be read, in the order in which they were wanted: those that bags wait for, and those that are read when none of these are left.
+    wanted: VecDeque<Ticket>,
+    unwanted: VecDeque<Ticket>,
+    /// Rows on their way that no bag wants.
+    prefetched: u32,
+    /// All that are on their way, the oldest first, and some that have arrived.
+    by_age: VecDeque<Ticket>,
+    ready: VecDeque<BagId>,
+    counters: Counters,
+}
+
+impl Fetches {
+    /// Takes all memory that it will ever use. `seed` keeps clients from choosing rows that collide in its hash table.
+    pub fn new(limits: Limits, seed: u64) -> Fetches {
+        let fetch = Fetch {
+            key: RowKey { table: 0, row: 0 },
+            state: State::Free,
+            turn: 0,
+            place: NONE,
+            wait: NONE,
+            late_ns: 0,
+        };
+        let bag = Bag {
+            turn: 0,
+            parked: false,
+            token: 0,
+            pending: 0,
+            outcome: Ok(()),
+        };
+        let wait = Wait {
+            bag: BagId { index: 0, turn: 0 },
+            next: NONE,
+        };
+        // One that bags want has a place, so where there are places there are fetches. Positions of bags that were given up go on waiting
+        // for rows on their way, whose places are no longer theirs; so there are more waits than places.
+        let (fetches, waits) = (limits.staged + limits.prefetched, 2 * limits.staged);
+        // Twice as much, so that what is not true any more is swept out only now and then.
+        let queue = |entries: u32| VecDeque::with_capacity(2 * entries as usize);
+        Fetches {
+            limits,
+            slab: Slab::new(limits.staged, limits.row_bytes),
+            rows: Rows::new(fetches, seed),
+            fetches: vec![fetch; fetches as usize].into_boxed_slice(),
+            free_fetches: (0..fetches).rev().collect(),
+            waits: vec![wait; waits as usize].into_boxed_slice(),
+            free_waits: (0..waits).rev().collect(),
+            bags: vec![bag; limits.bags as usize].into_boxed_slice(),
+            free_bags: (0..limits.bags).rev().collect(),
+            wanted: queue(fetches),
+            unwanted: queue(fetches),
+            prefetched: 0,
+            by_age: queue(fetches),
+            ready: VecDeque::with_capacity(2 * limits.bags as usize),
+            counters: Counters::default(),
+        }
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The staging memory, rows at multiples of [`Fetches::stride`].
+    pub fn staging(&self) -> &[u8] {
+        self.slab.bytes()
+    }
+
+    /// Bytes from one place of staging to the next.
+    pub fn stride(&self) -> usize {
+        self.slab.stride()
+    }
+
+    /// Rows on their way, or waiting to be asked for.
+    pub fn on_the_way(&self) -> usize {
+        self.fetches.len() - self.free_fetches.len()
+    }
+
+    /// Rows in staging, with those that places are kept for.
+    pub fn staged(&self) -> usize {
+        self.slab.places() as usize - self.slab.free()
+    }
+
+    /// Parks a bag. `rows` are its rows, and each is replaced by its place in staging. `hit` gives the bytes of one that the cache
+    /// has, and `None` for one that has to be fetched; it is asked once for each.
+    ///
+    /// Returns `None`, with nothing changed, where there is no room for the bag now: some will be when others are ready and
+    /// pooled.
+    ///
+    /// # Panics
+    /// If the bag has more rows than staging has places: no room would ever be enough.
+    pub fn park<'h>(
+        &mut self,
+        now_ns: u64,
+        token: u64,
+        table: u32,
+        rows: &mut [u32],
+        mut hit: impl FnMut(usize) -> Option<&'h [u8]>,
+    ) -> Option<BagId> {
+        assert!(
+            rows.len() <= self.slab.places() as usize,
+            "limits let any bag be parked"
+        );
+        // All of them may be missing, and different.
+        let room = self.slab.free().min(self.free_waits.len());
+        let index = self.free_bags.pop_if(|_| room >= rows.len());
+        let Some(index) = index else {
+            self.counters.refused += 1;
+            return None;
+        };
+        let turn = self.bags[index as usize].turn;
+        let bag = BagId { index, turn };
+        let mut pending = 0;
+        for (position, row) in rows.iter_mut().enumerate() {
+            *row = match hit(position) {
+                Some(bytes) => {
+                    let place = self.slab.take();
+                    self.slab.fill(place, bytes);
+                    place
+                }
+                None => {
+                    pending += 1;
+                    self.wait(now_ns, bag, RowKey { table, row: *row })
+                }
+            };
+        }
+        self.counters.parked += 1;
+        self.bags[index as usize] = Bag {
+            turn,
+            parked: true,
+            token,
+            pending,
+            outcome: Ok(()),
+        };
+        if pending == 0 {
+            self.now_ready(bag);
+        }
+        Some(bag)
+    }
+
+    /// Asks for a row that no bag wants yet. Returns whether it is on its way now.
+    pub fn prefetch(&mut self, now_ns: u64, table: u32, row: u32) -> bool {
+        let key = RowKey { table, row };
+        if self.rows.find(key, &self.fetches).is_some() {
+            return true;
+        }
+        let room = self.prefetched < self.limits.prefetched;
+        if room {
+            let ticket = self.begin(now_ns, key);
+            self.prefetched += 1;
+            push(&mut self.unwanted, ticket, |t| is_live(&self.fetches, t));
+        }
+        room
+    }
+
+    /// A position of a bag waits for a row. Returns its place.
+    fn wait(&mut self, now_ns: u64, bag: BagId, key: RowKey) -> u32 {
+        let ticket = match self.rows.find(key, &self.fetches) {
+            Some(index) => {
+                self.counters.joined += 1;
+                self.ticket(index)
+            }
+            None => {
+                self.prefetched += 1; // Until it has a place, in a moment.
+                self.begin(now_ns, key)
+            }
+        };
+        let fetch = &mut self.fetches[ticket.index as usize];
+        if fetch.place == NONE {
+            self.prefetched -= 1;
+            fetch.place = self.slab.take(); // The fetch's own use of it.
+            push(&mut self.wanted, ticket, |t| is_live(&self.fetches, t));
+        }
+        let fetch = &mut self.fetches[ticket.index as usize];
+        self.slab.share(fetch.place);
+        let wait = self.free_waits.pop().expect("room was looked for");
+        let next = core::mem::replace(&mut fetch.wait, wait);
+        self.waits[wait as usize] = Wait { bag, next };
+        fetch.place
+    }
+
+    /// Begins to fetch a row.
+    fn begin(&mut self, now_ns: u64, key: RowKey) -> Ticket {
+        let index = self.free_fetches.pop().expect("room was looked for");
+        let fetch = &mut self.fetches[index as usize];
+        *fetch = Fetch {
+            key,
+            state: State::Queued,
+            turn: fetch.turn,
+            place: NONE,
+            wait: NONE,
+            late_ns: now_ns.saturating_add(self.limits.budget_ns),
+        };
+        self.rows.insert(key, index, &self.fetches);
+        self.counters.fetched += 1;
+        let ticket = self.ticket(index);
+        push(&mut self.by_age, ticket, |t| is_live(&self.fetches, t));
+        ticket
+    }
+
+    fn ticket(&self, index: u32) -> Ticket {
+        let turn = self.fetches[index as usize].turn;
+        Ticket { index, turn }
+    }
+
+    fn now_ready(&mut self, bag: BagId) {
+        push(&mut self.ready, bag, |b| is_parked(&self.bags, b));
+    }
+
+    /// The next row to be read: those that bags wait for come first, each in the order in which it was first wanted. Whoever takes it
+    /// tells [`Fetches::arrived`], some time.
+    pub fn next_read(&mut self) -> Option<Read> {
+        while let Some(ticket) = self
+            .wanted
+            .pop_front()
+            .or_else(|| self.unwanted.pop_front())
+        {
+            let fetch = &mut self.fetches[ticket.index as usize];
+            // One that was prefetched and then wanted stands in both queues.
+            if fetch.turn == ticket.turn && fetch.state == State::Queued {
+                fetch.state = State::Reading;
+                let RowKey { table, row } = fetch.key;
+                return Some(Read { ticket, table, row });
+            }
+        }
+        None
+    }
+
+    /// Puts a row back that was taken out with [`Fetches::next_read`] and can't be asked for now: it is the next again.
+    pub fn put_back(&mut self, read: Read) {
+        if is_live(&self.fetches, read.ticket) {
+            let fetch = &mut self.fetches[read.ticket.index as usize];
+            fetch.state = State::Queued;
+            let wanted = fetch.place != NONE;
+            let queue = if wanted {
+                &mut self.wanted
+            } else {
+                &mut self.unwanted
+            };
+            push(queue, read.ticket, |t| is_live(&self.fetches, t));
+            queue.rotate_right(1);
+        }
+    }
+
+    /// What was read of a row. Returns whether anybody still wanted to know: not so where it was late.
+    ///
+    /// # Panics
+    /// If the row is longer than the longest.
+    pub fn arrived(&mut self, ticket: Ticket, outcome: Result<&[u8], Failure>) -> bool {
+        if !is_live(&self.fetches, ticket) {
+            return false;
+        }
+        let place = self.fetches[ticket.index as usize].place;
+        match outcome {
+            Ok(row) => {
+                self.counters.arrived += 1;
+                if place != NONE {
+                    self.slab.fill(place, row);
+                }
+            }
+            Err(_) => self.counters.failed += 1,
+        }
+        self.end(ticket, outcome.map(|_| ()));
+        true
+    }
+
+    /// Gives up rows that are past their time budget.
+    pub fn expire(&mut self, now_ns: u64) {
+        while let Some(&ticket) = self.by_age.front() {
+            let live = is_live(&self.fetches, ticket);
+            if live && self.fetches[ticket.index as usize].late_ns > now_ns {
+                return;
+            }
+            self.by_age.pop_front();
+            if live {
+                self.counters.late += 1;
+                self.end(ticket, Err(Failure::Late));
+            }
+        }
+    }
+
+    /// A fetch is over: those that wait hear of it.
+    fn end(&mut self, ticket: Ticket, outcome: Result<(), Failure>) {
+        let fetch = &mut self.fetches[ticket.index as usize];
+        let (key, place, mut next) = (fetch.key, fetch.place, fetch.wait);
+        fetch.state = State::Free;
+        fetch.turn = fetch.turn.wrapping_add(1);
+        self.rows.remove(key, ticket.index);
+        self.free_fetches.push(ticket.index);
+        if place == NONE {
+            self.prefetched -= 1;
+        } else {
+            self.slab.release(place);
+        }
+        while next != NONE {
+            let wait = self.waits[next as usize];
+            self.free_waits.push(next);
+            next = wait.next;
+            if !is_parked(&self.bags, wait.bag) {
+                continue; // Given up meanwhile.
+            }
+            let bag = &mut self.bags[wait.bag.index as usize];
+            bag.pending -= 1;
+            bag.outcome = bag.outcome.and(outcome);
+            if bag.pending == 0 {
+                self.now_ready(wait.bag);
+            }
+        }
+    }
+
+    /// The next bag that waits for nothing any more. It keeps its places until it is given to [`Fetches::release`].
+    pub fn next_ready(&mut self) -> Option<Ready> {
+        while let Some(bag) = self.ready.pop_front() {
+            if is_parked(&self.bags, bag) {
+                let Bag { token, outcome, .. } = self.bags[bag.index as usize];
+                return Some(Ready {
+                    bag,
+                    token,
+                    outcome,
+                });
+            }
+        }
+        None
+    }
+
+    /// A parked bag is pooled, or given up: its places are free for others as far as no other bag waits with them. `places` is
+    /// what [`Fetches::park`] has made of its rows.
+    ///
+    /// # Panics
+    /// If it is not parked any more.
+    pub fn release(&mut self, bag: BagId, places: &[u32]) {
+        assert!(is_parked(&self.bags, bag), "a bag is released once");
+        let record = &mut self.bags[bag.index as usize];
+        record.parked = false;
+        record.turn = record.turn.wrapping_add(1);
+        self.free_bags.push(bag.index);
+        for &place in places {
+            self.slab.release(place);
+        }
+    }
+}
+
+fn is_live(fetches: &[Fetch], ticket: Ticket) -> bool {
+    let fetch = &fetches[ticket.index as usize];
+    fetch.turn == ticket.turn && fetch.state != State::Free
+}
+
+fn is_parked(bags: &[Bag], bag: BagId) -> bool {
+    let record = &bags[bag.index as usize];
+    record.turn == bag.turn && record.parked
+}
+
+/// Adds to a queue with room for twice of what can be true at a time; what is not true any more makes way.
+fn push<T: Copy>(queue: &mut VecDeque<T>, entry: T, is_true: impl Fn(T) -> bool) {
+    if queue.len() == queue.capacity() {
+        queue.retain(|&entry| is_true(entry));
+    }
+    queue.push_back(entry);
+}

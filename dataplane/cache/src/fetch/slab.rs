@@ -1,0 +1,73 @@
+//! Staging: rows that bags wait with, each at a place of its own.
+
+/// Room for a fixed number of rows of any table, each with a number of users. A place is free again when it has none.
+#[derive(Debug)]
+pub(crate) struct Slab {
+    bytes: Box<[u8]>,
+    stride: usize,
+    users: Box<[u32]>,
+    free: Vec<u32>,
+}
+
+impl Slab {
+    /// Room for `rows` rows of at most `stride` bytes.
+    pub(crate) fn new(rows: u32, stride: usize) -> Slab {
+        Slab {
+            // Not zeros, which the allocator would give untouched: requests shall not pay for page faults.
+            bytes: vec![0xff; rows as usize * stride].into_boxed_slice(),
+            stride,
+            users: vec![0; rows as usize].into_boxed_slice(),
+            free: (0..rows).rev().collect(),
+        }
+    }
+
+    /// All places, `stride` bytes each.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub(crate) fn stride(&self) -> usize {
+        self.stride
+    }
+
+    pub(crate) fn places(&self) -> u32 {
+        self.users.len() as u32
+    }
+
+    pub(crate) fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// A place with one user.
+    ///
+    /// # Panics
+    /// If none is free: whoever takes places has looked before.
+    pub(crate) fn take(&mut self) -> u32 {
+        let place = self.free.pop().expect("a free place was counted before");
+        self.users[place as usize] = 1;
+        place
+    }
+
+    /// Puts a row at a place that is taken.
+    pub(crate) fn fill(&mut self, place: u32, row: &[u8]) {
+        assert!(self.users[place as usize] > 0, "the place is taken");
+        let at = place as usize * self.stride;
+        self.bytes[at..at + row.len()].copy_from_slice(row);
+    }
+
+    /// One more user of a place that is taken.
+    pub(crate) fn share(&mut self, place: u32) {
+        let users = &mut self.users[place as usize];
+        assert!(*users > 0, "the place is taken");
+        *users += 1;
+    }
+
+    /// One user less.
+    pub(crate) fn release(&mut self, place: u32) {
+        let users = &mut self.users[place as usize];
+        *users = users.checked_sub(1).expect("the place is taken");
+        if *users == 0 {
+            self.free.push(place);
+        }
+    }
+}

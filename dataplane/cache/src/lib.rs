@@ -1,0 +1,4 @@
+//! The cache: what stands between a lookup and rows that are not all in memory.
+#![deny(unsafe_code)]
+
+pub mod fetch;

@@ -1,0 +1,308 @@
+//! Fetches beside a slow oracle: every bag gets the bytes of its rows, or hears why not, and all memory comes back.
+
+use std::collections::{HashMap, HashSet};
+
+use proptest::prelude::*;
+use rowmill_cache::fetch::{BagId, Failure, Fetches, Limits, Read};
+
+const LIMITS: Limits = Limits {
+    staged: 12,
+    prefetched: 3,
+    bags: 4,
+    row_bytes: 8,
+    budget_ns: 100,
+};
+const TABLES: u32 = 2;
+
+/// The bytes of a row.
+fn row(table: u32, row: u32) -> [u8; 8] {
+    (u64::from(table) << 32 | u64::from(row)).to_le_bytes()
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// A bag of rows of a table; whether the cache has each.
+    Park(u32, Vec<(u32, bool)>),
+    Prefetch(u32, u32),
+    /// Takes out what is to be read; some is put back.
+    TakeReads(usize, bool),
+    /// One of those that were taken out comes, or fails.
+    Arrive(prop::sample::Index, Option<Failure>),
+    /// Time passes.
+    Wait(u64),
+    /// Bags that are ready are pooled.
+    Pool,
+    /// A parked bag is given up.
+    GiveUp(prop::sample::Index),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let rows = prop::collection::vec((0..20u32, prop::bool::weighted(0.3)), 0..=6);
+    let failure = prop::option::weighted(
+        0.2,
+        prop::sample::select(&[Failure::Corrupt, Failure::Unreadable][..]),
+    );
+    prop_oneof![
+        4 => (0..TABLES, rows).prop_map(|(table, rows)| Op::Park(table, rows)),
+        2 => (0..TABLES, 0..20u32).prop_map(|(table, row)| Op::Prefetch(table, row)),
+        3 => (0..6usize, prop::bool::weighted(0.2)).prop_map(|(most, back)| Op::TakeReads(most, back)),
+        6 => (any::<prop::sample::Index>(), failure).prop_map(|(which, failure)| Op::Arrive(which, failure)),
+        1 => (0..60u64).prop_map(Op::Wait),
+        3 => Just(Op::Pool),
+        1 => any::<prop::sample::Index>().prop_map(Op::GiveUp),
+    ]
+}
+
+/// A parked bag as the oracle sees it.
+struct Parked {
+    table: u32,
+    rows: Vec<u32>,
+    places: Vec<u32>,
+    /// Rows that it waits for.
+    missing: HashSet<u32>,
+    outcome: Result<(), Failure>,
+}
+
+#[derive(Default)]
+struct Oracle {
+    /// Rows on their way: since when, whether a bag has wanted them.
+    fetching: HashMap<(u32, u32), (u64, bool)>,
+    bags: HashMap<BagId, Parked>,
+}
+
+impl Oracle {
+    fn end(&mut self, key: (u32, u32), outcome: Result<(), Failure>) {
+        self.fetching.remove(&key);
+        for bag in self.bags.values_mut().filter(|bag| bag.table == key.0) {
+            if bag.missing.remove(&key.1) {
+                bag.outcome = bag.outcome.and(outcome);
+            }
+        }
+    }
+
+    fn expire(&mut self, now: u64) {
+        let late = |(&key, &(since, _)): (&(u32, u32), &(u64, bool))| {
+            (since + LIMITS.budget_ns <= now).then_some(key)
+        };
+        let late: Vec<_> = self.fetching.iter().filter_map(late).collect();
+        for key in late {
+            self.end(key, Err(Failure::Late));
+        }
+    }
+
+    fn prefetched(&self) -> u32 {
+        self.fetching.values().filter(|(_, wanted)| !wanted).count() as u32
+    }
+}
+
+/// Pools what is ready: as the oracle expects, with the bytes of its rows.
+fn pool(fetches: &mut Fetches, oracle: &mut Oracle) {
+    while let Some(ready) = fetches.next_ready() {
+        let bag = oracle.bags.remove(&ready.bag).expect("a parked bag");
+        assert!(bag.missing.is_empty(), "it waits for nothing");
+        assert_eq!(ready.outcome.is_ok(), bag.outcome.is_ok());
+        assert_eq!(ready.token, u64::from(bag.table) + 7);
+        if ready.outcome.is_ok() {
+            for (&number, &place) in bag.rows.iter().zip(&bag.places) {
+                let at = place as usize * fetches.stride();
+                assert_eq!(&fetches.staging()[at..at + 8], &row(bag.table, number));
+            }
+        }
+        fetches.release(ready.bag, &bag.places);
+    }
+    assert!(
+        oracle.bags.values().all(|bag| !bag.missing.is_empty()),
+        "who waits for nothing is ready"
+    );
+}
+
+fn run(ops: Vec<Op>) {
+    let mut fetches = Fetches::new(LIMITS, 3);
+    let (mut oracle, mut reads, mut now) = (Oracle::default(), Vec::<Read>::new(), 0);
+    for op in ops {
+        match op {
+            Op::Park(table, rows) => {
+                let numbers: Vec<u32> = rows.iter().map(|&(number, _)| number).collect();
+                let bytes: Vec<_> = rows
+                    .iter()
+                    .map(|&(number, hit)| hit.then(|| row(table, number)))
+                    .collect();
+                let mut places = numbers.clone();
+                let token = u64::from(table) + 7;
+                let bag = fetches.park(now, token, table, &mut places, |at| {
+                    bytes[at].as_ref().map(|b| &b[..])
+                });
+                let Some(bag) = bag else {
+                    assert_eq!(places, numbers, "nothing has changed");
+                    assert!(
+                        !oracle.bags.is_empty() || fetches.staged() > 0,
+                        "an empty one has room"
+                    );
+                    continue;
+                };
+                let missing: HashSet<u32> = rows
+                    .iter()
+                    .filter(|(_, hit)| !hit)
+                    .map(|&(number, _)| number)
+                    .collect();
+                for &number in &missing {
+                    oracle
+                        .fetching
+                        .entry((table, number))
+                        .or_insert((now, true))
+                        .1 = true;
+                }
+                let parked = Parked {
+                    table,
+                    rows: numbers,
+                    places,
+                    missing,
+                    outcome: Ok(()),
+                };
+                assert!(
+                    oracle.bags.insert(bag, parked).is_none(),
+                    "no two have one name"
+                );
+            }
+            Op::Prefetch(table, number) => {
+                let known = oracle.fetching.contains_key(&(table, number));
+                let room = oracle.prefetched() < LIMITS.prefetched;
+                assert_eq!(fetches.prefetch(now, table, number), known || room);
+                if !known && room {
+                    oracle.fetching.insert((table, number), (now, false));
+                }
+            }
+            Op::TakeReads(most, back) => {
+                for _ in 0..most {
+                    let Some(read) = fetches.next_read() else {
+                        break;
+                    };
+                    let waits = oracle
+                        .fetching
+                        .get(&(read.table, read.row))
+                        .expect("it is to be read");
+                    let others = oracle.fetching.iter().any(|(&(table, row), &(_, wanted))| {
+                        wanted && !reads.iter().any(|r| (r.table, r.row) == (table, row))
+                    });
+                    assert!(waits.1 || !others, "what bags wait for goes first");
+                    if back {
+                        fetches.put_back(read);
+                        break;
+                    }
+                    // A late one can be asked for again while the first answer has still to come.
+                    reads.push(read);
+                }
+            }
+            Op::Arrive(which, failure) => {
+                if reads.is_empty() {
+                    continue;
+                }
+                let read = reads.swap_remove(which.index(reads.len()));
+                let bytes = row(read.table, read.row);
+                let outcome = failure.map_or(Ok(&bytes[..]), Err);
+                if fetches.arrived(read.ticket, outcome) {
+                    oracle.end((read.table, read.row), outcome.map(|_| ()));
+                }
+                assert!(
+                    !fetches.arrived(read.ticket, outcome),
+                    "an answer counts once"
+                );
+            }
+            Op::Wait(time) => {
+                now += time;
+                fetches.expire(now);
+                oracle.expire(now);
+            }
+            Op::Pool => pool(&mut fetches, &mut oracle),
+            Op::GiveUp(which) => {
+                let mut bags: Vec<BagId> = oracle.bags.keys().copied().collect();
+                bags.sort_by_key(|bag| format!("{bag:?}"));
+                if !bags.is_empty() {
+                    let bag = bags[which.index(bags.len())];
+                    let parked = oracle.bags.remove(&bag).expect("it is parked");
+                    fetches.release(bag, &parked.places);
+                }
+            }
+        }
+        assert_eq!(fetches.on_the_way(), oracle.fetching.len());
+        let wanted = oracle
+            .fetching
+            .values()
+            .filter(|(_, wanted)| *wanted)
+            .count();
+        assert!(fetches.staged() >= wanted, "each of these has a place");
+    }
+    // All that is late is given up, and nothing is held any more.
+    now += LIMITS.budget_ns;
+    fetches.expire(now);
+    oracle.expire(now);
+    pool(&mut fetches, &mut oracle);
+    assert!(oracle.bags.is_empty());
+    assert_eq!((fetches.staged(), fetches.on_the_way()), (0, 0));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #[test]
+    fn bags_get_their_rows_or_hear_why_not(ops in prop::collection::vec(op(), 0..120)) {
+        run(ops);
+    }
+}
+
+#[test]
+fn a_row_is_read_once_however_many_bags_want_it() {
+    let mut fetches = Fetches::new(LIMITS, 1);
+    let (mut first, mut second) = ([5, 6, 5], [6, 7]);
+    let a = fetches.park(0, 1, 0, &mut first, |_| None).expect("room");
+    let b = fetches.park(0, 2, 0, &mut second, |_| None).expect("room");
+    let reads: Vec<Read> = core::iter::from_fn(|| fetches.next_read()).collect();
+    assert_eq!(
+        reads.iter().map(|read| read.row).collect::<Vec<_>>(),
+        [5, 6, 7]
+    );
+    assert_eq!(
+        (first[0], first[1]),
+        (first[2], second[0]),
+        "they share the places"
+    );
+    assert_eq!(fetches.staged(), 3);
+    for read in &reads[..2] {
+        assert!(fetches.arrived(read.ticket, Ok(&row(0, read.row))));
+    }
+    let ready = fetches.next_ready().expect("the first has all its rows");
+    assert_eq!((ready.bag, ready.token), (a, 1));
+    assert_eq!(fetches.next_ready(), None, "the other waits for one");
+    fetches.release(a, &first);
+    fetches.release(b, &second);
+    assert_eq!(fetches.staged(), 1, "what is still read keeps its place");
+}
+
+#[test]
+fn nothing_is_allocated_after_the_start() {
+    let mut fetches = Fetches::new(LIMITS, 2);
+    let mut reads: Vec<Read> = Vec::with_capacity(64);
+    let counted = allocation_counter::measure(|| {
+        for round in 0..5000u32 {
+            let mut rows = [round, round / 2, round + 1];
+            let hit = row(0, round);
+            let bag = fetches.park(u64::from(round), 0, round % TABLES, &mut rows, |at| {
+                (at == 0).then_some(&hit[..])
+            });
+            fetches.prefetch(u64::from(round), 0, round + 9);
+            // Every other answer never comes.
+            if let Some(read) = fetches.next_read().filter(|_| round % 2 == 0) {
+                reads.push(read);
+            }
+            if let Some(read) = reads.pop().filter(|_| round % 3 == 0) {
+                fetches.arrived(read.ticket, Ok(&row(read.table, read.row)));
+            }
+            reads.truncate(32);
+            if let Some(bag) = bag {
+                fetches.release(bag, &rows);
+            }
+            fetches.expire(u64::from(round));
+            while fetches.next_ready().is_some() {}
+        }
+    });
+    assert_eq!(counted.count_total, 0);
+}
