@@ -2,3 +2,6 @@
 #![deny(unsafe_code)]
 
 pub mod fetch;
+mod worker;
+
+pub use worker::{Arrived, MISS, Tier, Worker};

@@ -101,7 +101,6 @@ fn pool(fetches: &mut Fetches, oracle: &mut Oracle) {
         let bag = oracle.bags.remove(&ready.bag).expect("a parked bag");
         assert!(bag.missing.is_empty(), "it waits for nothing");
         assert_eq!(ready.outcome.is_ok(), bag.outcome.is_ok());
-        assert_eq!(ready.token, u64::from(bag.table) + 7);
         if ready.outcome.is_ok() {
             for (&number, &place) in bag.rows.iter().zip(&bag.places) {
                 let at = place as usize * fetches.stride();
@@ -123,14 +122,13 @@ fn run(ops: Vec<Op>) {
         match op {
             Op::Park(table, rows) => {
                 let numbers: Vec<u32> = rows.iter().map(|&(number, _)| number).collect();
-                let bytes: Vec<_> = rows
-                    .iter()
-                    .map(|&(number, hit)| hit.then(|| row(table, number)))
-                    .collect();
                 let mut places = numbers.clone();
-                let token = u64::from(table) + 7;
-                let bag = fetches.park(now, token, table, &mut places, |at| {
-                    bytes[at].as_ref().map(|b| &b[..])
+                let bag = fetches.park(now, table, &mut places, |at, out| {
+                    let (number, hit) = rows[at];
+                    if hit {
+                        out.copy_from_slice(&row(table, number));
+                    }
+                    hit
                 });
                 let Some(bag) = bag else {
                     assert_eq!(places, numbers, "nothing has changed");
@@ -253,8 +251,8 @@ proptest! {
 fn a_row_is_read_once_however_many_bags_want_it() {
     let mut fetches = Fetches::new(LIMITS, 1);
     let (mut first, mut second) = ([5, 6, 5], [6, 7]);
-    let a = fetches.park(0, 1, 0, &mut first, |_| None).expect("room");
-    let b = fetches.park(0, 2, 0, &mut second, |_| None).expect("room");
+    let a = fetches.park(0, 0, &mut first, |_, _| false).expect("room");
+    let b = fetches.park(0, 0, &mut second, |_, _| false).expect("room");
     let reads: Vec<Read> = core::iter::from_fn(|| fetches.next_read()).collect();
     assert_eq!(
         reads.iter().map(|read| read.row).collect::<Vec<_>>(),
@@ -270,7 +268,7 @@ fn a_row_is_read_once_however_many_bags_want_it() {
         assert!(fetches.arrived(read.ticket, Ok(&row(0, read.row))));
     }
     let ready = fetches.next_ready().expect("the first has all its rows");
-    assert_eq!((ready.bag, ready.token), (a, 1));
+    assert_eq!((ready.bag, ready.outcome), (a, Ok(())));
     assert_eq!(fetches.next_ready(), None, "the other waits for one");
     fetches.release(a, &first);
     fetches.release(b, &second);
@@ -284,9 +282,7 @@ fn nothing_is_allocated_after_the_start() {
         for round in 0..5000u32 {
             let now = u64::from(round);
             let mut rows = [round, round / 2, round + 1];
-            let hit = row(0, round);
-            let hit = |at| (at == 0).then_some(&hit[..]);
-            let bag = fetches.park(now, 0, round % TABLES, &mut rows, hit);
+            let bag = fetches.park(now, round % TABLES, &mut rows, |at, _| at == 0);
             fetches.prefetch(now, 0, round + 9);
             // One of many never comes, and those behind it do.
             while let Some(read) = fetches.next_read() {

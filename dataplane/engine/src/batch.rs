@@ -4,18 +4,21 @@
 //! A slice is pooled in runs of bags, as many as fit the staging, which are all where that is the target
 //! itself; and a run feature after feature, so that the rows of a small table stay in the nearest
 //! cache while all of its bags are pooled. A micro-batch ends wherever its budget does, or its run.
+//!
+//! Bags of cached tables whose rows are not all there are parked, and pooled when they are (`ready.rs`).
 
 use arrayvec::ArrayVec;
 use rowmill_arena::{MAX_STRIPS, Strip};
 use rowmill_pooling::{Bags, Kernels, Mode};
 use rowmill_wire::Status;
-use rowmill_wire::request::FLAG_PARTIALS;
 
 use crate::bind::{BoundSchema, Column, Panel};
+use crate::cached::Cached;
 use crate::limits::PIECES;
 use crate::memory::{Denied, Memory};
-use crate::rows::rows;
-use crate::slot::{Slot, Walk};
+use crate::piece;
+use crate::ready;
+use crate::slot::Slot;
 
 /// What a micro-batch did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,36 +31,64 @@ pub(crate) struct Made {
     pub(crate) slice: Option<u32>,
     /// Whether the request is finished.
     pub(crate) finished: bool,
+    /// Whether all that is left waits for rows.
+    pub(crate) waits: bool,
 }
 
-/// Pools the next micro-batch of a request whose ids are checked: of one run of one panel.
+/// What a micro-batch is done with.
+pub(crate) struct Work<'w> {
+    pub(crate) now_ns: u64,
+    /// The number of the request's slot.
+    pub(crate) index: u32,
+    /// Bytes that it may read and write, about.
+    pub(crate) budget: u64,
+    pub(crate) kernels: &'w Kernels,
+    pub(crate) cached: &'w mut Cached,
+}
+
+/// Pools the next micro-batch of a request whose ids are checked: bags that were parked and have their rows now, or
+/// else what comes next of one run of one panel.
 ///
 /// # Errors
-/// [`Denied::Later`] where there is no staging now: nothing was done. Statuses end the request.
+/// [`Denied::Later`] where there is no room now: nothing was done. Statuses end the request.
 pub(crate) fn run(
+    work: &mut Work<'_>,
     slot: &mut Slot,
     schema: &BoundSchema,
-    budget: u64,
-    kernels: &Kernels,
     memory: &mut impl Memory,
 ) -> Result<Made, Denied> {
     let mut made = Made::default();
+    if !slot.ready.is_empty() {
+        ready::pool(work, slot, schema, memory, &mut made)?;
+    } else if slot.walk.slices < slot.header.slices() {
+        walk(work, slot, schema, memory, &mut made)?;
+    }
+    announce(slot, &mut made);
+    Ok(made)
+}
+
+/// Goes on with the slice under way, or begins the next one.
+fn walk(
+    work: &mut Work<'_>,
+    slot: &mut Slot,
+    schema: &BoundSchema,
+    memory: &mut impl Memory,
+    made: &mut Made,
+) -> Result<(), Denied> {
     if slot.walk.slice == 0 {
         slot.walk.slice = next_slice(slot);
     }
-    if let Some(panel) = next_panel(slot, schema, &mut made) {
+    if let Some(panel) = next_panel(slot, schema, made) {
         begin_run(slot, schema, panel, memory)?;
-        let pooled = pool(slot, schema, panel, budget, kernels, memory)?;
-        made.bytes += pooled.bytes;
-        made.rows += pooled.rows;
+        pool(work, slot, schema, panel, memory, made)?;
         if slot.walk.feature == panel.features.end {
             end_run(slot, panel, memory)?;
         }
     }
-    if next_panel(slot, schema, &mut made).is_none() {
-        finish_slice(slot, &mut made);
+    if next_panel(slot, schema, made).is_none() {
+        finish_slice(slot);
     }
-    Ok(made)
+    Ok(())
 }
 
 /// The panel of which the slice has vectors left.
@@ -126,7 +157,7 @@ fn end_run(slot: &mut Slot, panel: &Panel, memory: &mut impl Memory) -> Result<(
 }
 
 /// What the run fills of the target's region.
-fn strips(slot: &Slot, panel: &Panel) -> ArrayVec<Strip, MAX_STRIPS> {
+pub(crate) fn strips(slot: &Slot, panel: &Panel) -> ArrayVec<Strip, MAX_STRIPS> {
     let strip = |column: &Column| Strip {
         offset: slot.header.target_base
             + column.offset
@@ -140,49 +171,33 @@ fn strips(slot: &Slot, panel: &Panel) -> ArrayVec<Strip, MAX_STRIPS> {
 
 /// Pools up to a budget of the run into its staging.
 fn pool(
+    work: &mut Work<'_>,
     slot: &mut Slot,
     schema: &BoundSchema,
     panel: &Panel,
-    budget: u64,
-    kernels: &Kernels,
     memory: &mut impl Memory,
-) -> Result<Made, Status> {
+    made: &mut Made,
+) -> Result<(), Denied> {
+    let pieces = piece::next(work, slot, schema, panel, made);
+    if pieces.is_empty() {
+        return Err(Denied::Later);
+    }
+    let jagged: ArrayVec<[u32; 1], PIECES> = pieces.iter().map(|piece| [piece.ids]).collect();
     let staging = slot.staging.as_ref().expect("the run has begun");
     let laid = staging.lay(&strips(slot, panel));
-    let mut made = Made::default();
-    let mut walk = slot.walk;
-    let jagged = [fitting_ids(schema, &walk, budget)];
-    let mut nexts: ArrayVec<(u32, u32), PIECES> = ArrayVec::new();
-    let mut pieces: ArrayVec<Bags<'_>, PIECES> = ArrayVec::new();
-    while made.bytes < budget && walk.feature < panel.features.end && !pieces.is_full() {
-        let feature = &schema.features[walk.feature as usize];
+    let mut bags: ArrayVec<Bags<'_>, PIECES> = ArrayVec::new();
+    for (piece, jagged) in pieces.iter().zip(&jagged) {
+        let feature = &schema.features[piece.feature as usize];
         let laid = laid[feature.column];
-        let next = next_piece(slot, schema, &jagged, &walk, budget - made.bytes);
-        nexts.push((walk.feature, next.next_id));
-        pieces.push(Bags {
-            offset: (laid.at + feature.column_at + u64::from(walk.done) * laid.stride) as usize,
+        bags.push(Bags {
+            offset: (laid.at + feature.column_at + u64::from(piece.done) * laid.stride) as usize,
             stride: laid.stride as usize,
-            ..next.bags
+            ..piece.bags(slot, schema, jagged, work.cached)
         });
-        made.bytes += next.bytes;
-        made.rows += next.bags.ids.len() as u64;
-        walk.done += next.bags.vectors() as u32;
-        if walk.done == walk.run {
-            walk.done = 0;
-            walk.feature += 1;
-        }
-        if feature.mode == Mode::None {
-            break; // What `jagged` holds is used up, and so is the budget but for less than an id.
-        }
     }
     let target = memory.window(slot.conn, slot.header.target_region, staging)?;
-    kernels.pool(&pieces, &target);
-    drop(pieces);
-    for (feature, next_id) in nexts {
-        slot.spans[feature as usize].next_id = next_id;
-    }
-    slot.walk = walk;
-    Ok(made)
+    work.kernels.pool(&bags, &target);
+    Ok(())
 }
 
 /// How many bags the next slice has; all of them where none are asked for.
@@ -194,84 +209,30 @@ fn next_slice(slot: &Slot) -> u32 {
     }
 }
 
-/// How many ids of the run of a feature that is not pooled are for a budget, at least one.
-fn fitting_ids(schema: &BoundSchema, walk: &Walk, budget: u64) -> u32 {
-    let feature = &schema.features[walk.feature as usize];
-    let fitting = budget / (feature.row_bytes + feature.vector_bytes.max(64));
-    fitting.clamp(1, u64::from(walk.run - walk.done)) as u32
-}
-
-/// Vectors of one feature, with no place yet.
-struct Next<'s> {
-    bags: Bags<'s>,
-    /// The id behind them, in the slot's.
-    next_id: u32,
-    /// Estimated bytes to read and write.
-    bytes: u64,
-}
-
-/// The next bags of the current feature in the run, at least one, cut where `budget` is used up. One that
-/// is not pooled has as many ids as `jagged` says, whatever their bags.
-fn next_piece<'s>(
-    slot: &'s Slot,
-    schema: &'s BoundSchema,
-    jagged: &'s [u32; 1],
-    walk: &Walk,
-    budget: u64,
-) -> Next<'s> {
-    let header = &slot.header;
-    let f = walk.feature as usize;
-    let (feature, span) = (&schema.features[f], &slot.spans[f]);
-    let lengths = if feature.mode == Mode::None {
-        &jagged[..]
-    } else {
-        let from = f * header.bags as usize + (walk.bag + walk.placed + walk.done) as usize;
-        &slot.data.lengths[from..from + (walk.run - walk.done) as usize]
-    };
-    let (mut bags, mut ids, mut bytes) = (0, 0, 0);
-    for &length in lengths {
-        bags += 1;
-        ids += length as usize;
-        // However short a vector is, storing or sending it touches a line.
-        let vector_bytes = feature.vector_bytes.max(64);
-        bytes += u64::from(length) * feature.row_bytes
-            + match feature.mode {
-                Mode::None => u64::from(length) * vector_bytes,
-                _ => vector_bytes,
-            };
-        if bytes >= budget {
-            break;
-        }
-    }
-    let id = span.next_id as usize;
-    let partials = header.flags & FLAG_PARTIALS != 0;
-    let bags = Bags {
-        rows: rows(&schema.tables.tables()[feature.table]),
-        ids: &slot.data.ids[id..id + ids],
-        lengths: &lengths[..bags],
-        weights: feature.weighted.then(|| &slot.data.weights[id..id + ids]),
-        mode: if partials { Mode::Sum } else { feature.mode },
-        output: feature.output,
-        offset: 0,
-        stride: 0,
-    };
-    Next {
-        bags,
-        next_id: (id + ids) as u32,
-        bytes,
-    }
-}
-
 /// Moves on to the next slice, or the end, once all panels of the slice are done.
-fn finish_slice(slot: &mut Slot, made: &mut Made) {
+fn finish_slice(slot: &mut Slot) {
     let walk = &mut slot.walk;
     walk.bag += walk.slice;
     walk.slice = 0;
     walk.panel = 0;
-    if walk.bag == slot.header.bags {
-        made.finished = true;
-    } else {
-        made.slice = Some(walk.slices);
-        walk.slices += 1;
+    walk.slices += 1;
+}
+
+/// Announces the next slice, if all of its vectors are placed: in their order, one a micro-batch.
+fn announce(slot: &mut Slot, made: &mut Made) {
+    let slices = slot.header.slices();
+    if is_placed(slot) {
+        let slice = slot.walk.announced;
+        slot.walk.announced += 1;
+        made.finished = slot.walk.announced == slices;
+        made.slice = (!made.finished).then_some(slice);
     }
+    let walked = slot.walk.slices == slices && slot.ready.is_empty();
+    made.waits = walked && !made.finished && !is_placed(slot);
+}
+
+/// Whether the slice to be announced next is placed.
+fn is_placed(slot: &Slot) -> bool {
+    let next = slot.walk.announced;
+    next < slot.walk.slices && slot.unplaced[next as usize] == 0
 }

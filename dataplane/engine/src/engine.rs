@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use rowmill_cache::Worker;
 use rowmill_pooling::Kernels;
 use rowmill_wire::limits::MAX_SCHEMAS;
 use rowmill_wire::request::Header;
@@ -10,7 +11,9 @@ use rowmill_wire::{Completion, Op, Refusal, Request, Status};
 
 use crate::accept;
 use crate::answer::Counters;
+use crate::batch::Work;
 use crate::bind::BoundSchema;
+use crate::cached::Cached;
 use crate::fetch;
 use crate::limits::{
     AHEAD_CONNECTIONS, BATCH_BYTES, BYTES_PER_NS_FIRST, CHECK_AHEAD, Limits, TURN_BYTES,
@@ -69,6 +72,7 @@ pub struct Engine {
     draining: bool,
     /// See [`Engine::take_handled`].
     handled: u64,
+    cached: Cached,
     /// Bytes of the next micro-batch.
     budget: u64,
     /// When the last micro-batch began, and its bytes; `None` after an idle turn.
@@ -76,8 +80,13 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine without connections. All memory it will ever use is taken here.
+    /// An engine without connections, of which all tables are resident. All memory it will ever use is taken here.
     pub fn new(limits: Limits, kernels: Kernels) -> Engine {
+        Engine::with_cache(limits, kernels, Worker::none())
+    }
+
+    /// An engine without connections. `cache` knows which tables are cached, and has their rows.
+    pub fn with_cache(limits: Limits, kernels: Kernels, cache: Worker) -> Engine {
         let connection = || Connection {
             attached: false,
             held: vec![NONE; usize::from(limits.credits)].into_boxed_slice(),
@@ -97,6 +106,7 @@ impl Engine {
             earliest_ns: u64::MAX,
             draining: false,
             handled: 0,
+            cached: Cached::new(cache),
             budget: (limits.micro_batch_ns / 2)
                 .saturating_mul(BYTES_PER_NS_FIRST)
                 .clamp(*BATCH_BYTES.start(), *BATCH_BYTES.end()),
@@ -112,6 +122,11 @@ impl Engine {
     /// Requests in progress.
     pub fn in_progress(&self) -> usize {
         self.slots.len() - self.free.len()
+    }
+
+    /// What it knows of cached tables.
+    pub fn cache(&self) -> &Worker {
+        &self.cached.worker
     }
 
     /// Bytes of the next micro-batch, adapted to the measured rate.
@@ -349,6 +364,7 @@ impl Engine {
             self.expire(now_ns, memory);
         }
         self.ask(now_ns, memory);
+        self.take_rows(now_ns, memory);
         // One that waits for room gives its turn to the next.
         let mut first = None;
         let mut seen_all = false;
@@ -377,6 +393,31 @@ impl Engine {
         }
     }
 
+    /// Takes rows that have come: bags that waited for them can be pooled, or their requests end.
+    fn take_rows(&mut self, now_ns: u64, memory: &mut impl Memory) {
+        if self.cached.worker.is_idle() {
+            return;
+        }
+        self.cached.worker.poll(now_ns);
+        while let Some(ready) = self.cached.worker.next_ready() {
+            let bag = self.cached.parked.bag(ready.bag);
+            if ready.outcome.is_err() {
+                let index = bag.first_id
+                    - self.slots[bag.slot as usize].spans[bag.feature as usize].ids_from;
+                let refusal = Refusal::at(Status::Unavailable, bag.feature, index);
+                self.finish(now_ns, bag.slot, refusal, memory);
+                continue;
+            }
+            let slot = &mut self.slots[bag.slot as usize];
+            self.cached.parked.remove(&mut slot.parked, bag.id);
+            self.cached.parked.push(&mut slot.ready, bag);
+            if slot.stage == Stage::Waiting {
+                slot.stage = Stage::Pooling;
+                self.schedule.push(bag.slot, &mut self.slots);
+            }
+        }
+    }
+
     /// Does one micro-batch of a request. Returns its bytes, or `None` where it has to wait.
     fn work(
         &mut self,
@@ -390,7 +431,14 @@ impl Engine {
         let schema = bound(&self.connections, slot);
         // What a connection owes delays its next turn, and does not make this one small.
         let budget = self.budget;
-        let outcome = match step(slot, schema, budget, &self.kernels, memory) {
+        let mut work = Work {
+            now_ns,
+            index,
+            budget,
+            kernels: &self.kernels,
+            cached: &mut self.cached,
+        };
+        let outcome = match step(&mut work, slot, schema, memory) {
             Err(Denied::Later) => return None,
             Err(Denied::Refused(status)) => Err(Refusal::whole(status)),
             Ok(outcome) => outcome,
@@ -412,6 +460,10 @@ impl Engine {
                 self.counters.bytes += made.bytes;
                 let cost = made.bytes.max(TURN_BYTES);
                 self.schedule.charge(conn, cost, self.budget);
+                if made.waits {
+                    self.schedule.remove(index, &mut self.slots);
+                    self.slots[index as usize].stage = Stage::Waiting;
+                }
                 self.announce(now_ns, index, &made, memory);
                 made.bytes
             }
@@ -488,7 +540,7 @@ impl Engine {
     pub(crate) fn release(&mut self, index: u32, memory: &mut impl Memory) {
         match self.slots[index as usize].stage {
             Stage::Asking => self.asking.retain(|&waiting| waiting != index),
-            Stage::Fetching | Stage::Free => {}
+            Stage::Fetching | Stage::Waiting | Stage::Free => {}
             Stage::Checking | Stage::Pooling => self.schedule.remove(index, &mut self.slots),
         }
         let slot = &mut self.slots[index as usize];
@@ -496,6 +548,7 @@ impl Engine {
             memory.unstage(slot.conn, slot.header.target_region, staging);
         }
         fetch::release(slot, memory);
+        self.cached.give_up(slot);
         slot.stage = Stage::Free;
         self.connections[slot.conn.0 as usize].held[usize::from(slot.port_slot)] = NONE;
         self.free.push(index);

@@ -15,6 +15,23 @@ pub fn rows(table: &ResidentTable) -> Rows<'_> {
     .expect("a resident table has consistent shapes")
 }
 
+/// Rows of a table that lie elsewhere, each `stride` bytes from the one before.
+pub(crate) fn rows_in<'b>(
+    bytes: &'b [u8],
+    stride: usize,
+    count: u32,
+    table: &ResidentTable,
+) -> Rows<'b> {
+    Rows::new(
+        bytes,
+        stride,
+        count,
+        table.dim(),
+        row_format(table.format()),
+    )
+    .expect("there is room for the longest row at each place")
+}
+
 fn row_format(format: rowmill_table::RowFormat) -> RowFormat {
     use rowmill_table::RowFormat as Stored;
     match format {

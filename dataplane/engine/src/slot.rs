@@ -1,11 +1,12 @@
 //! A request in progress: its private copies and how far it has come.
 
 use rowmill_arena::Staging;
-use rowmill_wire::limits::MAX_FEATURES;
+use rowmill_wire::limits::{MAX_FEATURES, MAX_SLICES};
 use rowmill_wire::request::Header;
 
 use crate::limits::Limits;
 use crate::memory::Conn;
+use crate::parked::List;
 
 /// Private copies of what the request brought: features one after another.
 #[derive(Debug)]
@@ -52,8 +53,10 @@ pub(crate) struct Walk {
     pub(crate) bag: u32,
     /// The slice's number of bags; 0 between slices.
     pub(crate) slice: u32,
-    /// Slices announced.
+    /// Slices of which all vectors were stored or wait for rows.
     pub(crate) slices: u32,
+    /// Slices announced.
+    pub(crate) announced: u32,
     /// The panel whose vectors come next.
     pub(crate) panel: u32,
     /// How many vectors each of its features has in the slice; 0 between panels.
@@ -83,6 +86,8 @@ pub(crate) enum Stage {
     Checking,
     /// Rows are being read.
     Pooling,
+    /// All that is left waits for rows that are on their way.
+    Waiting,
 }
 
 /// A request in progress.
@@ -109,6 +114,11 @@ pub(crate) struct Slot {
     pub(crate) walk: Walk,
     /// Where the run's results are stored until they are placed.
     pub(crate) staging: Option<Staging>,
+    /// Bags that wait for rows, and those whose rows are there.
+    pub(crate) parked: List,
+    pub(crate) ready: List,
+    /// How many of them each slice has.
+    pub(crate) unplaced: Box<[u32; MAX_SLICES as usize]>,
     /// The next slot in the connection's queue, or [`NONE`].
     pub(crate) next: u32,
 }
@@ -138,6 +148,9 @@ impl Slot {
             check: Check::default(),
             walk: Walk::default(),
             staging: None,
+            parked: List::EMPTY,
+            ready: List::EMPTY,
+            unplaced: Box::new([0; MAX_SLICES as usize]),
             next: NONE,
         }
     }

@@ -1,10 +1,9 @@
 //! One step of a request in progress.
 
-use rowmill_pooling::Kernels;
 use rowmill_wire::Refusal;
 
 use crate::accept;
-use crate::batch::{self, Made};
+use crate::batch::{self, Made, Work};
 use crate::bind::BoundSchema;
 use crate::limits::CHECK_IDS;
 use crate::memory::{Denied, Memory};
@@ -15,10 +14,9 @@ use crate::slot::{Slot, Stage};
 /// # Errors
 /// Outside, where nothing could be done; inside, what the request is refused for.
 pub(crate) fn step(
+    work: &mut Work<'_>,
     slot: &mut Slot,
     schema: &BoundSchema,
-    budget: u64,
-    kernels: &Kernels,
     memory: &mut impl Memory,
 ) -> Result<Result<Made, Refusal>, Denied> {
     let mut spent = 0;
@@ -34,8 +32,9 @@ pub(crate) fn step(
         ..Made::default()
     };
     match slot.stage {
-        Stage::Pooling if spent < budget => {
-            match batch::run(slot, schema, budget - spent, kernels, memory) {
+        Stage::Pooling if spent < work.budget => {
+            work.budget -= spent;
+            match batch::run(work, slot, schema, memory) {
                 Ok(made) => Ok(Ok(Made {
                     bytes: made.bytes + spent,
                     ..made

@@ -54,6 +54,13 @@ pub struct BagId {
     turn: u32,
 }
 
+impl BagId {
+    /// A number below [`Limits::bags`], no other parked bag's.
+    pub fn number(self) -> usize {
+        self.index as usize
+    }
+}
+
 /// A row to be read, and how its arrival is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket {
@@ -77,8 +84,6 @@ pub struct Read {
 pub struct Ready {
     /// The bag.
     pub bag: BagId,
-    /// What it was parked with.
-    pub token: u64,
     /// Why a row of it is missing, if one is.
     pub outcome: Result<(), Failure>,
 }
@@ -115,7 +120,6 @@ struct Wait {
 struct Bag {
     turn: u32,
     parked: bool,
-    token: u64,
     /// Positions that wait.
     pending: u32,
     outcome: Result<(), Failure>,
@@ -179,7 +183,6 @@ impl Fetches {
         let bag = Bag {
             turn: 0,
             parked: false,
-            token: 0,
             pending: 0,
             outcome: Ok(()),
         };
@@ -216,6 +219,16 @@ impl Fetches {
         &self.counters
     }
 
+    /// The bounds.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Bags that wait, or are ready and not pooled yet.
+    pub fn parked(&self) -> usize {
+        self.bags.len() - self.free_bags.len()
+    }
+
     /// The staging memory, rows at multiples of [`Fetches::stride`].
     pub fn staging(&self) -> &[u8] {
         self.slab.bytes()
@@ -236,21 +249,20 @@ impl Fetches {
         self.slab.places() as usize - self.slab.free()
     }
 
-    /// Parks a bag. `rows` are its rows, and each is replaced by its place in staging. `hit` gives the bytes of one that the cache
-    /// has, and `None` for one that has to be fetched; it is asked once for each.
+    /// Parks a bag. `rows` are its rows, and each is replaced by its place in staging. `hit` copies one that the cache has,
+    /// by its position, and says `false` of one that has to be fetched; it is asked once for each.
     ///
     /// Returns `None`, with nothing changed, where there is no room for the bag now: some will be when others are ready and
     /// pooled.
     ///
     /// # Panics
     /// If the bag has more rows than staging has places: no room would ever be enough.
-    pub fn park<'h>(
+    pub fn park(
         &mut self,
         now_ns: u64,
-        token: u64,
         table: u32,
         rows: &mut [u32],
-        mut hit: impl FnMut(usize) -> Option<&'h [u8]>,
+        mut hit: impl FnMut(usize, &mut [u8]) -> bool,
     ) -> Option<BagId> {
         assert!(
             rows.len() <= self.slab.places() as usize,
@@ -267,23 +279,19 @@ impl Fetches {
         let bag = BagId { index, turn };
         let mut pending = 0;
         for (position, row) in rows.iter_mut().enumerate() {
-            *row = match hit(position) {
-                Some(bytes) => {
-                    let place = self.slab.take();
-                    self.slab.fill(place, bytes);
-                    place
-                }
-                None => {
-                    pending += 1;
-                    self.wait(now_ns, bag, RowKey { table, row: *row })
-                }
+            let place = self.slab.take();
+            *row = if hit(position, self.slab.row(place)) {
+                place
+            } else {
+                self.slab.release(place);
+                pending += 1;
+                self.wait(now_ns, bag, RowKey { table, row: *row })
             };
         }
         self.counters.parked += 1;
         self.bags[index as usize] = Bag {
             turn,
             parked: true,
-            token,
             pending,
             outcome: Ok(()),
         };
@@ -410,7 +418,7 @@ impl Fetches {
             Ok(row) => {
                 self.counters.arrived += 1;
                 if place != NONE {
-                    self.slab.fill(place, row);
+                    self.slab.row(place)[..row.len()].copy_from_slice(row);
                 }
             }
             Err(_) => self.counters.failed += 1,
@@ -467,12 +475,8 @@ impl Fetches {
     pub fn next_ready(&mut self) -> Option<Ready> {
         while let Some(bag) = self.ready.pop_front() {
             if is_parked(&self.bags, bag) {
-                let Bag { token, outcome, .. } = self.bags[bag.index as usize];
-                return Some(Ready {
-                    bag,
-                    token,
-                    outcome,
-                });
+                let outcome = self.bags[bag.index as usize].outcome;
+                return Some(Ready { bag, outcome });
             }
         }
         None

@@ -48,11 +48,11 @@ impl Slab {
         place
     }
 
-    /// Puts a row at a place that is taken.
-    pub(crate) fn fill(&mut self, place: u32, row: &[u8]) {
+    /// The bytes of a place that is taken.
+    pub(crate) fn row(&mut self, place: u32) -> &mut [u8] {
         assert!(self.users[place as usize] > 0, "the place is taken");
         let at = place as usize * self.stride;
-        self.bytes[at..at + row.len()].copy_from_slice(row);
+        &mut self.bytes[at..at + self.stride]
     }
 
     /// One more user of a place that is taken.

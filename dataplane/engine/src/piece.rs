@@ -1,0 +1,259 @@
+//! What a micro-batch is made of: pieces, each a feature's consecutive bags whose rows come from one place.
+//!
+//! Of a resident table that is as many as the budget allows. Of a cached table a bag that lacks rows is parked, and zeros are
+//! stored in its vector's place until it is pooled: staging may hold what other requests left.
+
+use arrayvec::ArrayVec;
+use rowmill_cache::MISS;
+use rowmill_pooling::{Bags, Mode, Rows};
+use rowmill_wire::limits::MAX_IDS_PER_BAG;
+use rowmill_wire::request::FLAG_PARTIALS;
+
+use crate::batch::{Made, Work};
+use crate::bind::{BoundFeature, BoundSchema, Panel};
+use crate::cached::Cached;
+use crate::limits::PIECES;
+use crate::parked::Bag;
+use crate::rows::{rows, rows_in};
+use crate::slot::{Slot, Walk};
+
+/// Where the rows of a piece are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum From {
+    /// In the table, which is resident.
+    Table,
+    /// In staging: the bag was parked.
+    Staging,
+    /// Nowhere yet: zeros take the place of the vectors.
+    Nowhere,
+}
+
+/// Bags of one feature. Where it is not pooled, each id is a bag of its own here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub(crate) feature: u32,
+    pub(crate) from: From,
+    /// Vectors of the run before the first one.
+    pub(crate) done: u32,
+    pub(crate) vectors: u32,
+    /// The first bag's length, in the request's.
+    pub(crate) lengths_at: u32,
+    /// The first id, in the request's, and how many there are.
+    pub(crate) first_id: u32,
+    pub(crate) ids: u32,
+}
+
+/// Lengths of bags that have nothing: how many are one piece at most.
+static EMPTY: [u32; 64] = [0; 64];
+
+impl Piece {
+    /// Whether the vector behind its last one, from there, can be one of its own.
+    fn is_extended(&self, from: From) -> bool {
+        self.from == from && (self.vectors as usize) < EMPTY.len()
+    }
+
+    /// As kernels take it, at no place. `jagged` holds the number of ids.
+    pub(crate) fn bags<'s>(
+        &self,
+        slot: &'s Slot,
+        schema: &'s BoundSchema,
+        jagged: &'s [u32; 1],
+        cached: &'s Cached,
+    ) -> Bags<'s> {
+        let feature = &schema.features[self.feature as usize];
+        let table = &schema.tables.tables()[feature.table];
+        let ids = self.first_id as usize..(self.first_id + self.ids) as usize;
+        let lengths = match (self.from, feature.mode) {
+            (From::Nowhere, _) => &EMPTY[..self.vectors as usize],
+            (_, Mode::None) => &jagged[..],
+            _ => &slot.data.lengths[self.lengths_at as usize..][..self.vectors as usize],
+        };
+        let partials = slot.header.flags & FLAG_PARTIALS != 0;
+        let staged = || -> Rows<'s> {
+            let (bytes, stride, places) = cached.worker.staging();
+            rows_in(bytes, stride, places, table)
+        };
+        Bags {
+            rows: if self.from == From::Table {
+                rows(table)
+            } else {
+                staged()
+            },
+            ids: &slot.data.ids[ids.clone()],
+            lengths,
+            weights: feature.weighted.then(|| &slot.data.weights[ids]),
+            mode: if partials || self.from == From::Nowhere {
+                Mode::Sum
+            } else {
+                feature.mode
+            },
+            output: feature.output,
+            offset: 0,
+            stride: 0,
+        }
+    }
+}
+
+/// The next pieces of the run, up to the budget; bags that lack rows are parked. None where the first of these has no room.
+pub(crate) fn next(
+    work: &mut Work<'_>,
+    slot: &mut Slot,
+    schema: &BoundSchema,
+    panel: &Panel,
+    made: &mut Made,
+) -> ArrayVec<Piece, PIECES> {
+    let mut pieces = ArrayVec::new();
+    while made.bytes < work.budget && slot.walk.feature < panel.features.end && !pieces.is_full() {
+        let feature = &schema.features[slot.walk.feature as usize];
+        let is_cached = work.cached.worker.is_cached(feature.table);
+        let left = work.budget - made.bytes;
+        let next = fitting(slot, feature, left, is_cached);
+        let taken = if is_cached {
+            look_up(work, slot, feature, next, &mut pieces)
+        } else {
+            pieces.push(next);
+            made.rows += u64::from(next.ids);
+            next
+        };
+        made.bytes += bytes(feature, &taken);
+        let walk = &mut slot.walk;
+        slot.spans[walk.feature as usize].next_id += taken.ids;
+        walk.done += taken.vectors;
+        if walk.done == walk.run {
+            walk.done = 0;
+            walk.feature += 1;
+        }
+        // Of one that is not pooled, the budget is used up but for less than an id.
+        if taken.vectors < next.vectors || feature.mode == Mode::None {
+            break;
+        }
+    }
+    pieces
+}
+
+/// What bags of a feature cost: however short a vector is, storing or sending it touches a line.
+fn bytes(feature: &BoundFeature, piece: &Piece) -> u64 {
+    u64::from(piece.ids) * feature.row_bytes
+        + u64::from(piece.vectors) * feature.vector_bytes.max(64)
+}
+
+/// The next bags of the current feature in the run, at least one, cut where `budget` is used up; where they are looked up,
+/// at most so many that their places have room.
+fn fitting(slot: &Slot, feature: &BoundFeature, budget: u64, is_cached: bool) -> Piece {
+    let Walk {
+        feature: f,
+        bag,
+        placed,
+        done,
+        run,
+        ..
+    } = slot.walk;
+    let most_ids = if is_cached { MAX_IDS_PER_BAG } else { u32::MAX };
+    let mut piece = Piece {
+        feature: f,
+        from: From::Table,
+        done,
+        vectors: 0,
+        lengths_at: f * slot.header.bags + bag + placed + done,
+        first_id: slot.spans[f as usize].next_id,
+        ids: 0,
+    };
+    if feature.mode == Mode::None {
+        let fitting = budget / (feature.row_bytes + feature.vector_bytes.max(64));
+        let most = u64::from((run - done).min(most_ids));
+        piece.vectors = fitting.clamp(1, most) as u32;
+        piece.ids = piece.vectors;
+        return piece;
+    }
+    let lengths = &slot.data.lengths[piece.lengths_at as usize..][..(run - done) as usize];
+    for &length in lengths {
+        if piece.vectors > 0 && (bytes(feature, &piece) >= budget || length > most_ids - piece.ids)
+        {
+            break;
+        }
+        piece.vectors += 1;
+        piece.ids += length;
+    }
+    piece
+}
+
+/// Looks the rows of bags up: each is a piece, or part of one, or parked. Returns those that there was room for.
+fn look_up(
+    work: &mut Work<'_>,
+    slot: &mut Slot,
+    feature: &BoundFeature,
+    next: Piece,
+    pieces: &mut ArrayVec<Piece, PIECES>,
+) -> Piece {
+    let Cached {
+        worker,
+        parked,
+        places,
+    } = &mut *work.cached;
+    let places = &mut places[..next.ids as usize];
+    let first = next.first_id as usize;
+    worker.find(
+        feature.table,
+        &slot.data.ids[first..][..places.len()],
+        places,
+    );
+    let mut taken = Piece {
+        vectors: 0,
+        ids: 0,
+        ..next
+    };
+    for i in 0..next.vectors {
+        let ids = match feature.mode {
+            Mode::None => 1,
+            _ => slot.data.lengths[(next.lengths_at + i) as usize],
+        };
+        if !has_room(pieces, From::Nowhere) {
+            break;
+        }
+        let first_id = taken.first_id + taken.ids;
+        let found = &places[taken.ids as usize..][..ids as usize];
+        if found.contains(&MISS) {
+            let own = &mut slot.data.ids[first_id as usize..][..ids as usize];
+            let Some(id) = worker.park(work.now_ns, feature.table, own) else {
+                break;
+            };
+            let slice = slot.walk.slices;
+            slot.unplaced[slice as usize] += 1;
+            let bag = Bag {
+                id,
+                slot: work.index,
+                panel: slot.walk.panel,
+                feature: next.feature,
+                vector: slot.walk.first + next.done + i,
+                slice,
+                lengths_at: next.lengths_at + i,
+                first_id,
+                ids,
+            };
+            parked.push(&mut slot.parked, bag);
+        }
+        add(pieces, From::Nowhere, &next, i);
+        taken.vectors += 1;
+        taken.ids += ids;
+    }
+    taken
+}
+
+/// Whether one more vector from there has room among the pieces.
+fn has_room(pieces: &ArrayVec<Piece, PIECES>, from: From) -> bool {
+    !pieces.is_full() || pieces.last().is_some_and(|last| last.is_extended(from))
+}
+
+/// Adds vector `i` of those that were looked up.
+fn add(pieces: &mut ArrayVec<Piece, PIECES>, from: From, looked_up: &Piece, i: u32) {
+    match pieces.last_mut() {
+        Some(last) if i > 0 && last.is_extended(from) => last.vectors += 1,
+        _ => pieces.push(Piece {
+            from,
+            done: looked_up.done + i,
+            vectors: 1,
+            ids: 0,
+            ..*looked_up
+        }),
+    }
+}

@@ -1,0 +1,297 @@
+//! Cached tables: a bag waits for the rows that it lacks and for no others, and gives the oracle's bytes.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{
+    Carry, HeapMemory, LIMITS, Model, REGION, Remote, answer, attach, frame, lookup, memory_for,
+    run, statuses,
+};
+use proptest::prelude::*;
+use rowmill_cache::fetch::{self, Failure, Read};
+use rowmill_cache::{Arrived, Tier, Worker};
+use rowmill_engine::{Conn, Engine, Limits, STAGE_BYTES_MIN, Turn};
+use rowmill_pooling::{Isa, Kernels};
+use rowmill_table::Resident;
+use rowmill_wire::{CompletionKind, Element, Status};
+
+const WIDE: Carry = Carry {
+    ids: Element::Bits64,
+    ..REGION
+};
+
+const FETCH: fetch::Limits = fetch::Limits {
+    staged: 64,
+    prefetched: 4,
+    bags: 16,
+    row_bytes: 512,
+    budget_ns: u64::MAX,
+};
+
+/// Stands in for a tier: has the rows of resident tables, and gives them out late and in another order.
+#[derive(Debug)]
+struct Shelf {
+    tables: Arc<Resident>,
+    reads: Vec<Read>,
+    /// Most that are read at a time.
+    most: usize,
+    state: u64,
+    /// What becomes of a row.
+    fate: fn(Read) -> Fate,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Comes,
+    Fails(Failure),
+    Never,
+}
+
+impl Shelf {
+    fn next(&mut self) -> usize {
+        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005) + 1;
+        (self.state >> 33) as usize
+    }
+}
+
+impl Tier for Shelf {
+    fn read(&mut self, _: u64, read: Read) -> bool {
+        let room = self.reads.len() < self.most;
+        if room {
+            self.reads.push(read);
+        }
+        room
+    }
+
+    fn poll(&mut self, _: u64, arrived: &mut Arrived<'_>) {
+        for _ in 0..self.next() % 4 {
+            if self.reads.is_empty() {
+                return;
+            }
+            let at = self.next() % self.reads.len();
+            let read = self.reads.swap_remove(at);
+            let table = &self.tables.tables()[read.table as usize];
+            let from = read.row as usize * table.stride();
+            match (self.fate)(read) {
+                Fate::Comes => {
+                    arrived(read.ticket, Ok(&table.bytes()[from..from + table.stride()]))
+                }
+                Fate::Fails(failure) => arrived(read.ticket, Err(failure)),
+                Fate::Never => {}
+            }
+        }
+    }
+}
+
+/// An engine with every `step`-th table cached.
+fn engine_with(
+    model: &Model,
+    limits: Limits,
+    fetch: fetch::Limits,
+    step: usize,
+    fate: fn(Read) -> Fate,
+) -> Engine {
+    let tables = model.tables.tables().len();
+    let shelf = Shelf {
+        tables: Arc::clone(&model.tables),
+        reads: Vec::new(),
+        most: 5,
+        state: 1,
+        fate,
+    };
+    let cached = (0..tables).map(|table| table % step == 0).collect();
+    let cache = Worker::new(cached, fetch, Box::new(shelf), 7);
+    let mut engine = Engine::with_cache(limits, Kernels::new(Isa::detect().isa), cache);
+    attach(&mut engine, model, Conn(0));
+    engine
+}
+
+fn engine(model: &Model, limits: Limits, step: usize) -> Engine {
+    engine_with(model, limits, FETCH, step, |_| Fate::Comes)
+}
+
+#[test]
+fn every_mode_gives_the_oracles_bytes() {
+    let model = Model::every();
+    for step in [1, 2] {
+        let mut engine = engine(&model, LIMITS, step);
+        for (bags, longest) in [(1, 3), (2, 0), (40, 9), (100, 12)] {
+            for slice in [0, 7] {
+                let batch = model.batch(u64::from(bags), bags, longest);
+                answer(&model, &mut engine, &batch, WIDE, slice);
+            }
+        }
+        assert_eq!(engine.cache().held(), (0, 0));
+        let counters = engine.cache().counters();
+        assert!(counters.joined > 0 && counters.refused > 0, "{counters:?}");
+        assert_eq!(counters.fetched, counters.arrived);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn any_budget_slicing_and_room_gives_the_oracles_bytes(
+        seed: u64, bags in 1u32..60, longest in 0u64..30, slice in 0u32..40, micro_batch_ns in 1u64..200_000,
+        staged in 30u32..200, parked in 1u32..40, step in 1usize..4,
+    ) {
+        let slice = if slice > 0 { slice.max(bags.div_ceil(64)) } else { 0 };
+        let model = Model::every();
+        let limits = Limits { micro_batch_ns, ..LIMITS };
+        let fetch = fetch::Limits { staged, bags: parked, ..FETCH };
+        let mut engine = engine_with(&model, limits, fetch, step, |_| Fate::Comes);
+        let records = answer(&model, &mut engine, &model.batch(seed, bags, longest), WIDE, slice);
+        let slices = if slice == 0 { 1 } else { bags.div_ceil(slice) };
+        prop_assert_eq!(records.len() as u32, slices);
+        prop_assert_eq!(records.last().map(|r| r.0), Some(CompletionKind::Final));
+        let numbers: Vec<u32> = records.iter().map(|r| u32::from(r.1)).collect();
+        prop_assert_eq!(numbers, (0..slices).collect::<Vec<_>>());
+        prop_assert_eq!(engine.cache().held(), (0, 0));
+    }
+}
+
+/// Sends a batch in a slot.
+fn send(
+    model: &Model,
+    engine: &mut Engine,
+    memory: &mut HeapMemory,
+    slot: u16,
+    bags: u32,
+    remaining_us: u32,
+) {
+    let mut header = lookup(u64::from(slot), bags);
+    header.remaining_us = remaining_us;
+    let mut source = vec![];
+    let frame = frame(header, &model.batch(5, bags, 9), WIDE, &mut source);
+    memory.regions.insert((0, common::SOURCE), source);
+    engine
+        .request(0, Conn(0), slot, &frame, memory)
+        .expect("the slot is free");
+}
+
+#[test]
+fn a_row_that_fails_ends_its_request_and_no_other() {
+    let model = Model::mixed();
+    // Of the second table nothing can be read.
+    let fate = |read: Read| match read.table {
+        1 => Fate::Fails(Failure::Corrupt),
+        _ => Fate::Comes,
+    };
+    let mut engine = engine_with(&model, LIMITS, FETCH, 1, fate);
+    let mut memory = memory_for(&model, 40, vec![]);
+    send(&model, &mut engine, &mut memory, 0, 40, 0);
+    let records = run(&mut engine, &mut memory, &mut 0);
+    assert_eq!(statuses(&records), [Status::Unavailable]);
+    assert_eq!(records[0].1.feature, 1);
+    run_until_nothing_is_held(&mut engine, &mut memory);
+    // A request without bags of that table is answered.
+    let mut batch = model.batch(6, 40, 9);
+    batch.features[1] = vec![vec![]; 40];
+    answer(&model, &mut engine, &batch, WIDE, 0);
+}
+
+fn run_until_nothing_is_held(engine: &mut Engine, memory: &mut HeapMemory) {
+    for turn in 0..1000 {
+        engine.turn(1_000_000 + turn, memory);
+        if engine.cache().held() == (0, 0) {
+            return;
+        }
+    }
+    panic!("{:?} rows are held", engine.cache().held());
+}
+
+#[test]
+fn a_row_that_never_comes_is_given_up_in_time() {
+    let model = Model::mixed();
+    let fetch = fetch::Limits {
+        budget_ns: 200_000,
+        ..FETCH
+    };
+    let mut engine = engine_with(&model, LIMITS, fetch, 1, |_| Fate::Never);
+    let mut memory = memory_for(&model, 4, vec![]);
+    send(&model, &mut engine, &mut memory, 0, 4, 0);
+    let mut now_ns = 0;
+    let records = run(&mut engine, &mut memory, &mut now_ns);
+    assert_eq!(statuses(&records), [Status::Unavailable]);
+    assert!((200_000..300_000).contains(&now_ns), "ended at {now_ns} ns");
+    run_until_nothing_is_held(&mut engine, &mut memory);
+}
+
+#[test]
+fn who_does_not_wait_any_more_gives_everything_back() {
+    let model = Model::mixed();
+    for how in 0..4 {
+        let fetch = fetch::Limits {
+            budget_ns: 2_000_000,
+            staged: 1000,
+            bags: 1000,
+            ..FETCH
+        };
+        let mut engine = engine_with(&model, LIMITS, fetch, 1, |_| Fate::Never);
+        let mut memory = memory_for(&model, 40, vec![]);
+        memory.remote = Some(Remote::new(STAGE_BYTES_MIN as usize, 2));
+        send(
+            &model,
+            &mut engine,
+            &mut memory,
+            0,
+            40,
+            if how == 0 { 100 } else { 0 },
+        );
+        let mut ended = vec![];
+        for turn in 0..30 {
+            let coming = memory
+                .remote
+                .as_mut()
+                .map(|r| std::mem::take(&mut r.coming));
+            for (conn, slot, outcome) in coming.into_iter().flatten() {
+                engine.fetched(turn, conn, slot, outcome, &mut memory);
+            }
+            engine.turn(turn, &mut memory);
+        }
+        assert_eq!(engine.turn(40, &mut memory), Turn::Blocked);
+        assert!(
+            engine.cache().held().1 > 100,
+            "all of its rows are waited for"
+        );
+        match how {
+            0 => _ = engine.turn(200_000, &mut memory),
+            1 => engine.cancel(50, Conn(0), 0, &mut memory),
+            2 => engine.region_gone(50, Conn(0), common::TARGET, &mut memory),
+            _ => engine.detach(Conn(0), &mut memory),
+        }
+        ended.extend(std::iter::from_fn(|| engine.poll_completion()));
+        let wanted = [Status::Expired, Status::Cancelled, Status::UnknownRegion];
+        assert_eq!(statuses(&ended), wanted.get(how..=how).unwrap_or_default());
+        assert!(memory.remote.as_ref().is_some_and(Remote::is_whole));
+        // What is still being read is given up in its time.
+        engine.turn(3_000_000, &mut memory);
+        assert_eq!(engine.cache().held(), (0, 0));
+    }
+}
+
+#[test]
+fn requests_without_misses_go_on() {
+    let model = Model::mixed();
+    let mut engine = engine_with(&model, LIMITS, FETCH, 3, |_| Fate::Never);
+    let mut memory = memory_for(&model, 4, vec![]);
+    send(&model, &mut engine, &mut memory, 0, 4, 0);
+    while engine.turn(0, &mut memory) != Turn::Blocked {}
+    let mut batch = model.batch(6, 4, 9);
+    batch.features[0] = vec![vec![]; 4];
+    let mut source = vec![];
+    let frame = frame(lookup(9, 4), &batch, WIDE, &mut source);
+    memory.regions.insert((0, common::SOURCE), source);
+    engine
+        .request(0, Conn(0), 1, &frame, &mut memory)
+        .expect("the slot is free");
+    let (_, record) = loop {
+        if let Some(answer) = engine.poll_completion() {
+            break answer;
+        }
+        assert_ne!(engine.turn(0, &mut memory), Turn::Blocked, "it is answered");
+    };
+    assert_eq!((record.request, record.status), (9, Status::Ok));
+    assert_eq!(engine.in_progress(), 1, "the other waits on");
+}
