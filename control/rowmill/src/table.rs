@@ -220,7 +220,7 @@ fn as_json(generation: &Generation) -> serde_json::Value {
         })
         .collect();
     json!({
-        "generation": generation.number(), "dir": generation.dir(), "block_bytes": generation.block_bytes(),
+        "generation": generation.number(), "dir": generation.dir(), "page_bytes": rowmill_table::PAGE_BYTES,
         "row_bytes": generation.row_region_bytes(), "tables": tables,
     })
 }

@@ -1,6 +1,7 @@
 //! Private memory for tables: huge pages where they can be had, filled once, then read-only.
 
 use core::ops::Deref;
+use core::ptr::NonNull;
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc;
@@ -95,6 +96,11 @@ impl Arena {
         // SAFETY: the mapping has at least `bytes` present, readable and writable bytes, zeroed by the
         // kernel, and is borrowed exclusively through `self`.
         unsafe { core::slice::from_raw_parts_mut(self.mapping.start().as_ptr(), self.bytes) }
+    }
+
+    /// The first byte, of which no reference is made.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.mapping.start()
     }
 
     /// Makes the bytes read-only for the rest of their life; a stray store then faults.

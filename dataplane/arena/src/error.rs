@@ -112,6 +112,45 @@ pub enum ArenaError {
         /// The file's size.
         size: u64,
     },
+    /// The kernel has no io_uring, or this process may not use it.
+    #[error(
+        "table files can't be read by io_uring; it takes Linux 5.6, `sysctl kernel.io_uring_disabled=0`, and in a \
+         container a seccomp profile that allows io_uring_setup"
+    )]
+    NoIoUring {
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// The kernel does not lock the memory that files are read into.
+    #[error(
+        "{bytes} bytes of buffers can't be registered with io_uring; raise the limit (`ulimit -l`), or use fewer \
+         or smaller buffers"
+    )]
+    NotRegistered {
+        /// Bytes of all buffers.
+        bytes: u64,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// A file whose file system has no O_DIRECT.
+    #[error(
+        "{path} can't be read past the page cache (O_DIRECT); keep it on a local disk's file system, or allow the \
+         page cache to be used"
+    )]
+    NotDirect {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// A file whose device can't be polled, for a reader that polls.
+    #[error("the device of {path} can't be polled ({why}); use a reader that does not poll")]
+    NotPolled {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
     /// A system call failed.
     #[error("{call} failed")]
     Os {

@@ -4,6 +4,7 @@
 //! * [`Region`] is a sealed memfd of a peer, reachable only through a [`Window`].
 //! * [`Strip`] and [`Staging`] say which bytes of a region results fill, and where they are until then.
 //! * [`MappedFile`] is a file mapped for tools.
+//! * [`DirectReader`] reads parts of files past the page cache, by io_uring, without waiting.
 //! * [`prefetch_read`] and [`prefetch_line`] ask for a cache line ahead of its use.
 //!
 //! The crate does not know what any of the bytes mean. It is Linux only, and it is one of the few
@@ -11,6 +12,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod arena;
+mod direct;
 mod error;
 mod guard;
 mod mapped;
@@ -24,6 +26,9 @@ mod strip;
 mod window;
 
 pub use arena::{Arena, FrozenArena, SharedArena};
+pub use direct::{
+    DIRECT_ALIGN, DirectFile, DirectReader, FileId, PageCache, ReadError, ReaderOptions, SlotsTaken,
+};
 pub use error::ArenaError;
 pub use guard::guards_holes;
 pub use mapped::{MappedFile, open_at_once};

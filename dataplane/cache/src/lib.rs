@@ -1,7 +1,13 @@
-//! The cache: what stands between a lookup and rows that are not all in memory.
-#![deny(unsafe_code)]
+//! The cache of tables whose rows don't all fit the arena.
+//!
+//! [`store`] keeps rows in slots of the arena, found by all workers without a lock and changed by one writer a shard. [`fetch`]
+//! knows which rows are on their way and which bags wait for them. [`Worker`] is all of it for one worker.
+//!
+//! Nothing here knows requests, ports or clocks.
+#![deny(unsafe_code, unsafe_op_in_unsafe_fn)]
 
 pub mod fetch;
+pub mod store;
 mod worker;
 
 pub use worker::{Arrived, MISS, Tier, Worker};

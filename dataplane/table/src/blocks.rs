@@ -11,13 +11,12 @@ use std::thread;
 use rowmill_arena::open_at_once;
 
 use crate::header::HEADER_BYTES;
+use crate::pages::PAGE_BYTES;
 use crate::{Progress, Stage, TableError};
 
-/// Bytes that have a checksum of their own, and that are read or written at a time. Large enough that
-/// a disk's latency does not count, small enough that sixteen threads need 64 MiB of buffers.
+/// Bytes that are read or written at a time. Large enough that a disk's latency does not count, small
+/// enough that sixteen threads need 64 MiB of buffers.
 pub(crate) const BLOCK_BYTES: usize = 4 << 20;
-/// Files are padded with zeros to a multiple of this, so that all of them can be read with O_DIRECT.
-pub(crate) const PAGE_BYTES: u64 = 4096;
 /// Most threads at work: past this a disk or the memory is the bound, and buffers stay at 64 MiB.
 pub(crate) const MAX_THREADS: usize = 16;
 
@@ -34,12 +33,11 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
     }
 }
 
-const _: () =
-    assert!((BLOCK_BYTES as u64).is_multiple_of(PAGE_BYTES) && HEADER_BYTES as u64 == PAGE_BYTES);
+const _: () = assert!(BLOCK_BYTES.is_multiple_of(PAGE_BYTES) && HEADER_BYTES == PAGE_BYTES);
 
 /// The size of a table file whose rows and index have `body_bytes`, below 2^45.
 pub(crate) fn file_bytes(body_bytes: u64) -> u64 {
-    HEADER_BYTES as u64 + body_bytes.next_multiple_of(PAGE_BYTES)
+    HEADER_BYTES as u64 + body_bytes.next_multiple_of(PAGE_BYTES as u64)
 }
 
 /// Blocks of a file, the last one perhaps short.
@@ -173,7 +171,7 @@ mod tests {
             3 * block - 4096 + 1,
         ] {
             let size = file_bytes(region);
-            assert_eq!(size % PAGE_BYTES, 0);
+            assert_eq!(size % PAGE_BYTES as u64, 0);
             let mut next = 0;
             for index in 0..block_count(size) {
                 let body = body_range(size, region, index);

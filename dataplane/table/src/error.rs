@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use rowmill_arena::ArenaError;
 
+use crate::PAGE_BYTES;
+
 /// Why a generation could not be made, opened, checked or loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -32,7 +34,7 @@ pub enum TableError {
     },
     /// A manifest or table file of another version.
     #[error(
-        "{what} has version {found}, and this program reads version {known}; upgrade rowmill or make the generation again"
+        "{what} has version {found}, and this program reads version {known}; {}", of_version(.found, .known)
     )]
     UnknownVersion {
         /// The manifest or the file.
@@ -179,23 +181,19 @@ pub enum TableError {
         /// What is wrong.
         reason: String,
     },
-    /// A block's bytes don't have the checksum that was written with them.
+    /// A page's bytes don't have the checksum that was written with them.
     #[error(
-        "table {table} is damaged: block {block} of {path}, bytes {from} to {to}, does not match its checksum\
-         {}; copy the file again", also(.others)
+        "table {table} is damaged: page {page} of {path}, the 4096 bytes from {} on, does not match its checksum\
+         {}; copy the file again", page * PAGE_BYTES as u64, also(.others)
     )]
-    DamagedBlock {
+    DamagedPage {
         /// The table.
         table: String,
         /// The file.
         path: PathBuf,
-        /// The block, counted from 0.
-        block: u64,
-        /// First byte of the block in the file.
-        from: u64,
-        /// The byte after its last one.
-        to: u64,
-        /// How many more blocks of the generation are damaged, as far as was looked.
+        /// The page of [`PAGE_BYTES`], counted from 0.
+        page: u64,
+        /// How many more pages of the generation are damaged, as far as was looked.
         others: u64,
     },
     /// The list of checksums is itself damaged.
@@ -373,11 +371,19 @@ pub enum TableError {
     },
 }
 
+fn of_version(found: &u64, known: &u64) -> &'static str {
+    if found > known {
+        "upgrade rowmill"
+    } else {
+        "it was made by an older rowmill, so make it again with `rowmill table generate` or `import`"
+    }
+}
+
 fn also(others: &u64) -> String {
     match others {
         0 => String::new(),
-        1 => ", and one more block".to_owned(),
-        _ => format!(", and {others} more blocks"),
+        1 => ", and one more page".to_owned(),
+        _ => format!(", and {others} more pages"),
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rowmill_arena::HugePages;
 
-use crate::blocks::{BLOCK_BYTES, open_regular, read_at};
+use crate::blocks::{open_regular, read_at};
 use crate::header::{HEADER_BYTES, parse_header};
 use crate::load::LoadOptions;
 use crate::manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES, parse_manifest};
@@ -78,11 +78,6 @@ impl Generation {
         self.tables().iter().map(TableInfo::resident_bytes).sum()
     }
 
-    /// Bytes that have a checksum of their own.
-    pub fn block_bytes(&self) -> u64 {
-        BLOCK_BYTES as u64
-    }
-
     /// The path of a table's file.
     pub fn path(&self, table: &TableInfo) -> PathBuf {
         self.dir.join(&table.file)
@@ -91,7 +86,7 @@ impl Generation {
     /// Reads every byte of every file and compares the checksums.
     ///
     /// # Errors
-    /// [`TableError::DamagedBlock`] for the first damaged block, with the number of others;
+    /// [`TableError::DamagedPage`] for the first damaged page, with the number of others;
     /// [`TableError::DamagedChecksums`]; files that can't be read.
     pub fn verify(&self, progress: Progress<'_>) -> Result<(), TableError> {
         crate::verify::verify(self, progress)
@@ -111,19 +106,9 @@ impl Generation {
         crate::load::load(self, huge_pages, progress, options)
     }
 
-    /// The checksums of all blocks, table after table.
-    pub(crate) fn checksums(&self) -> Result<Vec<u32>, TableError> {
-        let (file, path) =
-            self.sized_file(&self.manifest.checksum_file, self.manifest.checksum_bytes())?;
-        let mut bytes = vec![0; self.manifest.checksum_bytes() as usize];
-        read_at(&file, &path, &mut bytes, 0)?;
-        if crc32fast::hash(&bytes) != self.manifest.checksum_crc {
-            return Err(TableError::DamagedChecksums { path });
-        }
-        Ok(bytes
-            .chunks_exact(4)
-            .map(|crc| u32::from_le_bytes(crc.try_into().expect("4 bytes")))
-            .collect())
+    /// What it promises.
+    pub(crate) fn manifest(&self) -> &Manifest {
+        &self.manifest
     }
 
     /// Opens a file of the generation and compares its size with what the manifest promises.

@@ -6,7 +6,7 @@ use crate::spec::{MAX_NAME_BYTES, Missing, TableKind, TableSpec};
 /// Bytes of the header; rows start behind it.
 pub const HEADER_BYTES: usize = 4096;
 /// The version of table files.
-pub(crate) const FILE_VERSION: u32 = 2;
+pub(crate) const FILE_VERSION: u32 = 3;
 
 const MAGIC: &[u8; 8] = b"ROWMILLT";
 /// Where each field lies, little-endian; the rest is zero.
@@ -165,7 +165,7 @@ mod tests {
             bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
             parse_header(&bytes).unwrap_err()
         };
-        assert!(put(VERSION_AT, &[1]).contains("version 1"));
+        assert!(put(VERSION_AT, &[2]).contains("version 2"));
         assert!(put(KIND_AT, &[2]).contains("unknown kind 2"));
         assert!(put(KIND_AT, &[0]).contains("dense table answers"));
         assert!(put(MISSING_AT, &[3]).contains("unknown answer 3"));

@@ -7,6 +7,7 @@ use crate::blocks::{
 };
 use crate::header::HEADER_BYTES;
 use crate::manifest::TableInfo;
+use crate::pages::{BLOCK_PAGES, Checksums, PAGE_BYTES, damage, page_crcs};
 use crate::resident::{Layout, Resident};
 use crate::{Generation, Progress, Stage, TableError};
 
@@ -27,7 +28,8 @@ impl Default for LoadOptions {
 struct Job<'a> {
     table: &'a TableInfo,
     block: u64,
-    checksum: Option<u32>,
+    /// The number of the block's first page, those of the tables before it counted too.
+    first_page: u64,
     rows: &'a mut [u8],
 }
 
@@ -37,14 +39,15 @@ pub(crate) fn load(
     progress: Progress<'_>,
     options: LoadOptions,
 ) -> Result<Resident, TableError> {
+    let layout = Layout::new(generation.tables())?;
+    let mut arena = layout.allocate(huge_pages, progress)?;
     let checksums = if options.verify {
-        Some(generation.checksums()?)
+        Some(Checksums::open(generation)?)
     } else {
         None
     };
-    let layout = Layout::new(generation.tables())?;
-    let mut arena = layout.allocate(huge_pages, progress)?;
     let mut jobs = Vec::new();
+    let mut pages_before = 0;
     for (table, mut rows) in generation
         .tables()
         .iter()
@@ -54,14 +57,14 @@ pub(crate) fn load(
             let range = body_range(table.file_bytes, table.resident_bytes(), block);
             let (part, rest) = rows.split_at_mut((range.end - range.start) as usize);
             rows = rest;
-            let checksum = checksums.as_ref().map(|list| list[jobs.len()]);
             jobs.push(Job {
                 table,
                 block,
-                checksum,
+                first_page: pages_before + block * BLOCK_PAGES,
                 rows: part,
             });
         }
+        pages_before += table.page_count();
     }
     let meter = Meter::new(progress, Stage::Loading, generation.resident_bytes());
     in_parallel(
@@ -69,7 +72,7 @@ pub(crate) fn load(
         || (),
         |(), job| {
             let bytes = job.rows.len() as u64;
-            read_block(generation, job)?;
+            read_block(generation, checksums.as_ref(), job)?;
             meter.add(bytes);
             Ok(())
         },
@@ -77,11 +80,15 @@ pub(crate) fn load(
     layout.finish(arena, generation.number(), generation.tables())
 }
 
-fn read_block(generation: &Generation, job: Job<'_>) -> Result<(), TableError> {
+fn read_block(
+    generation: &Generation,
+    checksums: Option<&Checksums>,
+    job: Job<'_>,
+) -> Result<(), TableError> {
     let Job {
         table,
         block,
-        checksum,
+        first_page,
         rows,
     } = job;
     let path = generation.path(table);
@@ -89,30 +96,25 @@ fn read_block(generation: &Generation, job: Job<'_>) -> Result<(), TableError> {
     let range = block_range(table.file_bytes, block);
     let rows_at = range.start.max(HEADER_BYTES as u64);
     read_at(&file, &path, rows, rows_at)?;
-    let Some(checksum) = checksum else {
+    let Some(checksums) = checksums else {
         return Ok(());
     };
     // What surrounds the rows in their block is at most a header in front and a page of padding behind.
-    let mut around = [0; HEADER_BYTES];
-    let mut hasher = crc32fast::Hasher::new();
-    let mut add = |hasher: &mut crc32fast::Hasher, from: u64, to: u64| {
-        let part = &mut around[..(to - from) as usize];
-        read_at(&file, &path, part, from)?;
-        hasher.update(part);
-        Ok::<(), TableError>(())
-    };
-    add(&mut hasher, range.start, rows_at)?;
-    hasher.update(rows);
-    add(&mut hasher, rows_at + rows.len() as u64, range.end)?;
-    if hasher.finalize() == checksum {
+    let (mut head, mut tail) = ([0; HEADER_BYTES], [0; PAGE_BYTES]);
+    let rows_end = rows_at + rows.len() as u64;
+    let head = &mut head[..(rows_at - range.start) as usize];
+    let tail = &mut tail[..(range.end - rows_end) as usize];
+    read_at(&file, &path, head, range.start)?;
+    read_at(&file, &path, tail, rows_end)?;
+    let pages = (range.end - range.start) / PAGE_BYTES as u64;
+    let promised = checksums.read(first_page, pages)?;
+    let Some(damage) = damage(page_crcs(head, rows, tail), &promised) else {
         return Ok(());
-    }
-    Err(TableError::DamagedBlock {
+    };
+    Err(TableError::DamagedPage {
         table: table.name.clone(),
         path,
-        block,
-        from: range.start,
-        to: range.end,
-        others: 0,
+        page: block * BLOCK_PAGES + damage.first,
+        others: damage.count - 1,
     })
 }

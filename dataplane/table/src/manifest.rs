@@ -4,9 +4,10 @@ use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::blocks::{BLOCK_BYTES, block_count, file_bytes};
+use crate::blocks::file_bytes;
 use crate::format::RowFormat;
 use crate::index::{BUCKET_BYTES, index_bytes};
+use crate::pages::{CHECKSUM_BYTES, PAGE_BYTES};
 use crate::spec::{Missing, TableKind, TableSpec, check_specs};
 use crate::{MAX_TABLES, TableError};
 
@@ -19,7 +20,7 @@ pub(crate) const CHECKSUM_FILE: &str = "checksums.crc";
 pub(crate) const MAX_MANIFEST_BYTES: usize = MAX_TABLES * 1024 + 4096;
 
 const MAGIC: &str = "rowmill-generation";
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 /// The manifest's last line is this, eight lower-case hexadecimal digits, and [`SEAL_END`].
 const SEAL_START: &str = "\"crc32\":\"";
 const SEAL_END: &str = "\"}\n";
@@ -120,7 +121,7 @@ pub struct Manifest {
     pub generation: u64,
     /// The tables; their order is their index.
     pub tables: Vec<TableInfo>,
-    /// The file with the checksums of all blocks.
+    /// The file with the checksums of all pages.
     pub checksum_file: String,
     /// The CRC-32 of that file.
     pub checksum_crc: u32,
@@ -132,7 +133,7 @@ struct RawManifest {
     magic: String,
     version: u64,
     generation: u64,
-    block_bytes: u64,
+    page_bytes: u64,
     checksums: RawChecksums,
     tables: Vec<RawTable>,
     #[serde(default, skip_serializing)]
@@ -179,17 +180,10 @@ struct Probe {
 }
 
 impl Manifest {
-    /// Blocks of all tables together.
-    pub(crate) fn block_count(&self) -> u64 {
-        self.tables
-            .iter()
-            .map(|table| block_count(table.file_bytes))
-            .sum()
-    }
-
     /// Bytes of the list of checksums.
     pub(crate) fn checksum_bytes(&self) -> u64 {
-        self.block_count() * 4
+        let pages: u64 = self.tables.iter().map(TableInfo::page_count).sum();
+        pages * CHECKSUM_BYTES
     }
 
     /// The bytes of `manifest.json`.
@@ -198,7 +192,7 @@ impl Manifest {
             magic: MAGIC.into(),
             version: VERSION,
             generation: self.generation,
-            block_bytes: BLOCK_BYTES as u64,
+            page_bytes: PAGE_BYTES as u64,
             checksums: RawChecksums {
                 file: self.checksum_file.clone(),
                 bytes: self.checksum_bytes(),
@@ -285,11 +279,11 @@ fn unreadable(error: serde_json::Error) -> TableError {
 }
 
 fn check(raw: RawManifest) -> Result<Manifest, TableError> {
-    if raw.block_bytes != BLOCK_BYTES as u64 {
+    if raw.page_bytes != PAGE_BYTES as u64 {
         return Err(TableError::BadSize {
-            what: "a block".into(),
-            found: raw.block_bytes,
-            expected: BLOCK_BYTES as u64,
+            what: "a page".into(),
+            found: raw.page_bytes,
+            expected: PAGE_BYTES as u64,
         });
     }
     let specs = raw
@@ -320,16 +314,12 @@ fn check(raw: RawManifest) -> Result<Manifest, TableError> {
         checksum_file: raw.checksums.file,
         checksum_crc: raw.checksums.crc32,
     };
-    if raw.checksums.bytes != manifest.checksum_bytes() {
+    let expected = manifest.checksum_bytes();
+    if raw.checksums.bytes != expected {
         return Err(TableError::BadSize {
             what: manifest.checksum_file,
             found: raw.checksums.bytes,
-            expected: manifest
-                .tables
-                .iter()
-                .map(|table| block_count(table.file_bytes))
-                .sum::<u64>()
-                * 4,
+            expected,
         });
     }
     Ok(manifest)

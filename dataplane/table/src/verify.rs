@@ -1,4 +1,4 @@
-//! Comparing every block with its checksum, and looking at rows of zeros and indexes.
+//! Comparing every page with its checksum, and looking at rows of zeros and indexes.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,6 +8,7 @@ use crate::blocks::{
 use crate::header::HEADER_BYTES;
 use crate::index::{BUCKET_BYTES, Found, Index};
 use crate::manifest::TableInfo;
+use crate::pages::{BLOCK_PAGES, Checksums, Damage, PAGE_BYTES, damage, page_crcs};
 use crate::spec::{Missing, TableKind};
 use crate::{Generation, Progress, Stage, TableError};
 
@@ -15,52 +16,60 @@ pub(crate) fn verify(generation: &Generation, progress: Progress<'_>) -> Result<
     // The manifest and headers were checked when the generation was opened; open it again, since
     // that may be long ago.
     let generation = Generation::open(generation.dir())?;
-    let checksums = generation.checksums()?;
+    let checksums = Checksums::open(&generation)?;
     let tables = generation.tables();
-    let jobs = tables.iter().enumerate().flat_map(|(index, table)| {
-        (0..block_count(table.file_bytes)).map(move |block| (index, block))
+    let mut pages_before = 0;
+    let starts = tables.iter().enumerate().map(|(index, table)| {
+        let before = pages_before;
+        pages_before += table.page_count();
+        (index, before)
+    });
+    let jobs = starts.flat_map(|(index, before)| {
+        (0..block_count(tables[index].file_bytes)).map(move |block| (index, before, block))
     });
     let meter = Meter::new(
         progress,
         Stage::Verifying,
         tables.iter().map(|table| table.file_bytes).sum(),
     );
-    let damaged = Mutex::new(Vec::new());
+    // The first damaged page with its table, and how many there are.
+    let damaged: Mutex<Option<((usize, u64), u64)>> = Mutex::new(None);
     in_parallel(
-        jobs.zip(checksums),
+        jobs,
         || vec![0; BLOCK_BYTES],
-        |buffer, ((index, block), checksum)| {
+        |buffer, (index, before, block)| {
             let table = &tables[index];
             let path = generation.path(table);
             let file = open_regular(&path).map_err(TableError::io(&path))?;
             let range = block_range(table.file_bytes, block);
             let bytes = &mut buffer[..(range.end - range.start) as usize];
             read_at(&file, &path, bytes, range.start)?;
-            if crc32fast::hash(bytes) != checksum {
-                damaged
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .push((index, block));
+            let first_page = block * BLOCK_PAGES;
+            let pages = (bytes.len() / PAGE_BYTES) as u64;
+            let promised = checksums.read(before + first_page, pages)?;
+            if let Some(Damage { first, count }) = damage(page_crcs(bytes, &[], &[]), &promised) {
+                let found = ((index, first_page + first), count);
+                let mut damaged = damaged.lock().unwrap_or_else(PoisonError::into_inner);
+                *damaged = Some(match *damaged {
+                    Some((least, others)) => (least.min(found.0), others + count),
+                    None => found,
+                });
             }
             meter.add(bytes.len() as u64);
             Ok(())
         },
     )?;
     let damaged = damaged.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let Some(&(index, block)) = damaged.iter().min() else {
+    let Some(((index, page), count)) = damaged else {
         return tables
             .iter()
             .try_for_each(|table| verify_hashed(&generation, table));
     };
-    let table = &tables[index];
-    let range = block_range(table.file_bytes, block);
-    Err(TableError::DamagedBlock {
-        table: table.name.clone(),
-        path: generation.path(table),
-        block,
-        from: range.start,
-        to: range.end,
-        others: damaged.len() as u64 - 1,
+    Err(TableError::DamagedPage {
+        table: tables[index].name.clone(),
+        path: generation.path(&tables[index]),
+        page,
+        others: count - 1,
     })
 }
 

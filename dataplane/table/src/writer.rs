@@ -15,6 +15,7 @@ use crate::index_build::{self, DEALT_BYTES, Scratch};
 use crate::manifest::{CHECKSUM_FILE, MANIFEST_FILE, Manifest, TableInfo};
 pub(crate) use crate::mix::random_seed;
 use crate::mix::word;
+use crate::pages::{BLOCK_PAGES, CHECKSUM_BYTES, PAGE_BYTES, crc_of_file, page_crcs};
 use crate::spec::{Missing, TableKind, TableSpec, check_specs};
 use crate::{Progress, Stage, TableError};
 
@@ -162,16 +163,19 @@ pub(crate) fn write_generation(
     let hashed = tables.iter().filter(|table| table.kind != TableKind::Dense);
     let scratch_bytes = hashed.map(|table| table.rows * DEALT_BYTES).max();
     let bytes = tables.iter().map(|table| table.file_bytes).sum::<u64>();
-    let draft = Draft::begin(dir, bytes + scratch_bytes.unwrap_or(0))?;
+    let sum_bytes = bytes / PAGE_BYTES as u64 * CHECKSUM_BYTES;
+    let draft = Draft::begin(dir, bytes + sum_bytes + scratch_bytes.unwrap_or(0))?;
     create_files(&draft, &tables)?;
     write_indexes(&draft, &tables, source, seed, progress)?;
-    let checksums = write_tables(&draft, &tables, source, progress)?;
-    let bytes: Vec<u8> = checksums.iter().flat_map(|crc| crc.to_le_bytes()).collect();
-    draft.write_file(CHECKSUM_FILE, &bytes)?;
+    let sum_path = draft.path(CHECKSUM_FILE);
+    let sums = create(&sum_path, sum_bytes)?;
+    write_tables(&draft, &tables, source, &sums, progress)?;
+    let checksum_crc = crc_of_file(&sums, &sum_path, sum_bytes)?;
+    sums.sync_all().map_err(TableError::io(&sum_path))?;
     let manifest = Manifest {
         generation: number,
         checksum_file: CHECKSUM_FILE.into(),
-        checksum_crc: crc32fast::hash(&bytes),
+        checksum_crc,
         tables,
     };
     draft.sync(&manifest.tables, progress, stop)?;
@@ -182,12 +186,18 @@ pub(crate) fn write_generation(
 /// Makes all table files in their full size, as holes.
 fn create_files(draft: &Draft, tables: &[TableInfo]) -> Result<(), TableError> {
     for table in tables {
-        let path = draft.path(&table.file);
-        let file = File::create_new(&path).map_err(TableError::io(&path))?;
-        file.set_len(table.file_bytes)
-            .map_err(TableError::io(&path))?;
+        create(&draft.path(&table.file), table.file_bytes)?;
     }
     Ok(())
+}
+
+/// Makes a file in its full size, as a hole.
+fn create(path: &Path, bytes: u64) -> Result<File, TableError> {
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).create_new(true).open(path);
+    let file = file.map_err(TableError::io(path))?;
+    file.set_len(bytes).map_err(TableError::io(path))?;
+    Ok(file)
 }
 
 /// Writes the indexes of hashed tables to their places in the files.
@@ -247,29 +257,33 @@ fn open_to_write(path: &Path) -> Result<File, TableError> {
         .map_err(TableError::io(path))
 }
 
-/// Writes headers and rows, and returns the checksums of all blocks, table after table.
+/// Writes headers and rows, and the checksums of all pages, table after table, to `sums`.
 fn write_tables(
     draft: &Draft,
     tables: &[TableInfo],
     source: &dyn RowSource,
+    sums: &File,
     progress: Progress<'_>,
-) -> Result<Vec<u32>, TableError> {
-    let blocks = |(index, table): (usize, &TableInfo)| {
-        (0..block_count(table.file_bytes)).map(move |block| (index, block))
-    };
-    let jobs: Vec<(usize, u64)> = tables.iter().enumerate().flat_map(blocks).collect();
+) -> Result<(), TableError> {
+    let mut jobs = Vec::new();
+    let mut pages = 0;
+    for (index, table) in tables.iter().enumerate() {
+        let blocks = 0..block_count(table.file_bytes);
+        jobs.extend(blocks.map(|block| (index, block, pages + block * BLOCK_PAGES)));
+        pages += table.page_count();
+    }
     let meter = Meter::new(
         progress,
         Stage::Writing,
         tables.iter().map(|table| table.file_bytes).sum(),
     );
-    let checksums = Mutex::new(vec![0; jobs.len()]);
+    let sum_path = draft.path(CHECKSUM_FILE);
     let writing = Mutex::new(());
     let start = || (vec![0; BLOCK_BYTES], Vec::new());
     in_parallel(
-        jobs.into_iter().enumerate(),
+        jobs.into_iter(),
         start,
-        |(buffer, row), (place, (index, block))| {
+        |(buffer, row), (index, block, first_page)| {
             let info = &tables[index];
             let range = block_range(info.file_bytes, block);
             let bytes = &mut buffer[..(range.end - range.start) as usize];
@@ -281,19 +295,19 @@ fn write_tables(
                 info,
             };
             let made = compose(&rows, block, &file, &path, bytes, row)?;
-            checksums.lock().unwrap_or_else(PoisonError::into_inner)[place] =
-                crc32fast::hash(bytes);
+            let crcs: Vec<u8> = page_crcs(bytes, &[], &[])
+                .flat_map(u32::to_le_bytes)
+                .collect();
             // Two writers of one file spin on its lock in the kernel; here the second one sleeps.
             let _turn = writing.lock().unwrap_or_else(PoisonError::into_inner);
             file.write_all_at(&bytes[..made], range.start)
                 .map_err(TableError::io(&path))?;
+            sums.write_all_at(&crcs, first_page * CHECKSUM_BYTES)
+                .map_err(TableError::io(&sum_path))?;
             meter.add(bytes.len() as u64);
             Ok(())
         },
-    )?;
-    Ok(checksums
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner))
+    )
 }
 
 /// Puts together the bytes of one block: header, rows, index, padding. Gives how many of them, from the

@@ -9,8 +9,8 @@ use std::sync::{Barrier, Mutex};
 use proptest::prelude::*;
 use rowmill_arena::HugePages;
 use rowmill_table::{
-    Generation, HEADER_BYTES, LoadOptions, MANIFEST_FILE, Resident, RowFormat, Stage, TableError,
-    TableKind, TableSpec, generate, generate_until, silent,
+    Generation, HEADER_BYTES, LoadOptions, MANIFEST_FILE, Missing, PAGE_BYTES, Resident, RowFormat,
+    Stage, TableError, TableKind, TableSpec, generate, generate_until, silent,
 };
 use tempfile::TempDir;
 
@@ -160,44 +160,97 @@ fn progress_ends_at_the_total() {
 #[test]
 fn damage_is_named() {
     let (_temp, dir) = made(&specs());
-    let block = 4 << 20;
+    // The second page of the second block that is read at a time.
+    let page = 1025;
     let path = dir.join("00000.rows");
-    flip(&path, block + 5, 3);
+    flip(&path, page * PAGE_BYTES as u64 + 5, 3);
     for result in [verify(&dir), load(&dir, LoadOptions::default()).map(|_| ())] {
         let error = result.unwrap_err();
-        let TableError::DamagedBlock {
+        let TableError::DamagedPage {
             table,
-            block: 1,
-            from,
-            to,
+            page: found,
             others: 0,
             ..
         } = &error
         else {
             panic!("{error}")
         };
-        assert_eq!((table.as_str(), *from, *to), ("large", block, 2 * block));
-        assert!(error.to_string().contains("00000.rows"), "{error}");
+        assert_eq!((table.as_str(), *found), ("large", page));
+        let text = error.to_string();
+        assert!(text.contains("00000.rows"), "{text}");
+        assert!(text.contains("the 4096 bytes from 4198400 on"), "{text}");
     }
     assert!(
         load(&dir, LoadOptions { verify: false }).is_ok(),
         "not asked to look"
     );
+    flip(&path, (page + 1) * PAGE_BYTES as u64, 3);
     flip(&dir.join("00002.rows"), 5000, 0);
     flip(&dir.join("00003.rows"), 5000, 0);
     let error = verify(&dir).unwrap_err();
     assert!(
         matches!(
             error,
-            TableError::DamagedBlock {
-                block: 1,
-                others: 2,
+            TableError::DamagedPage {
+                page: 1025,
+                others: 3,
                 ..
             }
         ),
         "{error}"
     );
-    assert!(error.to_string().contains("2 more blocks"), "{error}");
+    assert!(error.to_string().contains("3 more pages"), "{error}");
+    // The last page of a file, which padding fills.
+    let (_temp, dir) = made(&specs());
+    let path = dir.join("00002.rows");
+    let last = fs::metadata(&path).unwrap().len() - 1;
+    flip(&path, last, 7);
+    for result in [verify(&dir), load(&dir, LoadOptions::default()).map(|_| ())] {
+        let error = result.unwrap_err();
+        let expected = last / PAGE_BYTES as u64;
+        assert!(
+            matches!(error, TableError::DamagedPage { page, .. } if page == expected),
+            "{error}"
+        );
+    }
+}
+
+/// What a reader of single rows does: it reads the pages of a row and compares their checksums.
+#[test]
+fn single_rows_can_be_checked() {
+    let mut specs = specs();
+    specs.push(spec("keyed", 777, 64, RowFormat::Int8));
+    specs[4].kind = TableKind::Hashed(Missing::Zero);
+    let (_temp, dir) = made(&specs);
+    let generation = Generation::open(&dir).unwrap();
+    let resident = load(&dir, LoadOptions::default()).unwrap();
+    for (info, table) in generation.tables().iter().zip(resident.tables()) {
+        let checksums = generation.page_checksums(&info.name).unwrap();
+        let file = fs::read(generation.path(info)).unwrap();
+        assert_eq!(checksums.len() * PAGE_BYTES, file.len(), "{}", info.name);
+        for row in [0, table.row_count() / 2, table.row_count() - 1] {
+            let place = info.row_place(row);
+            let bytes = &file[place.offset as usize..][..place.bytes];
+            assert_eq!(
+                bytes,
+                &table.bytes()[row as usize * info.stride..][..info.stride]
+            );
+            for page in place.pages() {
+                let page = page as usize;
+                let bytes = &file[page * PAGE_BYTES..][..PAGE_BYTES];
+                assert_eq!(crc32fast::hash(bytes), checksums[page], "{}", info.name);
+            }
+        }
+    }
+    assert!(matches!(
+        generation.page_checksums("none"),
+        Err(TableError::UnknownTable { .. })
+    ));
+    flip(&dir.join("checksums.crc"), 9, 0);
+    assert!(matches!(
+        generation.page_checksums("large"),
+        Err(TableError::DamagedChecksums { .. })
+    ));
 }
 
 #[test]
@@ -396,7 +449,7 @@ fn of_two_writers_of_one_target_one_has_it() {
 #[test]
 fn work_that_is_stopped_leaves_nothing() {
     let mut hashed = spec("hashed", 200_000, 4, RowFormat::F32);
-    hashed.kind = TableKind::Hashed(rowmill_table::Missing::Zero);
+    hashed.kind = TableKind::Hashed(Missing::Zero);
     let mut specs = specs();
     specs.push(hashed);
     let temp = tempfile::tempdir().unwrap();

@@ -352,10 +352,10 @@ fn forge(dir: &Path, at: u64, bytes: &[u8]) {
     let table = dir.join("00000.rows");
     let file = OpenOptions::new().write(true).open(&table).unwrap();
     file.write_all_at(bytes, at).unwrap();
-    let blocks = fs::read(&table).unwrap();
-    let sums: Vec<u8> = blocks
-        .chunks(4 << 20)
-        .flat_map(|block| crc32fast::hash(block).to_le_bytes())
+    let pages = fs::read(&table).unwrap();
+    let sums: Vec<u8> = pages
+        .chunks(4096)
+        .flat_map(|page| crc32fast::hash(page).to_le_bytes())
         .collect();
     fs::write(dir.join("checksums.crc"), &sums).unwrap();
     let mut manifest =

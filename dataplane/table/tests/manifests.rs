@@ -186,18 +186,21 @@ fn names_that_lead_elsewhere() {
 
 #[test]
 fn whole_manifests() {
-    let error = changed(|value| value["version"] = json!(1)).unwrap_err();
+    let error = changed(|value| value["version"] = json!(2)).unwrap_err();
     assert!(
         matches!(
             error,
             TableError::UnknownVersion {
-                found: 1,
-                known: 2,
+                found: 2,
+                known: 3,
                 ..
             }
         ),
         "{error}"
     );
+    assert!(error.to_string().contains("older rowmill"), "{error}");
+    let error = changed(|value| value["version"] = json!(4)).unwrap_err();
+    assert!(error.to_string().contains("upgrade rowmill"), "{error}");
     for change in [
         |value: &mut Value| value["magic"] = json!("something"),
         |value: &mut Value| value["generation"] = json!(-1),
@@ -218,11 +221,11 @@ fn whole_manifests() {
     for (field, to) in [("bytes", json!(4)), ("bytes", json!(u64::MAX))] {
         let error = changed(|value| value["checksums"][field] = to).unwrap_err();
         assert!(
-            matches!(error, TableError::BadSize { expected: 8, .. }),
+            matches!(error, TableError::BadSize { expected: 16, .. }),
             "{error}"
         );
     }
-    let error = changed(|value| value["block_bytes"] = json!(0)).unwrap_err();
+    let error = changed(|value| value["page_bytes"] = json!(4 << 20)).unwrap_err();
     assert!(matches!(error, TableError::BadSize { .. }), "{error}");
     let error = changed(|value| {
         let first = value["tables"][0].clone();

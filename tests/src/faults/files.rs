@@ -58,8 +58,12 @@ impl Model<'_> {
     fn reseal(&self, bytes: &[u8]) -> Result<()> {
         let text = fs::read(self.manifest()).context("the manifest")?;
         let mut manifest = rowmill_table::parse_manifest(&text)?;
-        let checksums = crc32fast::hash(bytes).to_le_bytes();
-        fs::write(self.folder.join(&manifest.checksum_file), checksums).context("the checksums")?;
+        let pages = bytes.chunks(rowmill_table::PAGE_BYTES);
+        let checksums: Vec<u8> = pages
+            .flat_map(|page| crc32fast::hash(page).to_le_bytes())
+            .collect();
+        fs::write(self.folder.join(&manifest.checksum_file), &checksums)
+            .context("the checksums")?;
         manifest.checksum_crc = crc32fast::hash(&checksums);
         fs::write(self.manifest(), manifest.to_bytes()).context("the manifest")
     }
@@ -127,8 +131,9 @@ pub(super) fn flipped(site: &Site) -> Result<Verdict> {
             let mut bad = good.clone();
             bad[at] ^= 1 << rng.u8(0..8);
             fs::write(&path, bad).context("a table")?;
-            let named = format!("table {name} is damaged: block 0 of {}", path.display());
-            let range = format!("bytes 0 to {}", good.len());
+            let page = at / 4096;
+            let named = format!("table {name} is damaged: page {page} of {}", path.display());
+            let range = format!("the 4096 bytes from {} on", page * 4096);
             model
                 .is_refused(&[&named, &range])
                 .with_context(|| format!("byte {at} of {name}"))?;
@@ -160,7 +165,7 @@ pub(super) fn index(site: &Site) -> Result<Verdict> {
         let mut bad = good.clone();
         bad[at] ^= 1;
         fs::write(&path, bad).context("a table")?;
-        model.is_refused(&["table keyed is damaged: block 0"])?;
+        model.is_refused(&["table keyed is damaged: page", "checksum"])?;
     }
     // A bucket has five keys of 8 bytes, their rows of 4, and a word that begins with the number of keys.
     let full = (first..good.len())
@@ -296,15 +301,10 @@ pub(super) fn promises(site: &Site) -> Result<Verdict> {
         ensure!(table.rows == rows, "{} rows", table.rows);
         table.rows += more;
         table.file_bytes = 4096 + (table.rows * table.stride as u64).next_multiple_of(4096);
-        let promised = table.file_bytes;
         fs::write(model.manifest(), manifest.to_bytes()).context("the manifest")?;
-        // The list of checksums is longer, too, where there are more blocks, and that is seen first.
-        let more_blocks = promised > 4 << 20;
-        let said = if more_blocks {
-            "promises".into()
-        } else {
-            format!("promises {promised} bytes and the file has")
-        };
+        // The list of checksums is to be longer, too, and that is seen first.
+        let checksums = model.folder.join(&manifest.checksum_file);
+        let said = format!("{}: the manifest promises", checksums.display());
         model
             .is_refused(&[&said])
             .with_context(|| format!("{more} rows more"))?;
@@ -351,7 +351,12 @@ pub(super) fn nonsense(site: &Site) -> Result<Verdict> {
             "something-else",
             "can't be understood",
         ),
-        ("\"version\": 2", "\"version\": 3", "has version 3"),
+        ("\"version\": 3", "\"version\": 4", "upgrade rowmill"),
+        (
+            "\"version\": 3",
+            "\"version\": 2",
+            "made by an older rowmill",
+        ),
         ("\"kind\": \"dense\"", "\"kind\": \"sparse\"", "sparse"),
         ("\"missing\": \"error\"", "\"missing\": \"zero\"", "zero"),
         (

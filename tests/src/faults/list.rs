@@ -217,7 +217,7 @@ pub const ALL: &[Fault] = &[
     .over(Over::Any),
     Fault::new(
         "table-bit-flipped",
-        "table, block and bytes named",
+        "table, page and bytes named",
         AT_START,
         files::flipped,
     ),
