@@ -7,7 +7,10 @@
 #![deny(unsafe_code, unsafe_op_in_unsafe_fn)]
 
 pub mod fetch;
+mod recency;
 pub mod store;
+mod table;
 mod worker;
 
-pub use worker::{Arrived, MISS, Tier, Worker};
+pub use table::{CachedTable, Counters};
+pub use worker::{Arrived, Parker, Tier, Worker};

@@ -1,9 +1,10 @@
 //! One worker's way to the rows of cached tables.
 
-use crate::fetch::{BagId, Counters, Failure, Fetches, Limits, Read, Ready, Ticket};
+use rowmill_arena::ReadWindow;
 
-/// In the place of a row's place: it is not in the cache.
-pub const MISS: u32 = u32::MAX;
+use crate::fetch::{self, BagId, Failure, Fetches, Limits, Read, Ready, Ticket};
+use crate::store::{self, Found, MISS, Turn};
+use crate::table::{CachedTable, Counters};
 
 /// Takes what came of a read: a row's bytes, or why there are none.
 pub type Arrived<'a> = dyn FnMut(Ticket, Result<&[u8], Failure>) + 'a;
@@ -31,13 +32,48 @@ impl Tier for Nowhere {
     fn poll(&mut self, _: u64, _: &mut Arrived<'_>) {}
 }
 
-/// What one worker knows of cached tables: which there are, and the fetches that it has begun.
+/// What one worker knows of cached tables: the rows that are there, and the fetches that it has begun.
 #[derive(Debug)]
 pub struct Worker {
-    /// By the table's number: whether it is cached.
-    cached: Box<[bool]>,
+    /// By the table's number; `None` for resident ones.
+    tables: Box<[Option<CachedTable>]>,
     fetches: Fetches,
+    /// The slots that were taken for rows on their way, by the number of their fetch.
+    slots: Box<[Option<store::Ticket>]>,
     tier: Box<dyn Tier>,
+    /// Of all tables.
+    counters: Counters,
+}
+
+/// What parks bags of a table whose rows were just looked up.
+#[derive(Debug)]
+pub struct Parker<'w> {
+    fetches: &'w mut Fetches,
+    table: usize,
+}
+
+impl Parker<'_> {
+    /// Parks the bag whose rows are those of `found` from a position on. Each row is replaced by its place in staging. `None`
+    /// where there is no room now.
+    pub fn park(
+        &mut self,
+        now_ns: u64,
+        rows: &mut [u32],
+        found: &Found<'_>,
+        from: usize,
+    ) -> Option<BagId> {
+        (from..from + rows.len()).for_each(|position| found.prefetch_row(position));
+        let places = found.places();
+        let row_bytes = found.row_bytes();
+        self.fetches
+            .park(now_ns, self.table as u32, rows, |position, out| {
+                let hit = places[from + position] != MISS;
+                if hit {
+                    found.copy_row(from + position, &mut out[..row_bytes]);
+                }
+                hit
+            })
+    }
 }
 
 impl Worker {
@@ -50,25 +86,39 @@ impl Worker {
             row_bytes: 0,
             budget_ns: 0,
         };
-        Worker {
-            cached: Box::default(),
-            fetches: Fetches::new(limits, 0),
-            tier: Box::new(Nowhere),
-        }
+        Worker::new(Box::default(), limits, Box::new(Nowhere), 0)
     }
 
-    /// Those tables are cached whose place in `cached` says so; their rows come from `tier`. `seed` is as [`Fetches::new`] has it.
-    pub fn new(cached: Box<[bool]>, limits: Limits, tier: Box<dyn Tier>, seed: u64) -> Worker {
+    /// The tables of a model by their numbers, `None` for those that are resident. The others' rows come from `tier`. `seed` is as
+    /// [`Fetches::new`] has it.
+    ///
+    /// # Panics
+    /// If a table has longer rows than the limits say.
+    pub fn new(
+        tables: Box<[Option<CachedTable>]>,
+        limits: Limits,
+        tier: Box<dyn Tier>,
+        seed: u64,
+    ) -> Worker {
+        for table in tables.iter().flatten() {
+            assert!(
+                table.row_bytes() <= limits.row_bytes,
+                "staging has room for any row"
+            );
+        }
+        let fetches = Fetches::new(limits, seed);
         Worker {
-            cached,
-            fetches: Fetches::new(limits, seed),
+            tables,
+            slots: (0..fetches.most()).map(|_| None).collect(),
+            fetches,
             tier,
+            counters: Counters::default(),
         }
     }
 
     /// Whether a table's rows are to be looked for here.
     pub fn is_cached(&self, table: usize) -> bool {
-        self.cached.get(table).is_some_and(|&cached| cached)
+        self.tables.get(table).is_some_and(Option::is_some)
     }
 
     /// Most bags that are parked at a time.
@@ -87,41 +137,76 @@ impl Worker {
     }
 
     /// What was counted of fetches.
-    pub fn counters(&self) -> &Counters {
+    pub fn fetch_counters(&self) -> &fetch::Counters {
         self.fetches.counters()
     }
 
-    /// Puts the place of each row, or [`MISS`], into `places`. Returns how many misses there are.
-    pub fn find(&mut self, _table: usize, rows: &[u32], places: &mut [u32]) -> usize {
-        places.fill(MISS);
-        rows.len()
+    /// What was counted of all cached tables.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
     }
 
-    /// Parks a bag of rows of which [`Worker::find`] has just missed some. Each row is replaced by its place in staging. `None` where
-    /// there is no room now.
-    pub fn park(&mut self, now_ns: u64, table: usize, rows: &mut [u32]) -> Option<BagId> {
-        self.fetches
-            .park(now_ns, table as u32, rows, |_, _| false)
+    /// Looks rows of a cached table up: the slot of each, or [`MISS`], and what parks bags that miss some.
+    pub fn find<'t>(
+        &'t mut self,
+        turn: Turn<'t>,
+        table: usize,
+        rows: &[u32],
+        places: &'t mut [u32],
+    ) -> (Found<'t>, Parker<'t>) {
+        let cached = self.tables[table].as_mut().expect("a cached table");
+        let found = cached.find(turn, rows, places, &mut self.counters);
+        let fetches = &mut self.fetches;
+        (found, Parker { fetches, table })
+    }
+
+    /// The slots of a cached table, the bytes from one to the next, and how many there are.
+    pub fn slots(&self, table: usize) -> (ReadWindow<'_>, usize, u32) {
+        let cached = self.tables[table].as_ref().expect("a cached table");
+        cached.slots()
     }
 
     /// Places of parked bags' rows: the bytes, from one place to the next, and how many places there are.
-    pub fn staging(&self) -> (&[u8], usize, u32) {
+    pub fn staging(&self) -> (ReadWindow<'_>, usize, u32) {
         let fetches = &self.fetches;
-        (fetches.staging(), fetches.stride(), fetches.limits().staged)
+        let window = ReadWindow::over(fetches.staging());
+        (window, fetches.stride(), fetches.limits().staged)
     }
 
-    /// Asks for what is wanted, and takes what has come.
+    /// Takes what has come, and asks for what is wanted. Between two turns.
     pub fn poll(&mut self, now_ns: u64) {
-        let fetches = &mut self.fetches;
-        self.tier.poll(now_ns, &mut |ticket, outcome| {
-            fetches.arrived(ticket, outcome);
+        let Worker {
+            tables,
+            fetches,
+            slots,
+            tier,
+            counters,
+        } = self;
+        tier.poll(now_ns, &mut |ticket, outcome| {
+            let Some(table) = fetches.arrived(ticket, outcome) else {
+                return;
+            };
+            let slot = slots[ticket.number()].take();
+            match (slot, outcome) {
+                (Some(slot), Ok(bytes)) => cached(tables, table).publish(slot, bytes, counters),
+                (Some(slot), Err(_)) => cached(tables, table).abandon(slot),
+                (None, _) => {}
+            }
         });
-        fetches.expire(now_ns);
+        while let Some((ticket, table)) = fetches.expire(now_ns) {
+            if let Some(slot) = slots[ticket.number()].take() {
+                cached(tables, table).abandon(slot);
+            }
+        }
         while let Some(read) = fetches.next_read() {
-            if !self.tier.read(now_ns, read) {
+            if !tier.read(now_ns, read) {
                 fetches.put_back(read);
                 break;
             }
+            slots[read.ticket.number()] = cached(tables, read.table).begin(read.row, counters);
+        }
+        for table in tables.iter_mut().flatten() {
+            table.advance();
         }
     }
 
@@ -130,8 +215,14 @@ impl Worker {
         self.fetches.next_ready()
     }
 
-    /// A parked bag is pooled or given up. `places` is what [`Worker::park`] has made of its rows.
+    /// A parked bag is pooled or given up. `places` is what [`Parker::park`] has made of its rows.
     pub fn release(&mut self, bag: BagId, places: &[u32]) {
         self.fetches.release(bag, places);
     }
+}
+
+/// The table of a row that is fetched.
+fn cached(tables: &mut [Option<CachedTable>], table: u32) -> &mut CachedTable {
+    let table = tables[table as usize].as_mut();
+    table.expect("rows of cached tables are fetched")
 }

@@ -9,6 +9,7 @@
 
 use arrayvec::ArrayVec;
 use rowmill_arena::{MAX_STRIPS, Strip};
+use rowmill_cache::store::Turn;
 use rowmill_pooling::{Bags, Kernels, Mode};
 use rowmill_wire::Status;
 
@@ -43,6 +44,8 @@ pub(crate) struct Work<'w> {
     /// Bytes that it may read and write, about.
     pub(crate) budget: u64,
     pub(crate) kernels: &'w Kernels,
+    /// While it lasts, rows stay where they were found.
+    pub(crate) turn: Turn<'w>,
     pub(crate) cached: &'w mut Cached,
 }
 

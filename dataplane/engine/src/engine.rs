@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use rowmill_cache::Worker;
+use rowmill_cache::store::{Epochs, Worker as Turns};
 use rowmill_pooling::Kernels;
 use rowmill_wire::limits::MAX_SCHEMAS;
 use rowmill_wire::request::Header;
@@ -72,6 +73,7 @@ pub struct Engine {
     draining: bool,
     /// See [`Engine::take_handled`].
     handled: u64,
+    turns: Turns,
     cached: Cached,
     /// Bytes of the next micro-batch.
     budget: u64,
@@ -82,11 +84,14 @@ pub struct Engine {
 impl Engine {
     /// An engine without connections, of which all tables are resident. All memory it will ever use is taken here.
     pub fn new(limits: Limits, kernels: Kernels) -> Engine {
-        Engine::with_cache(limits, kernels, Worker::none())
+        let (_, mut turns) = Epochs::new(1);
+        let turns = turns.remove(0);
+        Engine::with_cache(limits, kernels, turns, Worker::none())
     }
 
-    /// An engine without connections. `cache` knows which tables are cached, and has their rows.
-    pub fn with_cache(limits: Limits, kernels: Kernels, cache: Worker) -> Engine {
+    /// An engine without connections. `cache` knows which tables are cached, and has their rows; `turns` is this engine's part of
+    /// what tells their writers when nobody reads a row any more.
+    pub fn with_cache(limits: Limits, kernels: Kernels, turns: Turns, cache: Worker) -> Engine {
         let connection = || Connection {
             attached: false,
             held: vec![NONE; usize::from(limits.credits)].into_boxed_slice(),
@@ -106,6 +111,7 @@ impl Engine {
             earliest_ns: u64::MAX,
             draining: false,
             handled: 0,
+            turns,
             cached: Cached::new(cache),
             budget: (limits.micro_batch_ns / 2)
                 .saturating_mul(BYTES_PER_NS_FIRST)
@@ -395,6 +401,7 @@ impl Engine {
 
     /// Takes rows that have come: bags that waited for them can be pooled, or their requests end.
     fn take_rows(&mut self, now_ns: u64, memory: &mut impl Memory) {
+        self.turns.pass();
         if self.cached.worker.is_idle() {
             return;
         }
@@ -436,6 +443,7 @@ impl Engine {
             index,
             budget,
             kernels: &self.kernels,
+            turn: self.turns.turn(),
             cached: &mut self.cached,
         };
         let outcome = match step(&mut work, slot, schema, memory) {
@@ -497,6 +505,11 @@ impl Engine {
                 bytes
             }
         }
+    }
+
+    /// The driver is about to sleep: nobody waits for this engine's next turn.
+    pub fn rest(&mut self) {
+        self.turns.rest();
     }
 
     /// The next status record to announce, in the order in which they came about.

@@ -4,8 +4,8 @@
 //! stored in its vector's place until it is pooled: staging may hold what other requests left.
 
 use arrayvec::ArrayVec;
-use rowmill_cache::MISS;
-use rowmill_pooling::{Bags, Mode, Rows};
+use rowmill_cache::store::MISS;
+use rowmill_pooling::{Bags, Mode};
 use rowmill_wire::limits::MAX_IDS_PER_BAG;
 use rowmill_wire::request::FLAG_PARTIALS;
 
@@ -22,6 +22,8 @@ use crate::slot::{Slot, Walk};
 pub(crate) enum From {
     /// In the table, which is resident.
     Table,
+    /// In slots of the cache: they were found in this turn.
+    Slots,
     /// In staging: the bag was parked.
     Staging,
     /// Nowhere yet: zeros take the place of the vectors.
@@ -49,7 +51,7 @@ static EMPTY: [u32; 64] = [0; 64];
 impl Piece {
     /// Whether the vector behind its last one, from there, can be one of its own.
     fn is_extended(&self, from: From) -> bool {
-        self.from == from && (self.vectors as usize) < EMPTY.len()
+        self.from == from && (from != From::Nowhere || (self.vectors as usize) < EMPTY.len())
     }
 
     /// As kernels take it, at no place. `jagged` holds the number of ids.
@@ -69,15 +71,11 @@ impl Piece {
             _ => &slot.data.lengths[self.lengths_at as usize..][..self.vectors as usize],
         };
         let partials = slot.header.flags & FLAG_PARTIALS != 0;
-        let staged = || -> Rows<'s> {
-            let (bytes, stride, places) = cached.worker.staging();
-            rows_in(bytes, stride, places, table)
-        };
         Bags {
-            rows: if self.from == From::Table {
-                rows(table)
-            } else {
-                staged()
+            rows: match self.from {
+                From::Table => rows(table),
+                From::Slots => rows_in(cached.worker.slots(feature.table), table),
+                From::Staging | From::Nowhere => rows_in(cached.worker.staging(), table),
             },
             ids: &slot.data.ids[ids.clone()],
             lengths,
@@ -190,13 +188,18 @@ fn look_up(
         parked,
         places,
     } = &mut *work.cached;
-    let places = &mut places[..next.ids as usize];
-    let first = next.first_id as usize;
-    worker.find(
-        feature.table,
-        &slot.data.ids[first..][..places.len()],
-        places,
-    );
+    let all = next.first_id as usize..(next.first_id + next.ids) as usize;
+    let places = &mut places[..all.len()];
+    let rows = &slot.data.ids[all.clone()];
+    let (found, mut parker) = worker.find(work.turn, feature.table, rows, places);
+    if found.misses() == 0 {
+        slot.data.ids[all].copy_from_slice(found.places());
+        pieces.push(Piece {
+            from: From::Slots,
+            ..next
+        });
+        return next;
+    }
     let mut taken = Piece {
         vectors: 0,
         ids: 0,
@@ -207,14 +210,23 @@ fn look_up(
             Mode::None => 1,
             _ => slot.data.lengths[(next.lengths_at + i) as usize],
         };
-        if !has_room(pieces, From::Nowhere) {
+        let first_id = next.first_id + taken.ids;
+        let own = &mut slot.data.ids[first_id as usize..][..ids as usize];
+        let places = &found.places()[taken.ids as usize..][..ids as usize];
+        let from = if places.contains(&MISS) {
+            From::Nowhere
+        } else {
+            From::Slots
+        };
+        let extends = i > 0 && pieces.last().is_some_and(|last| last.is_extended(from));
+        if !extends && pieces.is_full() {
             break;
         }
-        let first_id = taken.first_id + taken.ids;
-        let found = &places[taken.ids as usize..][..ids as usize];
-        if found.contains(&MISS) {
-            let own = &mut slot.data.ids[first_id as usize..][..ids as usize];
-            let Some(id) = worker.park(work.now_ns, feature.table, own) else {
+        if from == From::Slots {
+            own.copy_from_slice(places);
+        } else {
+            let at = taken.ids as usize;
+            let Some(id) = parker.park(work.now_ns, own, &found, at) else {
                 break;
             };
             let slice = slot.walk.slices;
@@ -232,28 +244,22 @@ fn look_up(
             };
             parked.push(&mut slot.parked, bag);
         }
-        add(pieces, From::Nowhere, &next, i);
+        if !extends {
+            pieces.push(Piece {
+                from,
+                done: next.done + i,
+                vectors: 0,
+                lengths_at: next.lengths_at + i,
+                first_id,
+                ids: 0,
+                ..next
+            });
+        }
+        let last = pieces.last_mut().expect("there is one");
+        last.vectors += 1;
+        last.ids += if from == From::Slots { ids } else { 0 };
         taken.vectors += 1;
         taken.ids += ids;
     }
     taken
-}
-
-/// Whether one more vector from there has room among the pieces.
-fn has_room(pieces: &ArrayVec<Piece, PIECES>, from: From) -> bool {
-    !pieces.is_full() || pieces.last().is_some_and(|last| last.is_extended(from))
-}
-
-/// Adds vector `i` of those that were looked up.
-fn add(pieces: &mut ArrayVec<Piece, PIECES>, from: From, looked_up: &Piece, i: u32) {
-    match pieces.last_mut() {
-        Some(last) if i > 0 && last.is_extended(from) => last.vectors += 1,
-        _ => pieces.push(Piece {
-            from,
-            done: looked_up.done + i,
-            vectors: 1,
-            ids: 0,
-            ..*looked_up
-        }),
-    }
 }

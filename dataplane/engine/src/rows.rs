@@ -1,5 +1,6 @@
 //! The one place where tables meet kernels.
 
+use rowmill_arena::ReadWindow;
 use rowmill_pooling::{RowFormat, Rows};
 use rowmill_table::ResidentTable;
 
@@ -15,21 +16,14 @@ pub fn rows(table: &ResidentTable) -> Rows<'_> {
     .expect("a resident table has consistent shapes")
 }
 
-/// Rows of a table that lie elsewhere, each `stride` bytes from the one before.
+/// Rows of a table that lie elsewhere: in `count` places, each `stride` bytes from the one before.
 pub(crate) fn rows_in<'b>(
-    bytes: &'b [u8],
-    stride: usize,
-    count: u32,
+    (window, stride, count): (ReadWindow<'b>, usize, u32),
     table: &ResidentTable,
 ) -> Rows<'b> {
-    Rows::new(
-        bytes,
-        stride,
-        count,
-        table.dim(),
-        row_format(table.format()),
-    )
-    .expect("there is room for the longest row at each place")
+    let format = row_format(table.format());
+    let rows = Rows::over(window, stride, count, table.dim(), format);
+    rows.expect("there is room for a row at each place")
 }
 
 fn row_format(format: rowmill_table::RowFormat) -> RowFormat {

@@ -9,8 +9,10 @@ use common::{
     run, statuses,
 };
 use proptest::prelude::*;
+use rowmill_arena::HugePages;
 use rowmill_cache::fetch::{self, Failure, Read};
-use rowmill_cache::{Arrived, Tier, Worker};
+use rowmill_cache::store::{Epochs, Shape, Store, Tags};
+use rowmill_cache::{Arrived, CachedTable, Tier, Worker};
 use rowmill_engine::{Conn, Engine, Limits, STAGE_BYTES_MIN, Turn};
 use rowmill_pooling::{Isa, Kernels};
 use rowmill_table::Resident;
@@ -28,6 +30,9 @@ const FETCH: fetch::Limits = fetch::Limits {
     row_bytes: 512,
     budget_ns: u64::MAX,
 };
+
+/// Rows of each table that are in memory: tables have up to a hundred times as many.
+const SLOTS: u32 = 32;
 
 /// Stands in for a tier: has the rows of resident tables, and gives them out late and in another order.
 #[derive(Debug)]
@@ -100,9 +105,19 @@ fn engine_with(
         state: 1,
         fate,
     };
-    let cached = (0..tables).map(|table| table % step == 0).collect();
+    let (epochs, mut turns) = Epochs::new(1);
+    let cached = |table: usize| {
+        let info = &model.tables.tables()[table];
+        let shape = Shape::new(SLOTS, 1, info.stride(), info.stride()).expect("a good shape");
+        let tags = Tags::detect();
+        let (store, writers) =
+            Store::new(shape, 3, 8, &epochs, tags, HugePages::Off).expect("memory");
+        (table % step == 0).then(|| CachedTable::new(store, writers, 4))
+    };
+    let cached = (0..tables).map(cached).collect();
     let cache = Worker::new(cached, fetch, Box::new(shelf), 7);
-    let mut engine = Engine::with_cache(limits, Kernels::new(Isa::detect().isa), cache);
+    let kernels = Kernels::new(Isa::detect().isa);
+    let mut engine = Engine::with_cache(limits, kernels, turns.remove(0), cache);
     attach(&mut engine, model, Conn(0));
     engine
 }
@@ -123,9 +138,15 @@ fn every_mode_gives_the_oracles_bytes() {
             }
         }
         assert_eq!(engine.cache().held(), (0, 0));
+        let fetches = engine.cache().fetch_counters();
+        assert!(fetches.joined > 0 && fetches.refused > 0, "{fetches:?}");
+        assert_eq!(fetches.fetched, fetches.arrived);
         let counters = engine.cache().counters();
-        assert!(counters.joined > 0 && counters.refused > 0, "{counters:?}");
-        assert_eq!(counters.fetched, counters.arrived);
+        assert!(counters.hits > 0 && counters.evicted > 0, "{counters:?}");
+        assert!(
+            counters.admitted + counters.refused == fetches.fetched,
+            "{counters:?}"
+        );
     }
 }
 

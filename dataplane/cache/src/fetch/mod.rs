@@ -68,6 +68,13 @@ pub struct Ticket {
     turn: u32,
 }
 
+impl Ticket {
+    /// A number below [`Fetches::most`], that of no other row on its way.
+    pub fn number(self) -> usize {
+        self.index as usize
+    }
+}
+
 /// A row that has to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Read {
@@ -222,6 +229,11 @@ impl Fetches {
     /// The bounds.
     pub fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    /// Most rows on their way.
+    pub fn most(&self) -> usize {
+        self.fetches.len()
     }
 
     /// Bags that wait, or are ready and not pooled yet.
@@ -405,13 +417,13 @@ impl Fetches {
         }
     }
 
-    /// What was read of a row. Returns whether anybody still wanted to know: not so where it was late.
+    /// What was read of a row. Returns the number of its table, or `None` where nobody wants to know any more: it was late.
     ///
     /// # Panics
     /// If the row is longer than the longest.
-    pub fn arrived(&mut self, ticket: Ticket, outcome: Result<&[u8], Failure>) -> bool {
+    pub fn arrived(&mut self, ticket: Ticket, outcome: Result<&[u8], Failure>) -> Option<u32> {
         if !is_live(&self.fetches, ticket) {
-            return false;
+            return None;
         }
         let place = self.fetches[ticket.index as usize].place;
         match outcome {
@@ -423,27 +435,27 @@ impl Fetches {
             }
             Err(_) => self.counters.failed += 1,
         }
-        self.end(ticket, outcome.map(|_| ()));
-        true
+        Some(self.end(ticket, outcome.map(|_| ())))
     }
 
-    /// Gives up rows that are past their time budget.
-    pub fn expire(&mut self, now_ns: u64) {
+    /// Gives up a row that is past its time budget, until there is none. Returns it, and the number of its table.
+    pub fn expire(&mut self, now_ns: u64) -> Option<(Ticket, u32)> {
         while let Some(&ticket) = self.by_age.front() {
             let live = is_live(&self.fetches, ticket);
             if live && self.fetches[ticket.index as usize].late_ns > now_ns {
-                return;
+                return None;
             }
             self.by_age.pop_front();
             if live {
                 self.counters.late += 1;
-                self.end(ticket, Err(Failure::Late));
+                return Some((ticket, self.end(ticket, Err(Failure::Late))));
             }
         }
+        None
     }
 
-    /// A fetch is over: those that wait hear of it.
-    fn end(&mut self, ticket: Ticket, outcome: Result<(), Failure>) {
+    /// A fetch is over: those that wait hear of it. Returns the table's number.
+    fn end(&mut self, ticket: Ticket, outcome: Result<(), Failure>) -> u32 {
         let fetch = &mut self.fetches[ticket.index as usize];
         let (key, place, mut next) = (fetch.key, fetch.place, fetch.wait);
         fetch.state = State::Free;
@@ -469,6 +481,7 @@ impl Fetches {
                 self.now_ready(wait.bag);
             }
         }
+        key.table
     }
 
     /// The next bag that waits for nothing any more. It keeps its places until it is given to [`Fetches::release`].

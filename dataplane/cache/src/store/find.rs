@@ -38,6 +38,11 @@ impl<'t> Found<'t> {
         self.misses
     }
 
+    /// Bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        self.memory.shape().row_bytes()
+    }
+
     /// Copies the row at a position of the piece.
     ///
     /// # Panics
