@@ -112,7 +112,9 @@ fn engine_with(
         let tags = Tags::detect();
         let (store, writers) =
             Store::new(shape, 3, 8, &epochs, tags, HugePages::Off).expect("memory");
-        (table % step == 0).then(|| CachedTable::new(store, writers, 4))
+        table
+            .is_multiple_of(step)
+            .then(|| CachedTable::new(store, writers, 4))
     };
     let cached = (0..tables).map(cached).collect();
     let cache = Worker::new(cached, fetch, Box::new(shelf), 7);
