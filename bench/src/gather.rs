@@ -146,7 +146,7 @@ pub(crate) fn compare_with_sequential(
     }
     eprintln!("pooling: {case}");
     let rows = memory.rows(128, RowFormat::F32);
-    let in_order = &rows.bytes()[..SEQUENTIAL_BYTES.min(rows.bytes().len())];
+    let in_order = &memory.bytes[..SEQUENTIAL_BYTES.min(memory.bytes.len())];
     let gather_way = fastest_way(&rows, ids);
     let mut parts = in_order.chunks_exact(in_order.len() / 8 / 64 * 64).cycle();
     let order_way = fastest(|way| {

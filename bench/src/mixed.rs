@@ -125,7 +125,7 @@ fn features(memory: &Memory) -> Vec<Feature<'_>> {
             for hot in [false, true] {
                 let rows = if hot {
                     let rows = memory.rows_at(dim, format, hot_from, HOT_ROWS);
-                    hot_from += rows.bytes().len().next_multiple_of(64);
+                    hot_from += rows.window().len().next_multiple_of(64);
                     rows
                 } else {
                     memory.rows(dim, format)

@@ -196,8 +196,8 @@ impl<'a> Limit<'a> {
     fn of(rows: Rows<'a>, ids: &'a [u32]) -> Limit<'a> {
         let (rows, ids) = if rows.row_bytes() > limit::ROW_LINES_MAX * 64 {
             let (dim, format) = (rows.dim() / 2, rows.format());
-            let halves = Rows::new(
-                rows.bytes(),
+            let halves = Rows::over(
+                rows.window(),
                 rows.stride() / 2,
                 2 * rows.count(),
                 dim,

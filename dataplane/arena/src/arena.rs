@@ -12,7 +12,7 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, madvise, mprotect};
 use crate::mapping::{Mapping, page_bytes, round_up};
 use crate::memory::check_available;
 use crate::pages::{describe_pools, pool, transparent_fraction};
-use crate::{ArenaError, Backing, HUGE_1G, HUGE_2M, HugePages};
+use crate::{ArenaError, Backing, HUGE_1G, HUGE_2M, HugePages, Window};
 
 /// Bytes made present between two reports of progress. Zeroing runs at several GB/s, so this is a
 /// report every few tens of milliseconds.
@@ -113,6 +113,11 @@ impl Arena {
         .map_err(|errno| ArenaError::os("mprotect of the arena", errno))?;
         Ok(FrozenArena { arena: self })
     }
+
+    /// Gives up the exclusive right to the bytes, so that threads can read and write them at the same time.
+    pub fn share(self) -> SharedArena {
+        SharedArena { arena: self }
+    }
 }
 
 /// An arena that nobody can write any more. `Send` and `Sync`; put it into an `Arc` to share it.
@@ -137,6 +142,27 @@ impl Deref for FrozenArena {
         unsafe {
             core::slice::from_raw_parts(self.arena.mapping.start().as_ptr(), self.arena.bytes)
         }
+    }
+}
+
+/// An arena that threads read and write at the same time, by an order of their own: as a [`Window`] and by the atomics in it.
+/// `Send` and `Sync`; put it into an `Arc` to share it.
+#[derive(Debug)]
+pub struct SharedArena {
+    arena: Arena,
+}
+
+impl SharedArena {
+    /// What the arena is made of.
+    pub fn backing(&self) -> &Backing {
+        &self.arena.backing
+    }
+
+    /// All bytes.
+    pub fn window(&self) -> Window<'_> {
+        // SAFETY: the mapping has at least `bytes` present, readable and writable bytes and lives as long as `self`. No
+        // reference to them is made: that takes an `Arena`, and this one's was consumed.
+        unsafe { Window::from_raw(self.arena.mapping.start(), self.arena.bytes) }
     }
 }
 
@@ -278,6 +304,39 @@ mod tests {
                 .unwrap();
             println!("{policy}: {}", frozen.backing());
         }
+    }
+
+    #[test]
+    fn shared_bytes_are_written_by_all() {
+        let mut arena = Arena::allocate(100, HugePages::Off).unwrap();
+        arena.as_mut_slice()[99] = 7;
+        let shared = Arc::new(arena.share());
+        let other = Arc::clone(&shared);
+        std::thread::spawn(move || {
+            other.window().words_u32(64, 2)[1].store(u32::from_ne_bytes([1, 2, 3, 4]), Relaxed);
+            other.window().words_u16(98, 1)[0].store(u16::from_ne_bytes([5, 6]), Relaxed);
+        })
+        .join()
+        .unwrap();
+        let mut bytes = [0; 4];
+        shared.window().to_read().read(68, &mut bytes);
+        assert_eq!(bytes, [1, 2, 3, 4]);
+        shared.window().read(96, &mut bytes);
+        assert_eq!(bytes, [0, 0, 5, 6]);
+    }
+
+    #[test]
+    #[should_panic(expected = "words inside the window")]
+    fn words_outside_panic() {
+        let shared = Arena::allocate(100, HugePages::Off).unwrap().share();
+        shared.window().words_u32(96, 2);
+    }
+
+    #[test]
+    #[should_panic(expected = "words aligned")]
+    fn words_across_words_panic() {
+        let shared = Arena::allocate(100, HugePages::Off).unwrap().share();
+        shared.window().words_u32(2, 1);
     }
 
     #[test]

@@ -5,7 +5,12 @@
 /// flight. Only a hint: an offset outside the bytes does nothing that can be noticed but in the caches.
 #[inline]
 pub fn prefetch_read(bytes: &[u8], offset: usize) {
-    let at = bytes.as_ptr().wrapping_add(offset);
+    prefetch_line(bytes.as_ptr().wrapping_add(offset));
+}
+
+/// The same for the cache line at any address.
+#[inline(always)]
+pub fn prefetch_line<T>(at: *const T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
@@ -30,7 +35,7 @@ pub fn prefetch_read(bytes: &[u8], offset: usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::prefetch_read;
+    use super::{prefetch_line, prefetch_read};
 
     #[test]
     fn any_offset_is_harmless() {
@@ -38,6 +43,7 @@ mod tests {
         for offset in [0, 1, 99, 100, 1 << 40, usize::MAX] {
             prefetch_read(&bytes, offset);
             prefetch_read(&[], offset);
+            prefetch_line(core::ptr::without_provenance::<u64>(offset));
         }
         assert_eq!(bytes, [7; 100]);
     }

@@ -5,7 +5,7 @@
 
 use core::marker::PhantomData;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// A run of bytes that stays mapped for `'a`, readable and writable, possibly shared with a peer.
 #[derive(Clone, Copy, Debug)]
@@ -118,6 +118,39 @@ impl<'a> Window<'a> {
         // SAFETY: as for atomic_u32.
         unsafe { AtomicU64::from_ptr(part.as_ptr().cast()) }
     }
+
+    /// `count` words from byte `offset` on as atomics, in the machine's byte order.
+    ///
+    /// # Panics
+    /// If they don't lie inside the window, or not at a multiple of 4.
+    pub fn words_u32(&self, offset: usize, count: usize) -> &'a [AtomicU32] {
+        let bytes = count.checked_mul(4).expect("as many words as memory has");
+        let part = self.part(offset, bytes).expect("words inside the window");
+        assert!(part.as_ptr().cast::<u32>().is_aligned(), "words aligned");
+        // SAFETY: as for atomic_u32, for each of `count` words.
+        unsafe { core::slice::from_raw_parts(part.as_ptr().cast(), count) }
+    }
+
+    /// `count` half words from byte `offset` on as atomics, in the machine's byte order.
+    ///
+    /// # Panics
+    /// If they don't lie inside the window, or not at a multiple of 2.
+    pub fn words_u16(&self, offset: usize, count: usize) -> &'a [AtomicU16] {
+        let bytes = count.checked_mul(2).expect("as many words as memory has");
+        let part = self.part(offset, bytes).expect("words inside the window");
+        assert!(part.as_ptr().cast::<u16>().is_aligned(), "words aligned");
+        // SAFETY: as for atomic_u32, for each of `count` half words.
+        unsafe { core::slice::from_raw_parts(part.as_ptr().cast(), count) }
+    }
+
+    /// The same bytes, to be read only.
+    pub fn to_read(&self) -> ReadWindow<'a> {
+        ReadWindow {
+            start: self.start,
+            len: self.len,
+            mapped: PhantomData,
+        }
+    }
 }
 
 /// A run of bytes that stays mapped for `'a` and is only read, while others, other threads of this process too, may write it.
@@ -127,6 +160,12 @@ pub struct ReadWindow<'a> {
     len: usize,
     mapped: PhantomData<&'a ()>,
 }
+
+// SAFETY: a window is an address and a length. What it allows, copying bytes that anybody may write meanwhile, is as good
+// from any thread, and from several at once.
+unsafe impl Send for ReadWindow<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for ReadWindow<'_> {}
 
 impl<'a> ReadWindow<'a> {
     /// Makes a window of `len` bytes at `start`, which need not be aligned.
@@ -159,6 +198,11 @@ impl<'a> ReadWindow<'a> {
     /// Whether the window has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// The address of the first byte, for kernels and for prefetching.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.start.as_ptr()
     }
 
     /// The part of `len` bytes at `offset`, or `None` where it does not lie inside.

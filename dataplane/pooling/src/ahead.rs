@@ -78,7 +78,7 @@ impl Run<'_> {
         } else {
             format.value_bytes(self.columns.end)
         };
-        let first = rows.bytes().as_ptr().wrapping_add(start);
+        let first = rows.window().as_ptr().wrapping_add(start);
         Place {
             first,
             stride: rows.stride(),

@@ -10,6 +10,7 @@ use crate::ahead::{LINE_BYTES, lines_touched};
 use crate::order::{PARTS_MAX, in_order, in_shuffled_order};
 use crate::{Isa, Rows};
 use core::arch::x86_64::*;
+use rowmill_arena::ReadWindow;
 
 /// The most cache lines that a row may touch for [`gather`].
 pub const ROW_LINES_MAX: usize = PARTS_MAX;
@@ -67,9 +68,9 @@ pub fn gather(rows: &Rows<'_>, ids: &[u32], way: Way) -> u64 {
         crate::check_ids(ids, rows.count()).is_ok(),
         "an id that names no row"
     );
-    assert_possible(rows.bytes(), way);
+    assert_possible(rows.window(), way);
     let lines = lines_touched(
-        rows.bytes().as_ptr().addr(),
+        rows.window().as_ptr().addr(),
         rows.stride(),
         rows.row_bytes(),
     );
@@ -108,7 +109,7 @@ pub fn gather(rows: &Rows<'_>, ids: &[u32], way: Way) -> u64 {
 /// If the bytes don't start and end on cache lines, or the machine can't load whole lines and is told
 /// to.
 pub fn sequential(bytes: &[u8], way: Way) -> u64 {
-    assert_possible(bytes, way);
+    assert_possible(ReadWindow::over(bytes), way);
     if way.whole_lines {
         // SAFETY: the bytes are whole lines, and the machine has AVX-512.
         unsafe { whole::sequential(bytes, way) }
@@ -118,7 +119,7 @@ pub fn sequential(bytes: &[u8], way: Way) -> u64 {
     }
 }
 
-fn assert_possible(bytes: &[u8], way: Way) {
+fn assert_possible(bytes: ReadWindow<'_>, way: Way) {
     assert!(
         bytes.as_ptr().addr().is_multiple_of(LINE_BYTES),
         "bytes that start on a cache line"
@@ -149,7 +150,7 @@ macro_rules! loops {
                 ids: &[u32],
                 distance: usize,
             ) -> u64 {
-                let base = rows.bytes().as_ptr();
+                let base = rows.window().as_ptr();
                 let (stride, last_byte) = (rows.stride(), rows.row_bytes() - 1);
                 let line_of = |at: *const u8| at.wrapping_sub(at.addr() % LINE_BYTES);
                 let row_of = |id: u32| base.wrapping_add((id as usize).wrapping_mul(stride));

@@ -1,11 +1,15 @@
 //! Rows in memory: format, dimension and stride over a run of bytes, checked once.
 
 use core::fmt;
+use rowmill_arena::ReadWindow;
 
 /// The largest dimension of a row.
 pub const DIM_MAX: usize = 2048;
 /// Dimensions are multiples of this.
 pub const DIM_STEP: usize = 4;
+/// Bytes of the longest row. Codes with their scale and bias take less.
+pub(crate) const ROW_BYTES_MAX: usize = RowFormat::F32.row_bytes(DIM_MAX);
+const _: () = assert!(RowFormat::Int8.row_bytes(DIM_MAX) <= ROW_BYTES_MAX);
 /// One more than the largest number of rows: ids are non-negative 32-bit integers.
 const COUNT_END: u32 = 1 << 31;
 
@@ -121,10 +125,11 @@ pub enum RowsError {
 
 /// `count` rows of one dimension and format, `stride` bytes apart, all inside one run of bytes.
 ///
-/// No alignment is asked for, though rows that start on cache lines are read fastest.
+/// No alignment is asked for, though rows that start on cache lines are read fastest. Rows that no id names may be written
+/// meanwhile, as the slots of a cache are: no reference to the bytes is made.
 #[derive(Clone, Copy)]
 pub struct Rows<'a> {
-    bytes: &'a [u8],
+    window: ReadWindow<'a>,
     stride: usize,
     count: u32,
     dim: usize,
@@ -139,6 +144,20 @@ impl<'a> Rows<'a> {
     /// than 2^31 - 1 rows, or the last row does not lie wholly inside `bytes`.
     pub fn new(
         bytes: &'a [u8],
+        stride: usize,
+        count: u32,
+        dim: usize,
+        format: RowFormat,
+    ) -> Result<Rows<'a>, RowsError> {
+        Rows::over(ReadWindow::over(bytes), stride, count, dim, format)
+    }
+
+    /// The same of memory that others may write. Of a row that is written while it is pooled the values are any.
+    ///
+    /// # Errors
+    /// As [`Rows::new`].
+    pub fn over(
+        window: ReadWindow<'a>,
         stride: usize,
         count: u32,
         dim: usize,
@@ -160,15 +179,15 @@ impl<'a> Rows<'a> {
                 .saturating_mul(stride)
                 .saturating_add(row_bytes),
         };
-        if needed > bytes.len() {
+        if needed > window.len() {
             return Err(RowsError::Bytes {
                 count,
                 needed,
-                have: bytes.len(),
+                have: window.len(),
             });
         }
         Ok(Rows {
-            bytes,
+            window,
             stride,
             count,
             dim,
@@ -177,8 +196,8 @@ impl<'a> Rows<'a> {
     }
 
     /// The bytes that the rows lie in.
-    pub fn bytes(&self) -> &'a [u8] {
-        self.bytes
+    pub fn window(&self) -> ReadWindow<'a> {
+        self.window
     }
 
     /// Bytes from one row's start to the next's.
@@ -206,14 +225,14 @@ impl<'a> Rows<'a> {
         self.format.row_bytes(self.dim)
     }
 
-    /// The bytes of row `id`.
+    /// Copies the bytes of row `id`.
     ///
     /// # Panics
-    /// If there is no such row.
-    pub fn row(&self, id: u32) -> &'a [u8] {
+    /// If there is no such row, or `out` is not as long as one.
+    pub fn read(&self, id: u32, out: &mut [u8]) {
         assert!(id < self.count, "row {id} of {}", self.count);
-        let start = id as usize * self.stride;
-        &self.bytes[start..start + self.row_bytes()]
+        assert_eq!(out.len(), self.row_bytes(), "bytes of a row");
+        self.window.read(id as usize * self.stride, out);
     }
 }
 
@@ -284,15 +303,19 @@ mod tests {
 
     #[test]
     fn last_row_needs_no_padding() {
-        let bytes = [7u8; 20 + 12];
+        let mut bytes = [0u8; 20 + 12];
+        bytes[20..].fill(7);
         let rows = Rows::new(&bytes, 20, 2, 4, RowFormat::Int8).unwrap();
-        assert_eq!(rows.row(1).len(), 12);
+        let mut row = [0; 12];
+        rows.read(1, &mut row);
+        assert_eq!(row, [7; 12]);
     }
 
     #[test]
     #[should_panic(expected = "row 2 of 2")]
     fn row_outside_panics() {
         let bytes = [0u8; 32];
-        Rows::new(&bytes, 16, 2, 4, RowFormat::F32).unwrap().row(2);
+        let rows = Rows::new(&bytes, 16, 2, 4, RowFormat::F32).unwrap();
+        rows.read(2, &mut [0; 16]);
     }
 }

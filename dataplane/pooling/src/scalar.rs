@@ -3,6 +3,7 @@
 //! Equality is of bits, NaNs included, since a NaN that comes out is always [`NAN`]. On x86-64
 //! without FMA in the target features `f32::mul_add` is a call into the C library: exact, and slow.
 
+use crate::rows::ROW_BYTES_MAX;
 use crate::{Bags, DIM_MAX, Mode, Output, RowFormat, Rows};
 use half::{bf16, f16};
 
@@ -45,12 +46,14 @@ pub fn bag(rows: &Rows<'_>, ids: &[u32], weights: Option<&[f32]>, mode: Mode, ve
 /// # Panics
 /// If there is no such row, or `values` has not one element a dimension.
 pub fn row(rows: &Rows<'_>, id: u32, values: &mut [f32]) {
-    let scale_and_bias = scale_and_bias(rows, id);
-    for (d, x) in values.iter_mut().enumerate() {
-        *x = value(rows, id, d, scale_and_bias);
-        if x.is_nan() {
-            *x = NAN;
-        }
+    let copy = &mut [0; ROW_BYTES_MAX];
+    assert_eq!(
+        values.len(),
+        rows.dim(),
+        "elements of the values, dimensions of the rows"
+    );
+    for (x, value) in values.iter_mut().zip(elements(rows, id, copy)) {
+        *x = if value.is_nan() { NAN } else { value };
     }
 }
 
@@ -67,10 +70,9 @@ pub fn store(x: f32, output: Output, bytes: &mut [u8]) {
 }
 
 fn sum(rows: &Rows<'_>, ids: &[u32], weights: Option<&[f32]>, vector: &mut [f32]) {
+    let copy = &mut [0; ROW_BYTES_MAX];
     for (i, &id) in ids.iter().enumerate() {
-        let scale_and_bias = scale_and_bias(rows, id);
-        for (d, sum) in vector.iter_mut().enumerate() {
-            let x = value(rows, id, d, scale_and_bias);
+        for (sum, x) in vector.iter_mut().zip(elements(rows, id, copy)) {
             *sum = match weights {
                 Some(weights) => weights[i].mul_add(x, *sum),
                 None => *sum + x,
@@ -105,19 +107,26 @@ fn max(rows: &Rows<'_>, ids: &[u32], vector: &mut [f32]) {
     }
 }
 
-/// The value of dimension `d` of row `id`.
-fn value(rows: &Rows<'_>, id: u32, d: usize, (scale, bias): (f32, f32)) -> f32 {
-    let x = element(rows, id, d);
-    match rows.format().has_codes() {
-        true => scale.mul_add(x, bias),
-        false => x,
-    }
+/// The values of row `id`, a dimension after the other, out of a copy of its bytes.
+fn elements<'c>(
+    rows: &Rows<'_>,
+    id: u32,
+    copy: &'c mut [u8; ROW_BYTES_MAX],
+) -> impl Iterator<Item = f32> + 'c {
+    let (format, dim) = (rows.format(), rows.dim());
+    let row = &mut copy[..rows.row_bytes()];
+    rows.read(id, row);
+    let row = &*row;
+    let (scale, bias) = scale_and_bias(format, dim, row);
+    (0..dim).map(move |d| match format.has_codes() {
+        true => scale.mul_add(element(format, row, d), bias),
+        false => element(format, row, d),
+    })
 }
 
-/// The number, or the code, of dimension `d` of row `id`.
-fn element(rows: &Rows<'_>, id: u32, d: usize) -> f32 {
-    let row = rows.row(id);
-    match rows.format() {
+/// The number, or the code, of dimension `d` of a row.
+fn element(format: RowFormat, row: &[u8], d: usize) -> f32 {
+    match format {
         RowFormat::F32 => f32::from_le_bytes(bytes_at(row, 4 * d)),
         RowFormat::F16 => f16::from_le_bytes(bytes_at(row, 2 * d)).to_f32(),
         RowFormat::Bf16 => bf16::from_le_bytes(bytes_at(row, 2 * d)).to_f32(),
@@ -126,11 +135,10 @@ fn element(rows: &Rows<'_>, id: u32, d: usize) -> f32 {
     }
 }
 
-/// Scale and bias of row `id`; of rows without codes 1 and 0.
-fn scale_and_bias(rows: &Rows<'_>, id: u32) -> (f32, f32) {
-    let row = rows.row(id);
-    let at = rows.format().value_bytes(rows.dim());
-    match rows.format() {
+/// Scale and bias of a row; of one without codes 1 and 0.
+fn scale_and_bias(format: RowFormat, dim: usize, row: &[u8]) -> (f32, f32) {
+    let at = format.value_bytes(dim);
+    match format {
         RowFormat::F32 | RowFormat::F16 | RowFormat::Bf16 => (1.0, 0.0),
         RowFormat::Int8 => (
             f32::from_le_bytes(bytes_at(row, at)),

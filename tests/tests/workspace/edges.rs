@@ -24,6 +24,11 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
     ("rowmill-pooling", "dataplane/pooling", &["rowmill-arena"]),
     ("rowmill-table", "dataplane/table", &["rowmill-arena"]),
     (
+        "rowmill-cache",
+        "dataplane/cache",
+        &["rowmill-arena", "rowmill-table"],
+    ),
+    (
         "rowmill-engine",
         "dataplane/engine",
         &[

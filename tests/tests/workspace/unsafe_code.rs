@@ -3,26 +3,40 @@
 /// Folders whose crates may use it: memory, transports, foreign interfaces.
 const FOLDERS: &[&str] = &["dataplane/arena/", "dataplane/port/", "ffi/"];
 
-/// The crate that denies it and allows it by file.
-const POOLING: &str = "dataplane/pooling/";
-
-/// Those files: one for each instruction set and what is written once for all of them, the place that
-/// selects among them, and the measurement of the memory's limit, which is written for one too.
-const POOLING_FILES: &[&str] = &[
-    "avx2.rs",
-    "avx512.rs",
-    "kernel.rs",
-    "limit.rs",
-    "neon.rs",
-    "select.rs",
+/// The crates that deny it and allow it by file, from their `src` on.
+const BY_FILE: &[(&str, &[&str])] = &[
+    // One for each instruction set and what is written once for all of them, the place that selects among them, and the
+    // measurement of the memory's limit, which is written for one too.
+    (
+        "dataplane/pooling/",
+        &[
+            "avx2.rs",
+            "avx512.rs",
+            "kernel.rs",
+            "limit.rs",
+            "neon.rs",
+            "select.rs",
+        ],
+    ),
+    // One for each instruction set.
+    (
+        "dataplane/cache/",
+        &[
+            "store/tags/avx2.rs",
+            "store/tags/avx512.rs",
+            "store/tags/neon.rs",
+        ],
+    ),
 ];
 
 fn may_use(path: &str) -> bool {
-    let pooling = path
-        .strip_prefix(POOLING)
-        .and_then(|file| file.strip_prefix("src/"));
-    FOLDERS.iter().any(|folder| path.starts_with(folder))
-        || pooling.is_some_and(|file| POOLING_FILES.contains(&file))
+    let listed = |(folder, files): &(&str, &[&str])| {
+        let file = path
+            .strip_prefix(folder)
+            .and_then(|file| file.strip_prefix("src/"));
+        file.is_some_and(|file| files.contains(&file))
+    };
+    FOLDERS.iter().any(|folder| path.starts_with(folder)) || BY_FILE.iter().any(listed)
 }
 
 /// What is wrong with a source file: `unsafe`, or leave to use it, where neither belongs.
@@ -45,12 +59,12 @@ pub(crate) fn source_faults(path: &str, source: &str) -> Vec<String> {
     faults
 }
 
-/// What is wrong with the root of a library or program: it must forbid `unsafe`; pooling denies it.
+/// What is wrong with the root of a library or program: it must forbid `unsafe`; those that allow it by file deny it.
 pub(crate) fn root_faults(path: &str, source: &str) -> Vec<String> {
     if FOLDERS.iter().any(|folder| path.starts_with(folder)) {
         return Vec::new();
     }
-    let level = if path.starts_with(POOLING) {
+    let level = if BY_FILE.iter().any(|(folder, _)| path.starts_with(folder)) {
         "deny"
     } else {
         "forbid"
@@ -178,8 +192,13 @@ fn unsafe_outside_its_places_is_found() {
         source_faults("dataplane/pooling/tests/avx2.rs", source).len(),
         1
     );
+    assert_eq!(
+        source_faults("dataplane/cache/src/avx2.rs", source).len(),
+        1
+    );
     let good = [
         "dataplane/pooling/src/avx2.rs",
+        "dataplane/cache/src/store/tags/avx2.rs",
         "dataplane/port/src/shm/rings.rs",
         "ffi/c/src/a.rs",
     ];

@@ -1,0 +1,116 @@
+//! Rows in slots of the arena: found by all workers, changed by one writer a shard.
+//!
+//! A row may be in one of two sets of 16 slots ([`Spread`]). A set's tags say which row each slot holds, and fill a cache line.
+//! A worker looks rows up in a [`Turn`], in which what it finds stays as it is, and reads them where they are
+//! ([`Store::slots`]). A [`Writer`] takes a row away by its tag, waits until all turns in which it may have been found have ended
+//! ([`Epochs`]), writes another row to the slot and lets that be found.
+//!
+//! Who may touch what:
+//! - a tag is stored by the shard's writer only. All load it, with an acquire fence behind the loads;
+//! - the row of a slot is written by the shard's writer, between the end of the epoch in which its tag was taken away and the
+//!   store of the next tag, with release. It is read by who found the tag, in the turn in which it was found;
+//! - a meta word is stored by anybody who found the slot's row in this turn, and by the writer with the row. Of two stores one
+//!   is lost, which the policy has to bear.
+
+mod find;
+mod limbo;
+mod memory;
+mod quiescence;
+mod spread;
+mod sync;
+mod tags;
+mod writer;
+
+use std::sync::Arc;
+
+use rowmill_arena::{ArenaError, Backing, HugePages, ReadWindow};
+
+pub use find::{Found, Sample};
+pub use memory::{ROWS_END, Shape, ShapeError, WAYS};
+pub use quiescence::{Epochs, Turn, Worker};
+pub use spread::Spread;
+pub use tags::{Isa, MISS, Tags};
+pub use writer::{Candidate, Counts, Evicted, Held, LimboFull, Ticket, Writer};
+
+use memory::Memory;
+
+/// The rows of a table that are in the arena. Shared by all workers.
+#[derive(Debug)]
+pub struct Store {
+    memory: Arc<Memory>,
+    epochs: Arc<Epochs>,
+    spread: Spread,
+    tags: Tags,
+}
+
+impl Store {
+    /// An empty store and the writers of its shards, in each of which at most `limbo` slots are in limbo at once. `seed` is
+    /// for no client to know.
+    ///
+    /// # Errors
+    /// As [`rowmill_arena::Arena::allocate`].
+    pub fn new(
+        shape: Shape,
+        seed: u64,
+        limbo: usize,
+        epochs: &Arc<Epochs>,
+        tags: Tags,
+        policy: HugePages,
+    ) -> Result<(Arc<Store>, Vec<Writer>), ArenaError> {
+        let memory = Arc::new(Memory::allocate(shape, policy)?);
+        let spread = Spread::new(seed, shape.shards(), shape.shard_sets());
+        let writer = |shard| {
+            let (memory, epochs) = (Arc::clone(&memory), Arc::clone(epochs));
+            Writer::new(memory, epochs, spread, shard, limbo)
+        };
+        let writers = (0..shape.shards()).map(writer).collect();
+        let store = Store {
+            memory,
+            epochs: Arc::clone(epochs),
+            spread,
+            tags,
+        };
+        Ok((Arc::new(store), writers))
+    }
+
+    /// Looks up a piece: writes the slot of each of `rows` to the same place of `places`, or [`MISS`].
+    ///
+    /// A row that its writer puts into another slot meanwhile may be missed.
+    ///
+    /// # Panics
+    /// If the turn is of a worker for whom this store's writers don't wait, there is not a place for each row, or a number is
+    /// [`ROWS_END`] or more.
+    pub fn find<'t>(&'t self, turn: Turn<'t>, rows: &[u32], places: &'t mut [u32]) -> Found<'t> {
+        assert!(turn.is_of(&self.epochs), "a turn of another dataplane's");
+        let misses = self
+            .tags
+            .find(self.memory.lines(), &self.spread, rows, places);
+        Found::new(&self.memory, places, misses)
+    }
+
+    /// All slots, [`Shape::stride`] bytes apart, for kernels: with the places that were found in a turn in the place of ids,
+    /// while it lasts. What is in other slots may change under the reader.
+    pub fn slots(&self) -> ReadWindow<'_> {
+        self.memory.slots()
+    }
+
+    /// How large it is.
+    pub fn shape(&self) -> &Shape {
+        self.memory.shape()
+    }
+
+    /// How rows are spread over its sets and shards.
+    pub fn spread(&self) -> &Spread {
+        &self.spread
+    }
+
+    /// What its memory is made of.
+    pub fn backing(&self) -> &Backing {
+        self.memory.backing()
+    }
+
+    /// How tags are compared.
+    pub fn tags(&self) -> Tags {
+        self.tags
+    }
+}

@@ -1,0 +1,66 @@
+//! AVX2: the 16 tags by two comparisons.
+#![allow(unsafe_code)]
+
+use core::arch::asm;
+use core::arch::x86_64::{__m256i, _mm256_castsi256_ps, _mm256_movemask_ps, _mm256_set1_epi32};
+
+use super::super::memory::Line;
+use super::super::spread::Spread;
+use super::pass::{self, Probe};
+
+/// The proof that the machine has it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Avx2(());
+
+impl Avx2 {
+    pub(super) fn detect() -> Option<Avx2> {
+        is_x86_feature_detected!("avx2").then_some(Avx2(()))
+    }
+
+    pub(super) fn find(
+        self,
+        lines: &[Line],
+        spread: &Spread,
+        rows: &[u32],
+        places: &mut [u32],
+    ) -> usize {
+        // SAFETY: the machine has it, as `self` proves.
+        unsafe { find(self, lines, spread, rows, places) }
+    }
+}
+
+#[target_feature(enable = "avx2")]
+fn find(probe: Avx2, lines: &[Line], spread: &Spread, rows: &[u32], places: &mut [u32]) -> usize {
+    pass::find(probe, lines, spread, rows, places)
+}
+
+impl Probe for Avx2 {
+    #[inline(always)]
+    fn matches(self, line: &Line, row: u32) -> u32 {
+        // SAFETY: the machine has it, as `self` proves.
+        unsafe { matches(line, row) }
+    }
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn matches(line: &Line, row: u32) -> u32 {
+    let row = _mm256_set1_epi32(row as i32);
+    let (low, high): (__m256i, __m256i);
+    // SAFETY: 64 bytes that are borrowed are read, of any alignment, and nothing else is touched. They are atomics that others
+    // may store to meanwhile: the loads are the instructions', of which the compiler knows nothing that it could take for
+    // granted, and the CPU loads each of the tags, which are words on their own boundaries, at once.
+    unsafe {
+        asm!(
+            "vpcmpeqd {low}, {row}, ymmword ptr [{line}]",
+            "vpcmpeqd {high}, {row}, ymmword ptr [{line} + 32]",
+            low = out(ymm_reg) low,
+            high = lateout(ymm_reg) high,
+            row = in(ymm_reg) row,
+            line = in(reg) line.as_ptr(),
+            options(readonly, nostack, preserves_flags)
+        );
+    }
+    let mask = |lanes| _mm256_movemask_ps(_mm256_castsi256_ps(lanes)) as u32;
+    mask(low) | mask(high) << 8
+}

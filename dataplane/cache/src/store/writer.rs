@@ -1,0 +1,277 @@
+//! A shard's writer: the one who changes which rows the shard holds.
+//!
+//! A row comes in three steps. [`Writer::begin`] takes a slot for it: whatever row the slot held is not found from then on, but
+//! may still be read. [`Writer::advance`] tells when nobody reads it any more. [`Writer::publish`] then writes the row, and it
+//! is found. Between the first step and the last is the time in which the row is fetched.
+
+use std::sync::Arc;
+
+use super::limbo::Limbo;
+use super::memory::{EMPTY, Memory, ROWS_END, TAKEN, WAYS};
+use super::quiescence::Epochs;
+use super::spread::Spread;
+use super::sync::Ordering;
+
+/// A slot that was taken for a row. It belongs to whoever holds the ticket, until it is given to [`Writer::publish`] or
+/// [`Writer::abandon`]; a ticket that is dropped keeps its slot from everybody.
+#[must_use = "a slot that was taken is published or abandoned"]
+#[derive(Debug)]
+pub struct Ticket {
+    row: u32,
+    slot: u32,
+    /// Its place in limbo; none for a slot that was empty.
+    limbo: Option<u64>,
+}
+
+impl Ticket {
+    /// The row that it is for.
+    pub fn row(&self) -> u32 {
+        self.row
+    }
+
+    /// The slot.
+    pub fn slot(&self) -> u32 {
+        self.slot
+    }
+}
+
+/// A row that had to leave its slot, with what its meta word was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Evicted {
+    /// The row.
+    pub row: u32,
+    /// Its meta word.
+    pub meta: u16,
+}
+
+/// So many slots are in limbo that no more rows can be taken away now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no more rows can be taken away before all workers have begun another turn: try again then"
+)]
+pub struct LimboFull;
+
+/// What a slot holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// Nothing: it can be taken at once.
+    Nothing,
+    /// A row.
+    Row(u32),
+    /// It was taken, or is in limbo: it can't be taken.
+    Taken,
+}
+
+/// A slot that a row may be in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// The slot.
+    pub slot: u32,
+    /// What it holds.
+    pub held: Held,
+    /// Its meta word; of a slot without a row it means nothing.
+    pub meta: u16,
+}
+
+/// How many slots a shard has of each kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// With a row that can be found.
+    pub rows: u32,
+    /// Taken for a row by a ticket.
+    pub tickets: u32,
+    /// In limbo, with a ticket or without.
+    pub limbo: u32,
+}
+
+/// The writer of one shard.
+#[derive(Debug)]
+pub struct Writer {
+    memory: Arc<Memory>,
+    epochs: Arc<Epochs>,
+    spread: Spread,
+    shard: u32,
+    limbo: Limbo,
+    rows: u32,
+    tickets: u32,
+}
+
+impl Writer {
+    /// The writer of a shard in which at most `limbo` slots are in limbo at once.
+    pub(super) fn new(
+        memory: Arc<Memory>,
+        epochs: Arc<Epochs>,
+        spread: Spread,
+        shard: u32,
+        limbo: usize,
+    ) -> Writer {
+        Writer {
+            memory,
+            epochs,
+            spread,
+            shard,
+            limbo: Limbo::new(limbo),
+            rows: 0,
+            tickets: 0,
+        }
+    }
+
+    /// The shard.
+    pub fn shard(&self) -> u32 {
+        self.shard
+    }
+
+    /// Its slots by kind.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            rows: self.rows,
+            tickets: self.tickets,
+            limbo: self.limbo.len() as u32,
+        }
+    }
+
+    /// The slot in which a row can be found.
+    ///
+    /// # Panics
+    /// If the row is of another shard.
+    pub fn slot_of(&self, row: u32) -> Option<u32> {
+        self.slots(row).find(|&slot| self.tag(slot) == row)
+    }
+
+    /// The slots that a row may be in: those of the set in which it is looked for first, then the others.
+    ///
+    /// # Panics
+    /// If the row is of another shard.
+    pub fn candidates(&self, row: u32) -> impl Iterator<Item = Candidate> {
+        self.slots(row).map(|slot| Candidate {
+            slot,
+            held: match self.tag(slot) {
+                EMPTY => Held::Nothing,
+                TAKEN => Held::Taken,
+                row => Held::Row(row),
+            },
+            meta: self.memory.meta(slot).load(Ordering::Relaxed),
+        })
+    }
+
+    /// Takes a slot for a row. The row that it held is not found from now on.
+    ///
+    /// # Errors
+    /// [`LimboFull`], if it held a row; nothing was done.
+    ///
+    /// # Panics
+    /// If the row is of another shard, can already be found, may not be in this slot, or the slot is taken.
+    pub fn begin(&mut self, row: u32, slot: u32) -> Result<(Ticket, Option<Evicted>), LimboFull> {
+        assert!(
+            self.slots(row).any(|own| own == slot),
+            "slot {slot} is none of row {row}"
+        );
+        assert_eq!(self.slot_of(row), None, "row {row} is there");
+        let (limbo, evicted) = match self.tag(slot) {
+            TAKEN => panic!("slot {slot} is taken"),
+            EMPTY => {
+                self.memory.tag(slot).store(TAKEN, Ordering::Relaxed);
+                (None, None)
+            }
+            row => {
+                let (place, evicted) = self.unpublish(row, slot, false)?;
+                (Some(place), Some(evicted))
+            }
+        };
+        self.tickets += 1;
+        Ok((Ticket { row, slot, limbo }, evicted))
+    }
+
+    /// Takes a row away, if it can be found: its slot becomes empty once nobody reads it.
+    ///
+    /// # Errors
+    /// [`LimboFull`]: the row can still be found.
+    ///
+    /// # Panics
+    /// If the row is of another shard.
+    pub fn remove(&mut self, row: u32) -> Result<Option<Evicted>, LimboFull> {
+        let Some(slot) = self.slot_of(row) else {
+            return Ok(None);
+        };
+        let (_, evicted) = self.unpublish(row, slot, true)?;
+        Ok(Some(evicted))
+    }
+
+    /// Ends the epoch in which rows were taken away, and frees the slots that nobody reads any more. To be called now and then
+    /// while slots are in limbo, best once a turn of the worker that this is done by.
+    pub fn advance(&mut self) {
+        if self.limbo.is_open() {
+            let epoch = self.epochs.end();
+            self.limbo.seal(epoch);
+        }
+        if self.limbo.len() > 0 {
+            let memory = &self.memory;
+            let emptied = |slot| memory.tag(slot).store(EMPTY, Ordering::Relaxed);
+            self.limbo.free(self.epochs.passed(), emptied);
+        }
+    }
+
+    /// Whether a ticket's slot can be written.
+    pub fn is_free(&self, ticket: &Ticket) -> bool {
+        ticket.limbo.is_none_or(|place| self.limbo.is_free(place))
+    }
+
+    /// Writes the row of a ticket, with its meta word, and lets everybody find it.
+    ///
+    /// # Panics
+    /// If the slot is not [free](Self::is_free), the row is there by another ticket, or `bytes` is not as long as a row.
+    pub fn publish(&mut self, ticket: Ticket, bytes: &[u8], meta: u16) {
+        let Ticket { row, slot, .. } = ticket;
+        assert!(self.is_free(&ticket), "slot {slot} may still be read");
+        assert_eq!(self.slot_of(row), None, "row {row} is there");
+        assert_eq!(self.tag(slot), TAKEN, "slot {slot} is the ticket's");
+        self.memory.write_row(slot, bytes);
+        self.memory.meta(slot).store(meta, Ordering::Relaxed);
+        // Whoever finds the tag sees the row.
+        self.memory.tag(slot).store(row, Ordering::Release);
+        self.tickets -= 1;
+        self.rows += 1;
+    }
+
+    /// Gives a ticket's slot back: it becomes empty, once nobody reads it.
+    pub fn abandon(&mut self, ticket: Ticket) {
+        self.tickets -= 1;
+        match ticket.limbo {
+            Some(place) if !self.limbo.is_free(place) => self.limbo.disown(place),
+            _ => self.memory.tag(ticket.slot).store(EMPTY, Ordering::Relaxed),
+        }
+    }
+
+    /// Lets nobody find a slot's row any more.
+    fn unpublish(
+        &mut self,
+        row: u32,
+        slot: u32,
+        ownerless: bool,
+    ) -> Result<(u64, Evicted), LimboFull> {
+        if self.limbo.is_full() {
+            return Err(LimboFull);
+        }
+        self.memory.tag(slot).store(TAKEN, Ordering::Relaxed);
+        let meta = self.memory.meta(slot).load(Ordering::Relaxed);
+        self.rows -= 1;
+        Ok((self.limbo.push(slot, ownerless), Evicted { row, meta }))
+    }
+
+    /// The slots that a row of this shard may be in.
+    fn slots(&self, row: u32) -> impl Iterator<Item = u32> + use<> {
+        assert!(row < ROWS_END, "row {row}");
+        assert_eq!(self.spread.shard(row), self.shard, "the shard of row {row}");
+        [self.spread.primary(row), self.spread.secondary(row)]
+            .into_iter()
+            .flat_map(|set| {
+                let first = set * WAYS as u32;
+                first..first + WAYS as u32
+            })
+    }
+
+    /// The tag of a slot. Nobody else writes it.
+    fn tag(&self, slot: u32) -> u32 {
+        self.memory.tag(slot).load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,372 @@
+//! A store beside a map that says the same: whatever is found is there, is whole, and stays so until the turn has ended.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use rowmill_arena::HugePages;
+use rowmill_cache::store::{
+    Epochs, Evicted, Held, Isa, LimboFull, MISS, Shape, Store, Tags, Ticket, Worker, Writer,
+};
+
+/// Rows that there are: some three for each slot, so that sets are full and rows come again.
+const ROWS: u32 = 300;
+/// Slots that may be in limbo in each of the two shards.
+const LIMBO: usize = 6;
+const SHARDS: u32 = 2;
+const WORKERS: usize = 3;
+const ROW_BYTES: usize = 24;
+
+/// What happens next; numbers choose among what there is.
+#[derive(Clone, Debug)]
+enum Act {
+    /// A slot is taken for a row, if it is not there.
+    Begin { row: u32, way: usize },
+    /// A row comes that was waited for, if its slot is free.
+    Publish { ticket: usize },
+    /// A row does not come.
+    Abandon { ticket: usize },
+    /// A row is taken away.
+    Remove { row: u32 },
+    /// A writer looks what is free.
+    Advance { shard: u32 },
+    /// A worker begins a turn and looks everything up.
+    Turn { worker: usize },
+    /// A worker has nothing to do.
+    Rest { worker: usize },
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let (row, worker) = (0..ROWS, 0..WORKERS);
+    prop_oneof![
+        8 => (row.clone(), 0_usize..32).prop_map(|(row, way)| Act::Begin { row, way }),
+        5 => (0_usize..64).prop_map(|ticket| Act::Publish { ticket }),
+        1 => (0_usize..64).prop_map(|ticket| Act::Abandon { ticket }),
+        1 => row.prop_map(|row| Act::Remove { row }),
+        3 => (0..SHARDS).prop_map(|shard| Act::Advance { shard }),
+        2 => worker.clone().prop_map(|worker| Act::Turn { worker }),
+        1 => worker.prop_map(|worker| Act::Rest { worker }),
+    ]
+}
+
+/// The bytes of a row that came as number so and so.
+fn bytes(row: u32, coming: u32) -> [u8; ROW_BYTES] {
+    let word = (u64::from(row) << 32 | u64::from(coming)).to_le_bytes();
+    core::array::from_fn(|i| word[i % 8])
+}
+
+/// A worker, and the slots that it has found in its turn with what was in them.
+struct Reader {
+    worker: Worker,
+    found: Vec<(u32, [u8; ROW_BYTES])>,
+}
+
+/// Everything, and what must be so.
+struct World {
+    store: Arc<Store>,
+    writers: Vec<Writer>,
+    readers: Vec<Reader>,
+    /// Which rows can be found, and what they are.
+    rows: HashMap<u32, [u8; ROW_BYTES]>,
+    tickets: Vec<Ticket>,
+    comings: u32,
+}
+
+impl World {
+    fn new(seed: u64, tags: Tags) -> World {
+        let (epochs, workers) = Epochs::new(WORKERS);
+        let shape = Shape::new(2 * 16 * 3, SHARDS, ROW_BYTES, ROW_BYTES + 8).expect("a shape");
+        let made = Store::new(shape, seed, LIMBO, &epochs, tags, HugePages::Off);
+        let (store, writers) = made.expect("memory");
+        let reader = |worker| Reader {
+            worker,
+            found: Vec::new(),
+        };
+        World {
+            store,
+            writers,
+            readers: workers.into_iter().map(reader).collect(),
+            rows: HashMap::new(),
+            tickets: Vec::new(),
+            comings: 0,
+        }
+    }
+
+    fn act(&mut self, act: &Act) {
+        match *act {
+            Act::Begin { row, way } => self.begin(row, way),
+            Act::Publish { ticket } => self.publish(ticket),
+            Act::Abandon { ticket } => {
+                if let Some(ticket) = self.take(ticket) {
+                    self.writer(ticket.row()).abandon(ticket);
+                }
+            }
+            Act::Remove { row } => {
+                let there = self.rows.contains_key(&row);
+                match self.writer(row).remove(row) {
+                    Ok(evicted) => self.leave(there.then_some(row), evicted),
+                    Err(LimboFull) => {
+                        assert!(there);
+                        assert_eq!(self.writer(row).counts().limbo, LIMBO as u32);
+                    }
+                }
+            }
+            Act::Advance { shard } => self.writers[shard as usize].advance(),
+            Act::Turn { worker } => self.turn(worker),
+            Act::Rest { worker } => {
+                self.readers[worker].found.clear();
+                self.readers[worker].worker.rest();
+            }
+        }
+    }
+
+    fn writer(&mut self, row: u32) -> &mut Writer {
+        let shard = self.store.spread().shard(row);
+        &mut self.writers[shard as usize]
+    }
+
+    fn begin(&mut self, row: u32, way: usize) {
+        let writer = self.writer(row);
+        if writer.slot_of(row).is_some() {
+            return;
+        }
+        let candidate = writer.candidates(row).nth(way).expect("32 candidates");
+        if candidate.held == Held::Taken {
+            return;
+        }
+        match (candidate.held, writer.begin(row, candidate.slot)) {
+            (Held::Nothing, Ok((ticket, None))) => {
+                assert!(writer.is_free(&ticket));
+                self.tickets.push(ticket);
+            }
+            (Held::Row(old), Ok((ticket, evicted))) => {
+                assert!(!writer.is_free(&ticket));
+                self.leave(Some(old), evicted);
+                self.tickets.push(ticket);
+            }
+            (Held::Row(_), Err(LimboFull)) => {
+                assert_eq!(writer.counts().limbo, LIMBO as u32);
+            }
+            (held, outcome) => panic!("{held:?}: {outcome:?}"),
+        }
+    }
+
+    /// A row is no longer there.
+    fn leave(&mut self, row: Option<u32>, evicted: Option<Evicted>) {
+        assert_eq!(evicted.map(|evicted| evicted.row), row);
+        if let Some(Evicted { row, meta }) = evicted {
+            assert_eq!(meta, row as u16, "the meta word that it came with");
+            self.rows.remove(&row).expect("a row that was there");
+        }
+    }
+
+    fn take(&mut self, number: usize) -> Option<Ticket> {
+        let count = self.tickets.len();
+        (count > 0).then(|| self.tickets.swap_remove(number % count))
+    }
+
+    fn publish(&mut self, number: usize) {
+        let Some(ticket) = self.take(number) else {
+            return;
+        };
+        let row = ticket.row();
+        let writer = self.writer(row);
+        if writer.slot_of(row).is_some() {
+            writer.abandon(ticket); // It came by another ticket.
+        } else if writer.is_free(&ticket) {
+            self.comings += 1;
+            let bytes = bytes(row, self.comings);
+            self.writer(row).publish(ticket, &bytes, row as u16);
+            self.rows.insert(row, bytes);
+        } else {
+            self.tickets.push(ticket);
+        }
+    }
+
+    /// A worker finds all that is there and nothing else.
+    fn turn(&mut self, worker: usize) {
+        let rows: Vec<u32> = (0..ROWS).collect();
+        let mut places = vec![0; rows.len()];
+        let reader = &mut self.readers[worker];
+        reader.found.clear();
+        let found = (self.store).find(reader.worker.turn(), &rows, &mut places);
+        for (position, &row) in rows.iter().enumerate() {
+            let place = found.places()[position];
+            assert_eq!(place != MISS, self.rows.contains_key(&row), "row {row}");
+            if let Some(bytes) = self.rows.get(&row) {
+                let mut copy = [0; ROW_BYTES];
+                found.copy_row(position, &mut copy);
+                assert_eq!(copy, *bytes, "row {row}");
+                reader.found.push((place, copy));
+            }
+        }
+        assert_eq!(found.misses(), ROWS as usize - self.rows.len());
+    }
+
+    fn check(&self) {
+        for reader in &self.readers {
+            for (place, bytes) in &reader.found {
+                let at = *place as usize * self.store.shape().stride();
+                let mut copy = [0; ROW_BYTES];
+                self.store
+                    .slots()
+                    .part(at, ROW_BYTES)
+                    .expect("a slot")
+                    .read(0, &mut copy);
+                assert_eq!(copy, *bytes, "slot {place} changed in a turn");
+            }
+        }
+        let counts: Vec<_> = self.writers.iter().map(Writer::counts).collect();
+        let rows: u32 = counts.iter().map(|counts| counts.rows).sum();
+        let tickets: u32 = counts.iter().map(|counts| counts.tickets).sum();
+        assert_eq!(rows as usize, self.rows.len());
+        assert_eq!(tickets as usize, self.tickets.len());
+        assert!(counts.iter().all(|counts| counts.limbo as usize <= LIMBO));
+    }
+
+    /// Once all workers rest and nobody waits for rows, every slot holds a row or nothing.
+    fn settle(&mut self) {
+        while let Some(ticket) = self.take(0) {
+            self.writer(ticket.row()).abandon(ticket);
+        }
+        for reader in &mut self.readers {
+            reader.found.clear();
+            reader.worker.rest();
+        }
+        for writer in &mut self.writers {
+            writer.advance();
+            assert_eq!((writer.counts().limbo, writer.counts().tickets), (0, 0));
+        }
+        for row in 0..ROWS {
+            let there = self.rows.contains_key(&row);
+            let writer = self.writer(row);
+            assert_eq!(writer.slot_of(row).is_some(), there);
+            let taken = writer.candidates(row).any(|one| one.held == Held::Taken);
+            assert!(!taken, "a slot that belongs to nobody and is not empty");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #[test]
+    fn a_store_is_a_map(
+        acts in proptest::collection::vec(act(), 1..600),
+        seed: u64,
+        isa in 0_usize..4,
+    ) {
+        let tags = Tags::new(Isa::ALL[isa]).unwrap_or_else(Tags::detect);
+        let mut world = World::new(seed, tags);
+        for act in &acts {
+            world.act(act);
+            world.check();
+        }
+        world.settle();
+    }
+}
+
+/// Rows that are all of one set fill it and the sets of their second choice, and then take one another's slots.
+#[test]
+fn rows_of_one_set_are_kept_as_far_as_there_is_room() {
+    let (epochs, mut workers) = Epochs::new(1);
+    let shape = Shape::new(16 * 64, 1, 8, 8).expect("a shape");
+    let made = Store::new(shape, 5, 16, &epochs, Tags::detect(), HugePages::Off);
+    let (store, mut writers) = made.expect("memory");
+    let writer = &mut writers[0];
+    let of_one = |row: &u32| store.spread().primary(*row) == 7;
+    let rows: Vec<u32> = (0..1 << 20).filter(of_one).take(2000).collect();
+    let mut evictions = 0;
+    for &row in &rows {
+        let nothing = writer.candidates(row).find(|one| one.held == Held::Nothing);
+        let slot = nothing.or_else(|| writer.candidates(row).nth(row as usize % 32));
+        let (ticket, evicted) = writer
+            .begin(row, slot.expect("32 candidates").slot)
+            .expect("room");
+        evictions += usize::from(evicted.is_some());
+        writer.advance();
+        workers[0].pass();
+        writer.advance();
+        writer.publish(ticket, &u64::from(row).to_le_bytes(), 0);
+    }
+    let kept = writer.counts().rows as usize;
+    assert_eq!(kept + evictions, rows.len());
+    assert!(kept > 900, "{kept} of 1024 slots are in use");
+    let mut places = vec![0; rows.len()];
+    let found = store.find(workers[0].turn(), &rows, &mut places);
+    assert_eq!(found.misses(), rows.len() - kept);
+}
+
+fn small() -> (Arc<Store>, Writer, Worker) {
+    let (epochs, mut workers) = Epochs::new(1);
+    let shape = Shape::new(64, 1, 8, 8).expect("a shape");
+    let made = Store::new(shape, 5, 1, &epochs, Tags::detect(), HugePages::Off);
+    let (store, mut writers) = made.expect("memory");
+    (store, writers.remove(0), workers.remove(0))
+}
+
+/// Takes the first slot for a row and tells which it is.
+fn begin(writer: &mut Writer, row: u32) -> Ticket {
+    let slot = writer.candidates(row).next().expect("a candidate").slot;
+    writer.begin(row, slot).expect("room in limbo").0
+}
+
+#[test]
+fn a_worker_in_a_turn_holds_a_slot_and_one_that_rests_or_is_gone_does_not() {
+    let (store, mut writer, mut worker) = small();
+    let ticket = begin(&mut writer, 1);
+    writer.publish(ticket, &[1; 8], 0);
+    let turn = worker.turn();
+    let mut places = [0];
+    assert_eq!(store.find(turn, &[1], &mut places).misses(), 0);
+    writer.remove(1).expect("room in limbo");
+    writer.advance();
+    assert_eq!(writer.counts().limbo, 1, "the worker may read it");
+    worker.rest();
+    writer.advance();
+    assert_eq!(writer.counts().limbo, 0);
+
+    let ticket = begin(&mut writer, 2);
+    writer.publish(ticket, &[2; 8], 0);
+    worker.pass();
+    writer.remove(2).expect("room in limbo");
+    writer.advance();
+    assert_eq!(writer.counts().limbo, 1, "the worker is in a turn");
+    assert_eq!(writer.remove(3), Ok(None));
+    drop(worker);
+    writer.advance();
+    assert_eq!(writer.counts().limbo, 0);
+}
+
+#[test]
+#[should_panic(expected = "may still be read")]
+fn a_row_is_not_written_over_one_that_may_be_read() {
+    let (_store, mut writer, mut worker) = small();
+    let ticket = begin(&mut writer, 1);
+    let slot = ticket.slot();
+    writer.publish(ticket, &[1; 8], 0);
+    worker.pass();
+    let other = (2..).find(|&row| writer.candidates(row).any(|one| one.slot == slot));
+    let (ticket, _) = writer
+        .begin(other.expect("a row"), slot)
+        .expect("room in limbo");
+    writer.advance();
+    writer.publish(ticket, &[2; 8], 0);
+}
+
+#[test]
+#[should_panic(expected = "is there")]
+fn a_row_is_in_one_slot_only() {
+    let (_store, mut writer, _worker) = small();
+    let ticket = begin(&mut writer, 1);
+    writer.publish(ticket, &[1; 8], 0);
+    let other = writer.candidates(1).nth(20).expect("a candidate").slot;
+    let _ = writer.begin(1, other);
+}
+
+#[test]
+#[should_panic(expected = "another dataplane")]
+fn a_turn_for_which_nobody_waits_finds_nothing() {
+    let (store, _writer, _worker) = small();
+    let (_, mut others) = Epochs::new(1);
+    store.find(others[0].turn(), &[1], &mut [0]);
+}
