@@ -19,10 +19,10 @@ ISAS = ["avx512", "avx2", "neon", "scalar"]
 
 def figure(value):
     size = abs(value)
-    for bound, text in [(1e9, f"{value / 1e9:.2f} G"), (1e6, f"{value / 1e6:.2f} M"), (1e4, f"{value / 1e3:.1f} k"), (100, f"{value:.0f}"), (10, f"{value:.1f}")]:
+    for bound, text in [(1e9, f"{value / 1e9:.2f} G"), (1e6, f"{value / 1e6:.2f} M"), (1e4, f"{value / 1e3:.1f} k"), (100, f"{value:.0f}"), (10, f"{value:.1f}"), (1, f"{value:.2f}")]:
         if size >= bound:
             return text
-    return f"{value:.2f}"
+    return f"{value:.4f}"
 
 
 def read(files):

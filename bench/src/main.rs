@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod batches;
+mod cache;
 mod demo;
 mod driver;
 mod gather;
@@ -68,9 +69,15 @@ struct Cli {
     /// rdma: send only one in N of a round's requests
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     share: u16,
-    /// demo: replay this file of row ids (one a line) instead of synthetic queries
+    /// cache, demo: replay this file of row ids (one a line) instead of generated ones
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// cache: rows that the cache holds, instead of several sizes
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(100..))]
+    rows: Option<u32>,
+    /// cache: one policy instead of all
+    #[arg(long, value_name = "NAME")]
+    policy: Option<String>,
     /// demo: seconds of queries
     #[arg(long, default_value_t = 10)]
     seconds: u64,
@@ -97,6 +104,8 @@ enum Suite {
     Gpu,
     /// The service over RDMA against ib_write_bw, a bare ping-pong, and rows fetched by READ (`make bench-rxe`)
     Rdma,
+    /// Hit rates of the cache's policy beside known ones, on traces and at sizes
+    Cache,
     /// The machine itself: gaps in the time a thread gets, latency of memory
     Host,
     /// Every bound in bench/targets.toml: PASS, SHORT or NOT MEASURED
@@ -165,6 +174,14 @@ fn run(cli: Cli) -> Result<ExitCode> {
                  `make bench-rxe`"
             ),
         },
+        Suite::Cache => {
+            let choice = cache::Choice {
+                trace: cli.trace.as_deref(),
+                rows: cli.rows.map(|rows| rows as usize),
+                policy: cli.policy.as_deref(),
+            };
+            cache::run(&choice, &mut reporter)?;
+        }
         Suite::Host => host::run(&mut reporter)?,
         Suite::Targets => return targets::run(cli.json),
         Suite::Demo => return demo::run(cli.trace.as_deref(), cli.seconds, cli.bytes),

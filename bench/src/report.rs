@@ -137,7 +137,7 @@ impl Reporter {
     }
 }
 
-/// A number with three or four significant digits.
+/// A number with three or four significant digits; fractions with four decimals.
 pub(crate) fn figure(value: f64) -> String {
     match value.abs() {
         v if v >= 1e9 => format!("{:.2} G", value / 1e9),
@@ -145,7 +145,8 @@ pub(crate) fn figure(value: f64) -> String {
         v if v >= 1e4 => format!("{:.1} k", value / 1e3),
         v if v >= 100.0 => format!("{value:.0}"),
         v if v >= 10.0 => format!("{value:.1}"),
-        _ => format!("{value:.2}"),
+        v if v >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.4}"),
     }
 }
 

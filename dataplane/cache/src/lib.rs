@@ -1,7 +1,8 @@
 //! The cache of tables whose rows don't all fit the arena.
 //!
 //! [`store`] keeps rows in slots of the arena, found by all workers without a lock and changed by one writer a shard. [`fetch`]
-//! knows which rows are on their way and which bags wait for them. [`Worker`] is all of it for one worker.
+//! knows which rows are on their way and which bags wait for them, and [`tier`] fetches them. [`Worker`] is all of it for one
+//! worker.
 //!
 //! Nothing here knows requests, ports or clocks.
 #![deny(unsafe_code, unsafe_op_in_unsafe_fn)]
@@ -10,7 +11,8 @@ pub mod fetch;
 mod recency;
 pub mod store;
 mod table;
+pub mod tier;
 mod worker;
 
 pub use table::{CachedTable, Counters};
-pub use worker::{Arrived, Parker, Tier, Worker};
+pub use worker::{Parker, Worker};

@@ -56,7 +56,7 @@ pub use load::LoadOptions;
 pub use manifest::{MANIFEST_FILE, Manifest, parse_manifest};
 pub use mapped::MappedTable;
 pub use memory::{MemoryTable, RowMemory, write_until};
-pub use pages::{PAGE_BYTES, RowPlace};
+pub use pages::{PAGE_BYTES, PageChecksums, RowPlace};
 pub use progress::{Progress, Stage, silent};
 pub use resident::{Resident, ResidentTable};
 pub use shape::{Shape, ShapeTable};

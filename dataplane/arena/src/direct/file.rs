@@ -80,6 +80,24 @@ impl DirectFile {
         })
     }
 
+    /// The same file by another descriptor, for another reader.
+    ///
+    /// # Errors
+    /// [`ArenaError::File`] where there are no more descriptors.
+    pub fn for_another(&self) -> Result<DirectFile, ArenaError> {
+        let file = self.file.try_clone().map_err(|source| ArenaError::File {
+            path: self.path.clone(),
+            source,
+        })?;
+        Ok(DirectFile {
+            file,
+            path: self.path.clone(),
+            cached: self.cached.clone(),
+            unpolled: self.unpolled.clone(),
+            ..*self
+        })
+    }
+
     /// Its path when it was opened.
     pub fn path(&self) -> &Path {
         &self.path

@@ -230,9 +230,14 @@ impl DirectReader {
         (self.slots.len() - self.free.len()) as u32
     }
 
-    /// Bytes of memory of the buffers.
-    pub fn buffer_bytes(&self) -> usize {
-        self.buffers.len()
+    /// Reads that can be in flight, each with a buffer.
+    pub fn slots(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// Bytes of a buffer: the longest read.
+    pub fn slot_bytes(&self) -> usize {
+        self.slot_bytes
     }
 
     /// Whether completions are polled for at the device.

@@ -120,13 +120,13 @@ mod tests {
         let mut limbo = Limbo::new(3);
         let first = limbo.push(10, true);
         let second = limbo.push(11, false);
-        assert_eq!(freed(&mut limbo, u64::MAX), [], "no epoch was ended");
+        assert_eq!(freed(&mut limbo, u64::MAX), [0u32; 0], "no epoch was ended");
         limbo.seal(5);
         let third = limbo.push(12, false);
         assert!(limbo.is_full() && limbo.is_open());
         limbo.seal(6);
         assert!(!limbo.is_open());
-        assert_eq!(freed(&mut limbo, 4), []);
+        assert_eq!(freed(&mut limbo, 4), [0u32; 0]);
         assert!(!limbo.is_free(first));
         assert_eq!(freed(&mut limbo, 5), [10]);
         assert!(limbo.is_free(first) && limbo.is_free(second) && !limbo.is_free(third));

@@ -1,0 +1,369 @@
+//! Fetches of rows, and the reads of pages that serve them: one read for all rows that lie together.
+//!
+//! A read *waits* from when it is needed until the next poll, and can be made longer while it does; then it is *asked for*, until
+//! the device has answered. A fetch belongs to one read until the read is answered or the fetch's deadline is over. A read whose
+//! fetches were all given up goes on, since a device can't be stopped, and keeps its slot; who asks for its pages meanwhile joins
+//! it like any other.
+
+use std::ops::Range;
+
+use rowmill_table::PAGE_BYTES;
+
+use super::FetchesFull;
+
+/// The end of a list.
+const NONE: u32 = u32::MAX;
+
+/// One row that somebody waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fetch {
+    pub(super) token: u64,
+    pub(super) row: u32,
+    pub(super) deadline_ns: u64,
+}
+
+/// Pages of a table's file that are read together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) table: u32,
+    pub(super) pages: Range<u64>,
+}
+
+impl Span {
+    /// Its pages.
+    pub(super) fn len(&self) -> u64 {
+        self.pages.end - self.pages.start
+    }
+
+    /// Where it begins in the file, and its bytes.
+    pub(super) fn bytes(&self) -> (u64, usize) {
+        let offset = self.pages.start * PAGE_BYTES as u64;
+        (offset, self.len() as usize * PAGE_BYTES)
+    }
+
+    fn covers(&self, other: &Span) -> bool {
+        self.table == other.table
+            && self.pages.start <= other.pages.start
+            && other.pages.end <= self.pages.end
+    }
+
+    /// Both together, if there is no gap between them.
+    fn with(&self, other: &Span) -> Option<Span> {
+        let touch = self.table == other.table
+            && self.pages.start <= other.pages.end
+            && other.pages.start <= self.pages.end;
+        touch.then(|| Span {
+            table: self.table,
+            pages: self.pages.start.min(other.pages.start)..self.pages.end.max(other.pages.end),
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Free,
+    Waiting,
+    Asked,
+}
+
+#[derive(Clone, Debug)]
+struct Read {
+    stage: Stage,
+    span: Span,
+    /// The first of its fetches.
+    first: u32,
+}
+
+/// A place for a fetch, in the list of its read.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    fetch: Fetch,
+    next: u32,
+}
+
+/// How a fetch was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// By a read of its own.
+    Alone,
+    /// By a read that others wait for too.
+    Joined,
+}
+
+/// All fetches and reads of a tier. Nothing is allocated after [`Fetches::new`].
+#[derive(Debug)]
+pub(super) struct Fetches {
+    places: Box<[Place]>,
+    free_places: Vec<u32>,
+    reads: Box<[Read]>,
+    free_reads: Vec<u32>,
+    /// The reads that wait, in the order in which they were needed.
+    waiting: Vec<u32>,
+    read_pages: u64,
+    /// No fetch has a deadline before this.
+    soonest_ns: u64,
+}
+
+impl Fetches {
+    /// Room for `fetches` rows and `reads` reads of `read_pages` pages each.
+    pub(super) fn new(fetches: u32, reads: u32, read_pages: u64) -> Fetches {
+        assert!(fetches > 0 && fetches < NONE && reads > 0 && reads < NONE);
+        let none = Place {
+            fetch: Fetch {
+                token: 0,
+                row: 0,
+                deadline_ns: 0,
+            },
+            next: NONE,
+        };
+        let free = Read {
+            stage: Stage::Free,
+            span: Span {
+                table: 0,
+                pages: 0..0,
+            },
+            first: NONE,
+        };
+        Fetches {
+            places: vec![none; fetches as usize].into(),
+            free_places: (0..fetches).rev().collect(),
+            reads: vec![free; reads as usize].into(),
+            free_reads: (0..reads).rev().collect(),
+            waiting: Vec::with_capacity(reads as usize),
+            read_pages,
+            soonest_ns: u64::MAX,
+        }
+    }
+
+    /// Fetches that are not answered.
+    pub(super) fn unanswered(&self) -> usize {
+        self.places.len() - self.free_places.len()
+    }
+
+    /// Reads that wait or were asked for.
+    pub(super) fn reads(&self) -> usize {
+        self.reads.len() - self.free_reads.len()
+    }
+
+    /// Whether a table is being read.
+    pub(super) fn is_read(&self, table: u32) -> bool {
+        let of_table = |read: &Read| read.stage != Stage::Free && read.span.table == table;
+        self.reads.iter().any(of_table)
+    }
+
+    /// Takes a fetch of a row that lies in `span`.
+    pub(super) fn take(&mut self, fetch: Fetch, span: Span) -> Result<Taken, FetchesFull> {
+        assert!(span.len() <= self.read_pages, "a row fits a read");
+        let place = *self.free_places.last().ok_or(FetchesFull)?;
+        let (read, taken) = match self.joinable(&span) {
+            Some((read, joined)) => {
+                self.reads[read as usize].span = joined;
+                (read, Taken::Joined)
+            }
+            None => {
+                let read = self.free_reads.pop().ok_or(FetchesFull)?;
+                self.reads[read as usize] = Read {
+                    stage: Stage::Waiting,
+                    span,
+                    first: NONE,
+                };
+                self.waiting.push(read);
+                (read, Taken::Alone)
+            }
+        };
+        self.free_places.pop();
+        let first = &mut self.reads[read as usize].first;
+        self.places[place as usize] = Place {
+            fetch,
+            next: std::mem::replace(first, place),
+        };
+        self.soonest_ns = self.soonest_ns.min(fetch.deadline_ns);
+        Ok(taken)
+    }
+
+    /// A read that has all pages of `span`, or else one that can be made to, and what it then reads.
+    fn joinable(&self, span: &Span) -> Option<(u32, Span)> {
+        let mut longer = None;
+        for (number, read) in (0..).zip(&self.reads) {
+            if read.stage == Stage::Free {
+                continue;
+            }
+            if read.span.covers(span) {
+                return Some((number, read.span.clone()));
+            }
+            if read.stage == Stage::Waiting
+                && longer.is_none()
+                && let Some(both) = read.span.with(span)
+                && both.len() <= self.read_pages
+            {
+                longer = Some((number, both));
+            }
+        }
+        longer
+    }
+
+    /// The reads that are to be asked for now, each with its number, the first needed first.
+    pub(super) fn begin(&mut self, mut ask: impl FnMut(u32, &Span)) {
+        for &number in &self.waiting {
+            let read = &mut self.reads[number as usize];
+            read.stage = Stage::Asked;
+            ask(number, &read.span);
+        }
+        self.waiting.clear();
+    }
+
+    /// Ends a read that was asked for: hands its fetches to `each`, with what it read.
+    pub(super) fn finish(&mut self, number: u32, mut each: impl FnMut(&Span, Fetch)) {
+        let read = &mut self.reads[number as usize];
+        assert_eq!(read.stage, Stage::Asked, "a read that was asked for");
+        read.stage = Stage::Free;
+        let mut next = std::mem::replace(&mut read.first, NONE);
+        while next != NONE {
+            let Place {
+                fetch,
+                next: behind,
+            } = self.places[next as usize];
+            self.free_places.push(next);
+            next = behind;
+            each(&read.span, fetch);
+        }
+        self.free_reads.push(number);
+    }
+
+    /// Gives up the fetches whose deadline is `now_ns` or before, and hands them to `each`.
+    pub(super) fn expire(&mut self, now_ns: u64, mut each: impl FnMut(Fetch)) {
+        if now_ns < self.soonest_ns {
+            return;
+        }
+        self.soonest_ns = u64::MAX;
+        for read in &mut self.reads {
+            let mut kept = NONE;
+            let mut next = std::mem::replace(&mut read.first, NONE);
+            while next != NONE {
+                let Place {
+                    fetch,
+                    next: behind,
+                } = self.places[next as usize];
+                if fetch.deadline_ns <= now_ns {
+                    self.free_places.push(next);
+                    each(fetch);
+                } else {
+                    self.soonest_ns = self.soonest_ns.min(fetch.deadline_ns);
+                    self.places[next as usize].next = kept;
+                    kept = next;
+                }
+                next = behind;
+            }
+            read.first = kept;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LATER_NS: u64 = 1000;
+
+    fn span(table: u32, pages: Range<u64>) -> Span {
+        Span { table, pages }
+    }
+
+    fn fetch(token: u64) -> Fetch {
+        Fetch {
+            token,
+            row: token as u32,
+            deadline_ns: LATER_NS,
+        }
+    }
+
+    fn begun(fetches: &mut Fetches) -> Vec<(u32, Span)> {
+        let mut all = Vec::new();
+        fetches.begin(|number, span| all.push((number, span.clone())));
+        all
+    }
+
+    fn finished(fetches: &mut Fetches, number: u32) -> Vec<u64> {
+        let mut tokens = Vec::new();
+        fetches.finish(number, |_, fetch| tokens.push(fetch.token));
+        tokens.sort_unstable();
+        tokens
+    }
+
+    #[test]
+    fn rows_of_one_page_are_one_read() {
+        let mut fetches = Fetches::new(8, 4, 4);
+        assert_eq!(fetches.take(fetch(0), span(0, 5..6)), Ok(Taken::Alone));
+        assert_eq!(fetches.take(fetch(1), span(0, 5..6)), Ok(Taken::Joined));
+        assert_eq!(fetches.take(fetch(2), span(1, 5..6)), Ok(Taken::Alone));
+        let reads = begun(&mut fetches);
+        let spans: Vec<&Span> = reads.iter().map(|(_, span)| span).collect();
+        assert_eq!(spans, [&span(0, 5..6), &span(1, 5..6)]);
+        // The page is on its way, so who wants it now waits for the same read.
+        assert_eq!(fetches.take(fetch(3), span(0, 5..6)), Ok(Taken::Joined));
+        assert!(begun(&mut fetches).is_empty());
+        assert_eq!(finished(&mut fetches, reads[0].0), [0, 1, 3]);
+        assert_eq!(finished(&mut fetches, reads[1].0), [2]);
+        assert_eq!((fetches.unanswered(), fetches.reads()), (0, 0));
+    }
+
+    #[test]
+    fn reads_grow_as_long_as_they_wait() {
+        let mut fetches = Fetches::new(8, 4, 4);
+        fetches.take(fetch(0), span(0, 10..11)).unwrap();
+        assert_eq!(fetches.take(fetch(1), span(0, 11..13)), Ok(Taken::Joined));
+        assert_eq!(fetches.take(fetch(2), span(0, 9..10)), Ok(Taken::Joined));
+        // A fifth page does not fit, and behind a gap there is nothing to join.
+        assert_eq!(fetches.take(fetch(3), span(0, 13..14)), Ok(Taken::Alone));
+        assert_eq!(fetches.take(fetch(4), span(0, 20..21)), Ok(Taken::Alone));
+        let reads = begun(&mut fetches);
+        let spans: Vec<&Span> = reads.iter().map(|(_, span)| span).collect();
+        assert_eq!(spans, [&span(0, 9..13), &span(0, 13..14), &span(0, 20..21)]);
+        // What is asked for does not grow.
+        assert_eq!(fetches.take(fetch(5), span(0, 21..22)), Ok(Taken::Alone));
+    }
+
+    #[test]
+    fn a_full_tier_refuses_and_changes_nothing() {
+        let mut fetches = Fetches::new(3, 2, 1);
+        fetches.take(fetch(0), span(0, 0..1)).unwrap();
+        fetches.take(fetch(1), span(0, 1..2)).unwrap();
+        assert_eq!(fetches.take(fetch(2), span(0, 2..3)), Err(FetchesFull));
+        fetches.take(fetch(2), span(0, 1..2)).unwrap();
+        assert_eq!(fetches.take(fetch(3), span(0, 1..2)), Err(FetchesFull));
+        let reads = begun(&mut fetches);
+        assert_eq!(finished(&mut fetches, reads[1].0), [1, 2]);
+        fetches.take(fetch(3), span(0, 2..3)).unwrap();
+        assert_eq!((fetches.unanswered(), fetches.reads()), (2, 2));
+        assert!(fetches.is_read(0) && !fetches.is_read(1));
+    }
+
+    #[test]
+    fn late_fetches_are_given_up_and_their_read_goes_on() {
+        let mut fetches = Fetches::new(4, 1, 1);
+        let late = |token, deadline_ns| Fetch {
+            deadline_ns,
+            ..fetch(token)
+        };
+        for (token, deadline_ns) in [(0, 30), (1, 10), (2, 20)] {
+            fetches
+                .take(late(token, deadline_ns), span(0, 0..1))
+                .unwrap();
+        }
+        let reads = begun(&mut fetches);
+        let expired = |fetches: &mut Fetches, now_ns| {
+            let mut tokens = Vec::new();
+            fetches.expire(now_ns, |fetch| tokens.push(fetch.token));
+            tokens
+        };
+        assert!(expired(&mut fetches, 9).is_empty());
+        assert_eq!(expired(&mut fetches, 10), [1]);
+        assert!(expired(&mut fetches, 19).is_empty());
+        assert_eq!(expired(&mut fetches, 1000), [0, 2]);
+        assert_eq!((fetches.unanswered(), fetches.reads()), (0, 1));
+        assert_eq!(fetches.take(fetch(3), span(0, 1..2)), Err(FetchesFull));
+        fetches.take(fetch(4), span(0, 0..1)).unwrap();
+        assert_eq!(finished(&mut fetches, reads[0].0), [4]);
+        fetches.take(fetch(3), span(0, 1..2)).unwrap();
+    }
+}

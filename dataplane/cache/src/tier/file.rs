@@ -1,0 +1,325 @@
+//! The tier that reads rows from the files of generations.
+
+use std::sync::Arc;
+
+use rowmill_arena::{ArenaError, DIRECT_ALIGN, DirectReader, HugePages, ReadError, ReaderOptions};
+use rowmill_table::{PAGE_BYTES, PageChecksums, TableInfo};
+
+use super::device::Device;
+use super::fetches::{Fetch, Fetches, Span, Taken};
+use super::table::FileTable;
+use super::{EachRow, FetchesFull, Tier, TierError, Wanted};
+
+const _: () = assert!(PAGE_BYTES == DIRECT_ALIGN);
+/// The shortest buffer: the widest row has 8192 bytes, and lies in three pages where it starts within one.
+pub const MIN_READ_BYTES: usize = 3 * PAGE_BYTES;
+/// The longest: which pages are damaged is kept in the bits of a word.
+pub const MAX_READ_BYTES: usize = u64::BITS as usize * PAGE_BYTES;
+
+/// How large a file tier is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileTierOptions {
+    /// Reads in flight at most.
+    pub reads: u32,
+    /// Bytes of a read at most, whole pages from [`MIN_READ_BYTES`] to [`MAX_READ_BYTES`]: as far as rows of neighbouring pages are
+    /// read together.
+    pub read_bytes: usize,
+    /// Rows that are fetched at a time at most.
+    pub fetches: u32,
+    /// Tables at most.
+    pub tables: u32,
+    /// The longest time for a fetch, whatever its deadline.
+    pub budget_ns: u64,
+    /// Whether devices are polled for completions; [`DirectFile::why_unpolled`](rowmill_arena::DirectFile::why_unpolled) tells
+    /// whether that of a table can be.
+    pub polled: bool,
+    /// The pages of the buffers.
+    pub huge_pages: HugePages,
+}
+
+/// What a tier has done since it was made. All only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierCounts {
+    /// Fetches taken.
+    pub fetches: u64,
+    /// Of these, those that needed no read of their own.
+    pub joined: u64,
+    /// Reads asked for.
+    pub reads: u64,
+    /// Bytes asked for.
+    pub read_bytes: u64,
+    /// Fetches refused since the tier was full.
+    pub refused: u64,
+    /// Fetches answered with their row.
+    pub rows: u64,
+    /// Fetches answered with [`TierError::Late`].
+    pub late: u64,
+    /// With [`TierError::Corrupt`].
+    pub corrupt: u64,
+    /// With [`TierError::Gone`].
+    pub gone: u64,
+    /// With [`TierError::Os`].
+    pub failed: u64,
+    /// Polls in which the device could not be asked.
+    pub stalls: u64,
+}
+
+/// A table of a tier.
+#[derive(Debug)]
+struct Member<F> {
+    info: TableInfo,
+    checksums: Arc<PageChecksums>,
+    file: F,
+}
+
+/// Reads single rows from the files of tables, many at a time. Rows in the same page, or in pages that touch, are read together; a
+/// page is compared with its checksum before a row of it is handed out.
+#[derive(Debug)]
+pub struct FileTier<D: Device = DirectReader> {
+    device: D,
+    members: Box<[Option<Member<D::File>>]>,
+    fetches: Fetches,
+    counts: TierCounts,
+    budget_ns: u64,
+}
+
+impl FileTier<DirectReader> {
+    /// A tier without tables.
+    ///
+    /// # Errors
+    /// As [`DirectReader::new`].
+    ///
+    /// # Panics
+    /// If a number of the options is 0 or out of its range.
+    pub fn new(options: FileTierOptions) -> Result<FileTier, ArenaError> {
+        let device = DirectReader::new(ReaderOptions {
+            slots: options.reads,
+            slot_bytes: options.read_bytes,
+            files: options.tables,
+            polled: options.polled,
+            huge_pages: options.huge_pages,
+        })?;
+        let FileTierOptions {
+            fetches,
+            tables,
+            budget_ns,
+            ..
+        } = options;
+        Ok(FileTier::over(device, fetches, tables, budget_ns))
+    }
+
+    /// Takes a table in; gives the number that it is asked for by.
+    ///
+    /// # Errors
+    /// As [`DirectReader::add`].
+    ///
+    /// # Panics
+    /// If the tier has as many tables as its options say.
+    pub fn add(&mut self, table: FileTable) -> Result<u32, ArenaError> {
+        let FileTable {
+            info,
+            file,
+            checksums,
+        } = table;
+        let file = self.device.add(file)?;
+        Ok(self.add_file(info, checksums, file))
+    }
+
+    /// Gives a table back, its file being closed. False, and nothing is done, as long as it is being read: reads whose
+    /// fetches were all given up have to be answered, too.
+    ///
+    /// # Errors
+    /// As [`DirectReader::remove`].
+    ///
+    /// # Panics
+    /// If there is no such table.
+    pub fn remove(&mut self, table: u32) -> Result<bool, ArenaError> {
+        let file = self.member(table).file;
+        if self.fetches.is_read(table) {
+            return Ok(false);
+        }
+        let removed = self.device.remove(file)?;
+        assert!(removed.is_some(), "no read of it is in flight");
+        self.members[table as usize] = None;
+        Ok(true)
+    }
+}
+
+impl<D: Device> FileTier<D> {
+    /// A tier over a device: room for `fetches` rows of `tables` tables, none of them waited for longer than `budget_ns`.
+    ///
+    /// # Panics
+    /// If a number is 0, or the device's reads are too short or too long.
+    pub fn over(device: D, fetches: u32, tables: u32, budget_ns: u64) -> FileTier<D> {
+        let read_bytes = device.read_bytes();
+        assert!(
+            (MIN_READ_BYTES..=MAX_READ_BYTES).contains(&read_bytes)
+                && read_bytes.is_multiple_of(PAGE_BYTES),
+            "reads of {read_bytes} bytes"
+        );
+        assert!(tables > 0, "at least one table");
+        let read_pages = (read_bytes / PAGE_BYTES) as u64;
+        FileTier {
+            fetches: Fetches::new(fetches, device.slots(), read_pages),
+            device,
+            members: (0..tables).map(|_| None).collect(),
+            counts: TierCounts::default(),
+            budget_ns,
+        }
+    }
+
+    /// Takes a table in whose file the device knows already; gives the number that it is asked for by.
+    ///
+    /// # Panics
+    /// If the tier has no room for another table, or there is not a checksum for each page.
+    pub fn add_file(
+        &mut self,
+        info: TableInfo,
+        checksums: Arc<PageChecksums>,
+        file: D::File,
+    ) -> u32 {
+        assert_eq!(checksums.page_count(), info.page_count());
+        let place = self.members.iter().position(Option::is_none);
+        let place = place.expect("room for another table");
+        self.members[place] = Some(Member {
+            info,
+            checksums,
+            file,
+        });
+        place as u32
+    }
+
+    /// What it has done.
+    pub fn counts(&self) -> TierCounts {
+        self.counts
+    }
+
+    /// Reads that take a slot of the device, or will.
+    pub fn reads(&self) -> usize {
+        self.fetches.reads()
+    }
+
+    /// What it reads by.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    fn member(&self, table: u32) -> &Member<D::File> {
+        let member = self.members[table as usize].as_ref();
+        member.expect("a table of the tier")
+    }
+}
+
+impl<D: Device> Tier for FileTier<D> {
+    fn fetch(&mut self, now_ns: u64, wanted: Wanted) -> Result<(), FetchesFull> {
+        let pages = self.member(wanted.table).info.row_place(wanted.row).pages();
+        let fetch = Fetch {
+            token: wanted.token,
+            row: wanted.row,
+            deadline_ns: wanted
+                .deadline_ns
+                .min(now_ns.saturating_add(self.budget_ns)),
+        };
+        let span = Span {
+            table: wanted.table,
+            pages,
+        };
+        let taken = self.fetches.take(fetch, span);
+        match taken {
+            Ok(taken) => {
+                self.counts.fetches += 1;
+                self.counts.joined += u64::from(taken == Taken::Joined);
+            }
+            Err(FetchesFull) => self.counts.refused += 1,
+        }
+        taken.map(drop)
+    }
+
+    fn poll(&mut self, now_ns: u64, each: EachRow<'_>) {
+        let FileTier {
+            device,
+            members,
+            fetches,
+            counts,
+            ..
+        } = self;
+        let member = |span: &Span| {
+            let member = members[span.table as usize].as_ref();
+            member.expect("a table that is read stays")
+        };
+        fetches.begin(|number, span| {
+            let (offset, len) = span.bytes();
+            device.submit(member(span).file, offset, len, number.into());
+            counts.reads += 1;
+            counts.read_bytes += len as u64;
+        });
+        let polled = device.poll(&mut |number, outcome| {
+            let mut damaged = None;
+            fetches.finish(number as u32, |span, fetch| {
+                let member = member(span);
+                let answer = match outcome {
+                    Ok(bytes) => {
+                        let damaged = *damaged.get_or_insert_with(|| member.damaged(span, bytes));
+                        member.row(span, bytes, damaged, fetch.row)
+                    }
+                    Err(ReadError::Truncated) => Err(TierError::Gone),
+                    Err(ReadError::Os(number)) => Err(TierError::Os(number)),
+                };
+                counts.note(&answer);
+                each(fetch.token, answer);
+            });
+        });
+        counts.stalls += u64::from(polled.is_err());
+        fetches.expire(now_ns, |fetch| {
+            let answer = Err(TierError::Late);
+            counts.note(&answer);
+            each(fetch.token, answer);
+        });
+    }
+
+    fn unanswered(&self) -> usize {
+        self.fetches.unanswered()
+    }
+}
+
+impl<F> Member<F> {
+    /// The pages of what was read that don't match their checksums, a bit each.
+    fn damaged(&self, span: &Span, bytes: &[u8]) -> u64 {
+        let (pages, rest) = bytes.as_chunks::<PAGE_BYTES>();
+        assert!(rest.is_empty() && pages.len() as u64 == span.len());
+        let bad = |(bit, (number, page)): (u32, (u64, &[u8; PAGE_BYTES]))| {
+            u64::from(!self.checksums.is_whole(number, page)) << bit
+        };
+        (0..).zip(span.pages.clone().zip(pages)).map(bad).sum()
+    }
+
+    /// A row in what was read.
+    fn row<'a>(
+        &self,
+        span: &Span,
+        bytes: &'a [u8],
+        damaged: u64,
+        row: u32,
+    ) -> Result<&'a [u8], TierError> {
+        let place = self.info.row_place(row);
+        for page in place.pages() {
+            if damaged >> (page - span.pages.start) & 1 == 1 {
+                return Err(TierError::Corrupt { page });
+            }
+        }
+        let (offset, _) = span.bytes();
+        Ok(&bytes[(place.offset - offset) as usize..][..place.bytes])
+    }
+}
+
+impl TierCounts {
+    fn note(&mut self, answer: &Result<&[u8], TierError>) {
+        *match answer {
+            Ok(_) => &mut self.rows,
+            Err(TierError::Late) => &mut self.late,
+            Err(TierError::Corrupt { .. }) => &mut self.corrupt,
+            Err(TierError::Gone) => &mut self.gone,
+            Err(TierError::Os(_)) => &mut self.failed,
+        } += 1;
+    }
+}

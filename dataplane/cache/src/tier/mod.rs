@@ -1,0 +1,102 @@
+//! What is behind the arena: rows that are not cached are fetched from a tier.
+//!
+//! A [`Tier`] is asked for rows and answers when it has them, in any order. [`FileTier`] reads them from a generation's
+//! files; [`ScriptedTier`] answers as a test tells it to. Neither knows the time: it is an argument.
+
+mod device;
+mod fetches;
+mod file;
+mod scripted;
+mod table;
+
+use std::fmt;
+use std::io;
+
+pub use device::{Device, EachRead};
+pub use file::{FileTier, FileTierOptions, MAX_READ_BYTES, MIN_READ_BYTES, TierCounts};
+pub use scripted::{Answer, ScriptedTier};
+pub use table::FileTable;
+
+/// A row that is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The table, by the number that the tier gave it.
+    pub table: u32,
+    /// The row, one that the table has.
+    pub row: u32,
+    /// What the answer is to be known by. The tier does not look at it.
+    pub token: u64,
+    /// The time from which on the row is of no use.
+    pub deadline_ns: u64,
+}
+
+/// Why a row could not be fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TierError {
+    /// It did not come before its deadline, or the tier's own time for a fetch.
+    Late,
+    /// A page that it lies in does not match its checksum.
+    Corrupt {
+        /// The page of the table's file, counted from 0.
+        page: u64,
+    },
+    /// The file ends before it: it was truncated.
+    Gone,
+    /// The kernel's error, by its number.
+    Os(i32),
+}
+
+impl fmt::Display for TierError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TierError::Late => {
+                f.write_str("the row did not come in time; look at the load of its disk")
+            }
+            TierError::Corrupt { page } => {
+                write!(
+                    f,
+                    "page {page} of the table's file is damaged; copy the file again"
+                )
+            }
+            TierError::Gone => f.write_str("the table's file was truncated; copy it again"),
+            TierError::Os(number) => {
+                let error = io::Error::from_raw_os_error(*number);
+                write!(
+                    f,
+                    "the table's file can't be read: {error}; look at its disk"
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for TierError {}
+
+/// So many fetches are unanswered that another one can't be begun; one can when some were answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("as many rows are being fetched as can be; ask again when some have come")]
+pub struct FetchesFull;
+
+/// Called with a fetch's token, and the bytes of the row as its table stores them or why there are none.
+pub type EachRow<'a> = &'a mut dyn FnMut(u64, Result<&[u8], TierError>);
+
+/// What rows are fetched from. Belongs to one worker; nothing here waits, allocates or locks.
+///
+/// Each fetch that was taken is answered once: with the row, or with why there is none, and not later than by the first
+/// poll at or after its deadline.
+pub trait Tier {
+    /// Takes a fetch, to be begun at the next poll. The same row may be asked for again: then both are answered.
+    ///
+    /// # Errors
+    /// [`FetchesFull`]; nothing was taken.
+    ///
+    /// # Panics
+    /// If there is no such table or row.
+    fn fetch(&mut self, now_ns: u64, wanted: Wanted) -> Result<(), FetchesFull>;
+
+    /// Begins what was asked for, and answers what can be answered.
+    fn poll(&mut self, now_ns: u64, each: EachRow<'_>);
+
+    /// Fetches that were taken and not answered.
+    fn unanswered(&self) -> usize;
+}

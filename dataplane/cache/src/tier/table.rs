@@ -1,0 +1,74 @@
+//! A table's file, opened for single rows.
+
+use std::sync::Arc;
+
+use rowmill_arena::{ArenaError, DirectFile, PageCache};
+use rowmill_table::{Generation, PageChecksums, TableError, TableInfo};
+
+/// A table's file and all that is needed to read rows of it: where they lie, and the checksums of their pages.
+///
+/// The file stays the one that was opened: one that is renamed into its place is not seen, one that is truncated or overwritten
+/// is found by its size and its checksums when rows are read.
+#[derive(Debug)]
+pub struct FileTable {
+    pub(super) info: TableInfo,
+    pub(super) file: DirectFile,
+    pub(super) checksums: Arc<PageChecksums>,
+}
+
+impl FileTable {
+    /// Opens the table of that name and reads its checksums. For a thread that may wait.
+    ///
+    /// # Errors
+    /// [`TableError::UnknownTable`]; [`TableError::Memory`] where the file can't be opened, or not past the page cache and
+    /// `page_cache` says to refuse that; [`TableError::WrongFileSize`]; as [`Generation::page_checksums`].
+    pub fn open(
+        generation: &Generation,
+        name: &str,
+        page_cache: PageCache,
+    ) -> Result<FileTable, TableError> {
+        let info = generation.table(name)?.clone();
+        let checksums = Arc::new(generation.page_checksums(name)?);
+        let path = generation.path(&info);
+        let file = DirectFile::open(&path, page_cache)?;
+        if file.bytes() != info.file_bytes {
+            return Err(TableError::WrongFileSize {
+                path,
+                promised: info.file_bytes,
+                found: file.bytes(),
+            });
+        }
+        Ok(FileTable {
+            info,
+            file,
+            checksums,
+        })
+    }
+
+    /// The same for another worker: the checksums are shared, the descriptor is its own.
+    ///
+    /// # Errors
+    /// [`ArenaError::File`] where there are no more descriptors.
+    pub fn for_another(&self) -> Result<FileTable, ArenaError> {
+        Ok(FileTable {
+            info: self.info.clone(),
+            file: self.file.for_another()?,
+            checksums: Arc::clone(&self.checksums),
+        })
+    }
+
+    /// What the table is.
+    pub fn info(&self) -> &TableInfo {
+        &self.info
+    }
+
+    /// The file, which tells how it can be read.
+    pub fn file(&self) -> &DirectFile {
+        &self.file
+    }
+
+    /// Bytes of memory that the checksums take, once for all workers.
+    pub fn checksum_bytes(&self) -> u64 {
+        self.checksums.page_count() * size_of::<u32>() as u64
+    }
+}

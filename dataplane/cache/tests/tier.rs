@@ -1,0 +1,579 @@
+//! Tiers: what each has to do, and what the one over files does when its disk is slow, wrong or silent.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use rowmill_arena::{ArenaError, HugePages, PageCache, ReadError};
+use rowmill_cache::tier::{
+    Answer, Device, EachRead, FetchesFull, FileTable, FileTier, FileTierOptions, MIN_READ_BYTES,
+    ScriptedTier, Tier, TierError, Wanted,
+};
+use rowmill_table::{Generation, PAGE_BYTES, TableSpec, generate, silent};
+use tempfile::TempDir;
+
+const FOREVER_NS: u64 = u64::MAX;
+/// What hangs ends after this.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Tables whose rows lie in pages, across pages, and in three of them; the last with a row for missing ids.
+const SPECS: [&str; 4] = [
+    "aligned:1000:64:f32",
+    "crossing:3000:64:int8",
+    "wide:50:2044:f32",
+    "keyed:700:32:f16:hashed-zero",
+];
+
+struct Model {
+    _temp: TempDir,
+    generation: Generation,
+    /// The bytes of each table's file.
+    files: Vec<Vec<u8>>,
+}
+
+impl Model {
+    fn new() -> Model {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("model");
+        let specs = SPECS.map(|text| text.parse::<TableSpec>().unwrap());
+        generate(&dir, 1, &specs, 5, &silent).unwrap();
+        let generation = Generation::open(&dir).unwrap();
+        let read = |info| std::fs::read(generation.path(info)).unwrap();
+        let files = generation.tables().iter().map(read).collect();
+        Model {
+            _temp: temp,
+            generation,
+            files,
+        }
+    }
+
+    fn path(&self, table: u32) -> PathBuf {
+        self.generation
+            .path(&self.generation.tables()[table as usize])
+    }
+
+    fn rows(&self, table: u32) -> u32 {
+        self.generation.tables()[table as usize].stored_rows() as u32
+    }
+
+    fn row(&self, table: u32, row: u32) -> &[u8] {
+        let place = self.generation.tables()[table as usize].row_place(row);
+        &self.files[table as usize][place.offset as usize..][..place.bytes]
+    }
+
+    fn table(&self, table: u32) -> FileTable {
+        let name = &self.generation.tables()[table as usize].name;
+        FileTable::open(&self.generation, name, PageCache::Allow).unwrap()
+    }
+
+    /// A tier over all files, unless the kernel has no io_uring.
+    fn tier(&self, fetches: u32) -> Option<FileTier> {
+        let tier = FileTier::new(FileTierOptions {
+            reads: 8,
+            read_bytes: 4 * PAGE_BYTES,
+            fetches,
+            tables: SPECS.len() as u32,
+            budget_ns: FOREVER_NS,
+            polled: false,
+            huge_pages: HugePages::Off,
+        });
+        let mut tier = match tier {
+            Err(ArenaError::NoIoUring { source }) => {
+                println!("skipped: no io_uring here ({source})");
+                return None;
+            }
+            tier => tier.unwrap(),
+        };
+        for table in 0..SPECS.len() as u32 {
+            assert_eq!(tier.add(self.table(table)).unwrap(), table);
+        }
+        Some(tier)
+    }
+}
+
+fn wanted(table: u32, row: u32, token: u64) -> Wanted {
+    Wanted {
+        table,
+        row,
+        token,
+        deadline_ns: FOREVER_NS,
+    }
+}
+
+type Answers = BTreeMap<u64, Result<Vec<u8>, TierError>>;
+
+/// Polls once; each token has one answer.
+fn poll(tier: &mut dyn Tier, now_ns: u64, answers: &mut Answers) {
+    tier.poll(now_ns, &mut |token, row| {
+        let before = answers.insert(token, row.map(<[u8]>::to_vec));
+        assert_eq!(before, None, "token {token} twice");
+    });
+}
+
+/// Polls until all is answered.
+fn finish(tier: &mut dyn Tier) -> Answers {
+    let mut answers = Answers::new();
+    let began = Instant::now();
+    while tier.unanswered() > 0 {
+        assert!(began.elapsed() < PATIENCE, "no answers");
+        poll(tier, 0, &mut answers);
+    }
+    answers
+}
+
+/// A device that answers when it is told to, as it is told to.
+#[derive(Clone, Debug, Default)]
+struct ScriptedDevice(Rc<RefCell<Script>>);
+
+#[derive(Debug, Default)]
+struct Script {
+    files: Vec<Vec<u8>>,
+    /// Reads that were asked for: file, offset, length, token.
+    asked: Vec<(usize, u64, usize, u64)>,
+    /// Places in `asked` to be answered at the next poll, in this order, with an error or the bytes.
+    due: Vec<(usize, Option<ReadError>)>,
+    stalled: bool,
+}
+
+const DEVICE_SLOTS: u32 = 3;
+
+impl Device for ScriptedDevice {
+    type File = usize;
+
+    fn slots(&self) -> u32 {
+        DEVICE_SLOTS
+    }
+
+    fn read_bytes(&self) -> usize {
+        MIN_READ_BYTES
+    }
+
+    fn submit(&mut self, file: usize, offset: u64, len: usize, token: u64) {
+        self.0.borrow_mut().asked.push((file, offset, len, token));
+    }
+
+    fn poll(&mut self, each: EachRead<'_>) -> Result<(), ArenaError> {
+        let mut script = self.0.borrow_mut();
+        if script.stalled {
+            return Err(ArenaError::ImpossibleSize { bytes: 0 });
+        }
+        for (place, error) in std::mem::take(&mut script.due) {
+            let (file, offset, len, token) = script.asked[place];
+            match error {
+                Some(error) => each(token, Err(error)),
+                None => each(token, Ok(&script.files[file][offset as usize..][..len])),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A tier over a device of which the second part is kept, and which has the files of the model.
+fn scripted(model: &Model, budget_ns: u64) -> (FileTier<ScriptedDevice>, ScriptedDevice) {
+    let device = ScriptedDevice::default();
+    device.0.borrow_mut().files = model.files.clone();
+    let mut tier = FileTier::over(device.clone(), 16, SPECS.len() as u32, budget_ns);
+    for (file, info) in model.generation.tables().iter().enumerate() {
+        let checksums = model.generation.page_checksums(&info.name).unwrap();
+        tier.add_file(info.clone(), Arc::new(checksums), file);
+    }
+    (tier, device)
+}
+
+#[test]
+fn rows_of_all_kinds_of_tables_come_as_they_are_stored() {
+    let model = Model::new();
+    let Some(mut tier) = model.tier(64) else {
+        return;
+    };
+    for table in 0..SPECS.len() as u32 {
+        let mut rows = 0..model.rows(table);
+        while !rows.is_empty() {
+            let batch: Vec<u32> = rows.by_ref().take(64).collect();
+            let mut refused = Vec::new();
+            for &row in &batch {
+                if tier.fetch(0, wanted(table, row, row.into())).is_err() {
+                    refused.push(row);
+                }
+            }
+            let mut answers = finish(&mut tier);
+            for row in refused {
+                tier.fetch(0, wanted(table, row, row.into())).unwrap();
+                answers.append(&mut finish(&mut tier));
+            }
+            assert_eq!(answers.len(), batch.len());
+            for &row in &batch {
+                let answer = answers[&row.into()].as_deref();
+                assert_eq!(answer, Ok(model.row(table, row)), "table {table} row {row}");
+            }
+        }
+    }
+    let counts = tier.counts();
+    let rows: u32 = (0..SPECS.len() as u32).map(|table| model.rows(table)).sum();
+    assert_eq!((counts.rows, counts.fetches), (rows.into(), rows.into()));
+    assert_eq!(counts.reads + counts.joined, counts.fetches);
+    assert!(
+        counts.reads < u64::from(rows) / 4,
+        "rows that lie together are read together"
+    );
+}
+
+#[test]
+fn rows_of_one_page_and_of_pages_that_touch_are_one_read() {
+    let model = Model::new();
+    let (mut tier, device) = scripted(&model, FOREVER_NS);
+    // 16 rows of 256 bytes a page: rows 0 to 15 lie in page 1.
+    for (token, row) in [(0, 3), (1, 3), (2, 15), (3, 16), (4, 700)] {
+        tier.fetch(0, wanted(0, row, token)).unwrap();
+    }
+    let mut answers = Answers::new();
+    poll(&mut tier, 0, &mut answers);
+    let page = PAGE_BYTES as u64;
+    let reads = |device: &ScriptedDevice| -> Vec<(u64, usize)> {
+        let script = device.0.borrow();
+        script
+            .asked
+            .iter()
+            .map(|&(_, offset, len, _)| (offset, len))
+            .collect()
+    };
+    let behind = (1 + 700 / 16) * page;
+    assert_eq!(
+        reads(&device),
+        [(page, 2 * PAGE_BYTES), (behind, PAGE_BYTES)]
+    );
+    // A page that is on its way is not asked for again.
+    tier.fetch(0, wanted(0, 17, 5)).unwrap();
+    poll(&mut tier, 0, &mut answers);
+    assert_eq!(reads(&device).len(), 2);
+    assert!(answers.is_empty());
+    device.0.borrow_mut().due = vec![(1, None), (0, None)];
+    poll(&mut tier, 0, &mut answers);
+    for (token, row) in [(0, 3), (1, 3), (2, 15), (3, 16), (4, 700), (5, 17)] {
+        assert_eq!(answers[&token].as_deref(), Ok(model.row(0, row)));
+    }
+    assert_eq!((tier.unanswered(), tier.reads()), (0, 0));
+    let counts = tier.counts();
+    assert_eq!((counts.reads, counts.joined, counts.rows), (2, 4, 6));
+    assert_eq!(counts.read_bytes, 3 * page);
+}
+
+#[test]
+fn damaged_pages_are_found_and_others_are_not_blamed() {
+    let model = Model::new();
+    let (mut tier, device) = scripted(&model, FOREVER_NS);
+    // Page 2 holds rows 16 to 31; the read is of pages 1 to 3.
+    for row in [15, 16, 31, 32] {
+        tier.fetch(0, wanted(0, row, row.into())).unwrap();
+    }
+    device.0.borrow_mut().files[0][3 * PAGE_BYTES - 1] ^= 1;
+    let mut answers = Answers::new();
+    poll(&mut tier, 0, &mut answers);
+    device.0.borrow_mut().due = vec![(0, None)];
+    poll(&mut tier, 0, &mut answers);
+    for row in [15, 32] {
+        assert_eq!(answers[&row.into()].as_deref(), Ok(model.row(0, row)));
+    }
+    for row in [16, 31] {
+        assert_eq!(answers[&row], Err(TierError::Corrupt { page: 2 }));
+    }
+    // A row across two pages is as damaged as either.
+    let info = &model.generation.tables()[1];
+    let across = (0..model.rows(1)).find(|&row| info.row_place(row).pages() == (4..6));
+    let across = across.unwrap();
+    for page in [4, 5] {
+        let at = page as usize * PAGE_BYTES + 100;
+        device.0.borrow_mut().files[1][at] ^= 1;
+        tier.fetch(0, wanted(1, across, 100 + page)).unwrap();
+        poll(&mut tier, 0, &mut answers);
+        let last = device.0.borrow().asked.len() - 1;
+        device.0.borrow_mut().due = vec![(last, None)];
+        poll(&mut tier, 0, &mut answers);
+        assert_eq!(answers[&(100 + page)], Err(TierError::Corrupt { page }));
+        device.0.borrow_mut().files[1][at] ^= 1;
+    }
+    assert_eq!((tier.counts().corrupt, tier.counts().rows), (4, 2));
+}
+
+#[test]
+fn a_device_that_is_silent_costs_its_slots_and_no_more() {
+    let model = Model::new();
+    let (mut tier, device) = scripted(&model, 1000);
+    let mut answers = Answers::new();
+    // The tier's own time for a fetch is shorter than the deadline of all but the last one.
+    for slot in 0..DEVICE_SLOTS {
+        let mut wanted = wanted(0, slot * 100, slot.into());
+        if slot + 1 == DEVICE_SLOTS {
+            wanted.deadline_ns = 400;
+        }
+        tier.fetch(100, wanted).unwrap();
+    }
+    for now_ns in [100, 399] {
+        poll(&mut tier, now_ns, &mut answers);
+        assert!(answers.is_empty());
+    }
+    poll(&mut tier, 400, &mut answers);
+    assert_eq!(answers.keys().copied().collect::<Vec<_>>(), [2]);
+    poll(&mut tier, 1099, &mut answers);
+    assert_eq!(answers.len(), 1);
+    poll(&mut tier, 1100, &mut answers);
+    assert!(
+        answers
+            .values()
+            .all(|answer| *answer == Err(TierError::Late))
+    );
+    assert_eq!((answers.len(), tier.unanswered()), (3, 0));
+    // The device has the buffers still.
+    assert_eq!(tier.reads(), DEVICE_SLOTS as usize);
+    assert_eq!(tier.fetch(1200, wanted(0, 900, 9)), Err(FetchesFull));
+    // Who wants a page that was asked for long ago still gets it.
+    tier.fetch(1200, wanted(0, 101, 7)).unwrap();
+    device.0.borrow_mut().due = vec![(1, None), (0, None)];
+    poll(&mut tier, 1300, &mut answers);
+    assert_eq!(answers[&7].as_deref(), Ok(model.row(0, 101)));
+    assert_eq!((tier.reads(), answers.len()), (1, 4));
+    tier.fetch(1300, wanted(0, 900, 9)).unwrap();
+    assert_eq!((tier.counts().late, tier.counts().refused), (3, 1));
+}
+
+#[test]
+fn errors_of_the_device_are_told_apart() {
+    let model = Model::new();
+    let (mut tier, device) = scripted(&model, FOREVER_NS);
+    let mut answers = Answers::new();
+    for (token, row) in [(0, 0), (1, 400), (2, 800)] {
+        tier.fetch(0, wanted(0, row, token)).unwrap();
+    }
+    device.0.borrow_mut().stalled = true;
+    poll(&mut tier, 0, &mut answers);
+    assert_eq!((answers.len(), tier.counts().stalls), (0, 1));
+    device.0.borrow_mut().stalled = false;
+    device.0.borrow_mut().due = vec![
+        (2, Some(ReadError::Os(5))),
+        (0, None),
+        (1, Some(ReadError::Truncated)),
+    ];
+    poll(&mut tier, 0, &mut answers);
+    assert_eq!(answers[&0].as_deref(), Ok(model.row(0, 0)));
+    assert_eq!(answers[&1], Err(TierError::Gone));
+    assert_eq!(answers[&2], Err(TierError::Os(5)));
+    let counts = tier.counts();
+    assert_eq!((counts.rows, counts.gone, counts.failed), (1, 1, 1));
+    for error in [TierError::Late, TierError::Gone, TierError::Os(5)] {
+        let text = error.to_string();
+        assert!(
+            text.contains("look at") || text.contains("copy it"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn files_that_change_under_way() {
+    let model = Model::new();
+    let Some(mut tier) = model.tier(16) else {
+        return;
+    };
+    let mut fetch = |table, row| {
+        tier.fetch(0, wanted(table, row, 1)).unwrap();
+        finish(&mut tier).remove(&1).unwrap()
+    };
+    // Overwritten: its checksum is wrong from then on, and other pages are not.
+    let file = OpenOptions::new().write(true).open(model.path(0)).unwrap();
+    file.write_all_at(&[0xa5; 10], 2 * PAGE_BYTES as u64)
+        .unwrap();
+    assert_eq!(fetch(0, 20), Err(TierError::Corrupt { page: 2 }));
+    assert_eq!(fetch(0, 0).as_deref(), Ok(model.row(0, 0)));
+    // Cut: what is behind the end is gone, and what is before it is not.
+    file.set_len(10 * PAGE_BYTES as u64).unwrap();
+    assert_eq!(fetch(0, 999), Err(TierError::Gone));
+    assert_eq!(fetch(0, 0).as_deref(), Ok(model.row(0, 0)));
+    // Replaced: the one that was opened is read.
+    let path = model.path(1);
+    std::fs::copy(model.path(2), path.with_extension("new")).unwrap();
+    std::fs::rename(path.with_extension("new"), &path).unwrap();
+    assert_eq!(fetch(1, 2999).as_deref(), Ok(model.row(1, 2999)));
+    // Removed: the same.
+    std::fs::remove_file(model.path(3)).unwrap();
+    assert_eq!(fetch(3, 700).as_deref(), Ok(model.row(3, 700)));
+}
+
+#[test]
+fn tables_come_and_go() {
+    let model = Model::new();
+    let Some(mut tier) = model.tier(16) else {
+        return;
+    };
+    tier.fetch(0, wanted(2, 7, 1)).unwrap();
+    assert!(!tier.remove(2).unwrap(), "it is being read");
+    assert!(tier.remove(1).unwrap());
+    assert_eq!(finish(&mut tier)[&1].as_deref(), Ok(model.row(2, 7)));
+    assert!(tier.remove(2).unwrap());
+    let again = model.table(2);
+    let other = again.for_another().unwrap();
+    assert_eq!((tier.add(again).unwrap(), tier.add(other).unwrap()), (1, 2));
+    for table in [1, 2] {
+        tier.fetch(0, wanted(table, 49, table.into())).unwrap();
+    }
+    for (token, answer) in finish(&mut tier) {
+        assert_eq!(answer.as_deref(), Ok(model.row(2, 49)), "{token}");
+    }
+}
+
+#[test]
+fn a_file_of_another_size_is_not_taken() {
+    let model = Model::new();
+    let file = OpenOptions::new().write(true).open(model.path(0)).unwrap();
+    file.set_len(4 * PAGE_BYTES as u64).unwrap();
+    let error = FileTable::open(&model.generation, "aligned", PageCache::Allow).unwrap_err();
+    assert!(error.to_string().contains("promises"), "{error}");
+}
+
+/// What any tier has to do, driven by drawn times: `now_ns` only grows.
+fn conforms(tier: &mut dyn Tier, model: &Model, steps: &[(u32, u32, u64, u64)]) {
+    let (mut now_ns, mut waiting, mut answers) = (0, BTreeMap::new(), Answers::new());
+    for (token, &(table, row, pause_ns, patience_ns)) in (0..).zip(steps) {
+        now_ns += pause_ns;
+        let (table, deadline_ns) = (table % SPECS.len() as u32, now_ns + patience_ns);
+        let wanted = Wanted {
+            table,
+            row: row % model.rows(table),
+            token,
+            deadline_ns,
+        };
+        if tier.fetch(now_ns, wanted).is_ok() {
+            waiting.insert(token, wanted);
+        }
+        assert_eq!(tier.unanswered(), waiting.len());
+        let mut new = Answers::new();
+        poll(tier, now_ns, &mut new);
+        for (token, answer) in &new {
+            let wanted = waiting.remove(token).expect("a fetch that was taken");
+            match answer {
+                Ok(bytes) => assert_eq!(bytes, model.row(wanted.table, wanted.row)),
+                Err(TierError::Late) => assert!(wanted.deadline_ns <= now_ns, "early"),
+                Err(other) => panic!("{other}"),
+            }
+        }
+        let overdue = |wanted: &Wanted| wanted.deadline_ns <= now_ns;
+        assert!(!waiting.values().any(overdue), "no answer by the deadline");
+        answers.append(&mut new);
+    }
+    poll(tier, FOREVER_NS, &mut answers);
+    assert_eq!(tier.unanswered(), 0);
+    let left = waiting.keys().all(|token| answers.contains_key(token));
+    assert!(left, "each is answered");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #[test]
+    fn tiers_conform(
+        steps in prop::collection::vec((any::<u32>(), any::<u32>(), 0u64..50, 0u64..2000), 1..200),
+        order: u64,
+    ) {
+        let model = Model::new();
+        let row = |wanted: &Wanted| model.row(wanted.table, wanted.row).to_vec();
+        let slow = |wanted: &Wanted| match (wanted.token ^ order) % 7 {
+            0 => Answer::Never,
+            after => Answer::Row { after_ns: 300 * after },
+        };
+        conforms(&mut ScriptedTier::new(8, row, slow), &model, &steps);
+        if let Some(mut tier) = model.tier(8) {
+            conforms(&mut tier, &model, &steps);
+        }
+        // A device that answers a random read that it has at each poll.
+        let (mut tier, device) = scripted(&model, FOREVER_NS);
+        let mut answered = BTreeSet::new();
+        let mut state = order;
+        for chunk in steps.chunks(5) {
+            for (token, &(table, row, ..)) in (0..).zip(chunk) {
+                let table = table % SPECS.len() as u32;
+                let _ = tier.fetch(0, wanted(table, row % model.rows(table), token));
+            }
+            let mut answers = Answers::new();
+            poll(&mut tier, 0, &mut answers);
+            while tier.unanswered() > 0 {
+                let asked = device.0.borrow().asked.len();
+                let open: Vec<usize> = (0..asked).filter(|at| !answered.contains(at)).collect();
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let next = open[(state >> 33) as usize % open.len()];
+                answered.insert(next);
+                device.0.borrow_mut().due = vec![(next, None)];
+                poll(&mut tier, 0, &mut answers);
+            }
+            for (token, answer) in answers {
+                let (table, row, ..) = chunk[token as usize];
+                let table = table % SPECS.len() as u32;
+                let right = model.row(table, row % model.rows(table));
+                prop_assert_eq!(answer.as_deref(), Ok(right));
+            }
+        }
+    }
+}
+
+#[test]
+fn scripted_tiers_answer_by_their_script() {
+    let row = |wanted: &Wanted| vec![wanted.row as u8];
+    let script = |wanted: &Wanted| match wanted.row {
+        0 => Answer::Row { after_ns: 20 },
+        1 => Answer::Row { after_ns: 10 },
+        2 => Answer::Error {
+            after_ns: 15,
+            error: TierError::Corrupt { page: 3 },
+        },
+        _ => Answer::Never,
+    };
+    let mut tier = ScriptedTier::new(4, row, script);
+    for row in 0..4 {
+        let wanted = Wanted {
+            deadline_ns: 50,
+            ..wanted(0, row, row.into())
+        };
+        tier.fetch(0, wanted).unwrap();
+    }
+    assert_eq!(tier.fetch(0, wanted(0, 0, 9)), Err(FetchesFull));
+    let mut order = Vec::new();
+    for now_ns in [9, 49, 50] {
+        tier.poll(now_ns, &mut |token, answer| {
+            order.push((now_ns, token, answer.map(<[u8]>::to_vec)));
+        });
+    }
+    let corrupt = Err(TierError::Corrupt { page: 3 });
+    let expected = [
+        (49, 1, Ok(vec![1])),
+        (49, 2, corrupt),
+        (49, 0, Ok(vec![0])),
+        (50, 3, Err(TierError::Late)),
+    ];
+    assert_eq!(order, expected);
+}
+
+#[test]
+fn nothing_is_allocated_after_the_start() {
+    let model = Model::new();
+    let Some(mut tier) = model.tier(32) else {
+        return;
+    };
+    let mut sum = 0;
+    let counted = allocation_counter::measure(|| {
+        for round in 0..50u32 {
+            for number in 0..20 {
+                let table = number % 4;
+                let row = (round * 131 + number * 17) % model.rows(table);
+                let _ = tier.fetch(0, wanted(table, row, 0));
+            }
+            while tier.unanswered() > 0 {
+                tier.poll(0, &mut |_, row| sum += row.unwrap().len());
+            }
+        }
+    });
+    assert!(sum > 0);
+    assert_eq!(counted.count_total, 0, "{counted:?}");
+}
