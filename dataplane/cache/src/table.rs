@@ -11,6 +11,8 @@ use crate::store::{Found, Held, LimboFull, Sample, Store, Ticket, Turn, Writer};
 /// See the module's text.
 #[derive(Debug)]
 pub struct CachedTable {
+    /// The number by which the tier knows it.
+    in_tier: u32,
     store: Arc<Store>,
     /// By shard; `None` for those that other workers write.
     writers: Box<[Option<Writer>]>,
@@ -34,14 +36,15 @@ pub struct Counters {
 }
 
 impl CachedTable {
-    /// A table as the worker sees it that writes the shards of `writers`.
-    pub fn new(store: Arc<Store>, writers: Vec<Writer>, seed: u64) -> CachedTable {
+    /// A table as the worker sees it that writes the shards of `writers`. Its tier knows it by the number `in_tier`.
+    pub fn new(in_tier: u32, store: Arc<Store>, writers: Vec<Writer>, seed: u64) -> CachedTable {
         let mut own: Vec<Option<Writer>> = (0..store.shape().shards()).map(|_| None).collect();
         for writer in writers {
             let shard = writer.shard() as usize;
             own[shard] = Some(writer);
         }
         CachedTable {
+            in_tier,
             sample: Sample::new(NonZeroU32::MIN, seed),
             recency: Recency::new(store.shape().slots()),
             writers: own.into_boxed_slice(),
@@ -69,6 +72,11 @@ impl CachedTable {
     pub(crate) fn slots(&self) -> (ReadWindow<'_>, usize, u32) {
         let shape = self.store.shape();
         (self.store.slots(), shape.stride(), shape.slots())
+    }
+
+    /// The number by which the tier knows it.
+    pub(crate) fn in_tier(&self) -> u32 {
+        self.in_tier
     }
 
     /// Bytes of a row.

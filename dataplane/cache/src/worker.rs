@@ -1,48 +1,48 @@
 //! One worker's way to the rows of cached tables.
 
+use core::fmt;
+
 use rowmill_arena::ReadWindow;
 
-use crate::fetch::{self, BagId, Failure, Fetches, Limits, Read, Ready, Ticket};
+use crate::fetch::{self, BagId, Fetches, Limits, Ready, Ticket};
 use crate::store::{self, Found, MISS, Turn};
 use crate::table::{CachedTable, Counters};
-
-/// Takes what came of a read: a row's bytes, or why there are none.
-pub type Arrived<'a> = dyn FnMut(Ticket, Result<&[u8], Failure>) + 'a;
-
-/// Where rows are that the cache does not have.
-///
-/// A read that was taken is answered once, in any order, and the answer is checked against a checksum where there is one.
-pub trait Tier: core::fmt::Debug + Send {
-    /// Begins to read a row. Returns whether it was taken: not so where as much is being read as can be.
-    fn read(&mut self, now_ns: u64, read: Read) -> bool;
-
-    /// Tells what came of reads that were taken.
-    fn poll(&mut self, now_ns: u64, arrived: &mut Arrived<'_>);
-}
+use crate::tier::{EachRow, FetchesFull, Tier, Wanted};
 
 /// No tier, for a worker without cached tables.
-#[derive(Debug)]
 struct Nowhere;
 
 impl Tier for Nowhere {
-    fn read(&mut self, _: u64, _: Read) -> bool {
-        unreachable!("only rows of cached tables are read")
+    fn fetch(&mut self, _: u64, _: Wanted) -> Result<(), FetchesFull> {
+        unreachable!("only rows of cached tables are fetched")
     }
 
-    fn poll(&mut self, _: u64, _: &mut Arrived<'_>) {}
+    fn poll(&mut self, _: u64, _: EachRow<'_>) {}
+
+    fn unanswered(&self) -> usize {
+        0
+    }
 }
 
 /// What one worker knows of cached tables: the rows that are there, and the fetches that it has begun.
-#[derive(Debug)]
 pub struct Worker {
     /// By the table's number; `None` for resident ones.
     tables: Box<[Option<CachedTable>]>,
     fetches: Fetches,
     /// The slots that were taken for rows on their way, by the number of their fetch.
     slots: Box<[Option<store::Ticket>]>,
-    tier: Box<dyn Tier>,
+    tier: Box<dyn Tier + Send>,
     /// Of all tables.
     counters: Counters,
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("Worker");
+        out.field("tables", &self.tables);
+        out.field("fetches", &self.fetches);
+        out.finish_non_exhaustive()
+    }
 }
 
 /// What parks bags of a table whose rows were just looked up.
@@ -97,7 +97,7 @@ impl Worker {
     pub fn new(
         tables: Box<[Option<CachedTable>]>,
         limits: Limits,
-        tier: Box<dyn Tier>,
+        tier: Box<dyn Tier + Send>,
         seed: u64,
     ) -> Worker {
         for table in tables.iter().flatten() {
@@ -182,7 +182,8 @@ impl Worker {
             tier,
             counters,
         } = self;
-        tier.poll(now_ns, &mut |ticket, outcome| {
+        tier.poll(now_ns, &mut |token, outcome| {
+            let ticket = Ticket::of(token);
             let Some(table) = fetches.arrived(ticket, outcome) else {
                 return;
             };
@@ -199,11 +200,18 @@ impl Worker {
             }
         }
         while let Some(read) = fetches.next_read() {
-            if !tier.read(now_ns, read) {
+            let table = cached(tables, read.table);
+            let wanted = Wanted {
+                table: table.in_tier(),
+                row: read.row,
+                token: read.ticket.token(),
+                deadline_ns: read.deadline_ns,
+            };
+            if let Err(FetchesFull) = tier.fetch(now_ns, wanted) {
                 fetches.put_back(read);
                 break;
             }
-            slots[read.ticket.number()] = cached(tables, read.table).begin(read.row, counters);
+            slots[read.ticket.number()] = table.begin(read.row, counters);
         }
         for table in tables.iter_mut().flatten() {
             table.advance();

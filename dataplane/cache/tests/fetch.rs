@@ -3,7 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
-use rowmill_cache::fetch::{BagId, Failure, Fetches, Limits, Read};
+use rowmill_cache::fetch::{BagId, Fetches, Limits, Read};
+use rowmill_cache::tier::TierError;
 
 const LIMITS: Limits = Limits {
     staged: 12,
@@ -27,7 +28,7 @@ enum Op {
     /// Takes out what is to be read; some is put back.
     TakeReads(usize, bool),
     /// One of those that were taken out comes, or fails.
-    Arrive(prop::sample::Index, Option<Failure>),
+    Arrive(prop::sample::Index, Option<TierError>),
     /// Time passes.
     Wait(u64),
     /// Bags that are ready are pooled.
@@ -40,7 +41,7 @@ fn op() -> impl Strategy<Value = Op> {
     let rows = prop::collection::vec((0..20u32, prop::bool::weighted(0.3)), 0..=6);
     let failure = prop::option::weighted(
         0.2,
-        prop::sample::select(&[Failure::Corrupt, Failure::Unreadable][..]),
+        prop::sample::select(&[TierError::Gone, TierError::Os(5)][..]),
     );
     prop_oneof![
         4 => (0..TABLES, rows).prop_map(|(table, rows)| Op::Park(table, rows)),
@@ -60,7 +61,7 @@ struct Parked {
     places: Vec<u32>,
     /// Rows that it waits for.
     missing: HashSet<u32>,
-    outcome: Result<(), Failure>,
+    outcome: Result<(), TierError>,
 }
 
 #[derive(Default)]
@@ -71,7 +72,7 @@ struct Oracle {
 }
 
 impl Oracle {
-    fn end(&mut self, key: (u32, u32), outcome: Result<(), Failure>) {
+    fn end(&mut self, key: (u32, u32), outcome: Result<(), TierError>) {
         self.fetching.remove(&key);
         for bag in self.bags.values_mut().filter(|bag| bag.table == key.0) {
             if bag.missing.remove(&key.1) {
@@ -86,7 +87,7 @@ impl Oracle {
         };
         let late: Vec<_> = self.fetching.iter().filter_map(late).collect();
         for key in late {
-            self.end(key, Err(Failure::Late));
+            self.end(key, Err(TierError::Late));
         }
     }
 

@@ -10,9 +10,10 @@ use common::{
 };
 use proptest::prelude::*;
 use rowmill_arena::HugePages;
-use rowmill_cache::fetch::{self, Failure, Read};
+use rowmill_cache::fetch;
 use rowmill_cache::store::{Epochs, Shape, Store, Tags};
-use rowmill_cache::{Arrived, CachedTable, Tier, Worker};
+use rowmill_cache::tier::{EachRow, FetchesFull, Tier, TierError, Wanted};
+use rowmill_cache::{CachedTable, Worker};
 use rowmill_engine::{Conn, Engine, Limits, STAGE_BYTES_MIN, Turn};
 use rowmill_pooling::{Isa, Kernels};
 use rowmill_table::Resident;
@@ -38,18 +39,18 @@ const SLOTS: u32 = 32;
 #[derive(Debug)]
 struct Shelf {
     tables: Arc<Resident>,
-    reads: Vec<Read>,
-    /// Most that are read at a time.
+    wanted: Vec<Wanted>,
+    /// Most that are fetched at a time.
     most: usize,
     state: u64,
     /// What becomes of a row.
-    fate: fn(Read) -> Fate,
+    fate: fn(Wanted) -> Fate,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Comes,
-    Fails(Failure),
+    Fails(TierError),
     Never,
 }
 
@@ -61,31 +62,39 @@ impl Shelf {
 }
 
 impl Tier for Shelf {
-    fn read(&mut self, _: u64, read: Read) -> bool {
-        let room = self.reads.len() < self.most;
-        if room {
-            self.reads.push(read);
+    fn fetch(&mut self, _: u64, wanted: Wanted) -> Result<(), FetchesFull> {
+        if self.wanted.len() == self.most {
+            return Err(FetchesFull);
         }
-        room
+        self.wanted.push(wanted);
+        Ok(())
     }
 
-    fn poll(&mut self, _: u64, arrived: &mut Arrived<'_>) {
+    fn poll(&mut self, now_ns: u64, each: EachRow<'_>) {
+        let late = self
+            .wanted
+            .extract_if(.., |wanted| wanted.deadline_ns <= now_ns);
+        late.for_each(|wanted| each(wanted.token, Err(TierError::Late)));
         for _ in 0..self.next() % 4 {
-            if self.reads.is_empty() {
+            if self.wanted.is_empty() {
                 return;
             }
-            let at = self.next() % self.reads.len();
-            let read = self.reads.swap_remove(at);
-            let table = &self.tables.tables()[read.table as usize];
-            let from = read.row as usize * table.stride();
-            match (self.fate)(read) {
-                Fate::Comes => {
-                    arrived(read.ticket, Ok(&table.bytes()[from..from + table.stride()]))
-                }
-                Fate::Fails(failure) => arrived(read.ticket, Err(failure)),
-                Fate::Never => {}
-            }
+            let at = self.next() % self.wanted.len();
+            let wanted = self.wanted[at];
+            let table = &self.tables.tables()[wanted.table as usize];
+            let from = wanted.row as usize * table.stride();
+            let outcome = match (self.fate)(wanted) {
+                Fate::Comes => Ok(&table.bytes()[from..from + table.stride()]),
+                Fate::Fails(error) => Err(error),
+                Fate::Never => continue,
+            };
+            self.wanted.swap_remove(at);
+            each(wanted.token, outcome);
         }
+    }
+
+    fn unanswered(&self) -> usize {
+        self.wanted.len()
     }
 }
 
@@ -95,12 +104,12 @@ fn engine_with(
     limits: Limits,
     fetch: fetch::Limits,
     step: usize,
-    fate: fn(Read) -> Fate,
+    fate: fn(Wanted) -> Fate,
 ) -> Engine {
     let tables = model.tables.tables().len();
     let shelf = Shelf {
         tables: Arc::clone(&model.tables),
-        reads: Vec::new(),
+        wanted: Vec::new(),
         most: 5,
         state: 1,
         fate,
@@ -114,7 +123,7 @@ fn engine_with(
             Store::new(shape, 3, 8, &epochs, tags, HugePages::Off).expect("memory");
         table
             .is_multiple_of(step)
-            .then(|| CachedTable::new(store, writers, 4))
+            .then(|| CachedTable::new(table as u32, store, writers, 4))
     };
     let cached = (0..tables).map(cached).collect();
     let cache = Worker::new(cached, fetch, Box::new(shelf), 7);
@@ -197,8 +206,8 @@ fn send(
 fn a_row_that_fails_ends_its_request_and_no_other() {
     let model = Model::mixed();
     // Of the second table nothing can be read.
-    let fate = |read: Read| match read.table {
-        1 => Fate::Fails(Failure::Corrupt),
+    let fate = |wanted: Wanted| match wanted.table {
+        1 => Fate::Fails(TierError::Gone),
         _ => Fate::Comes,
     };
     let mut engine = engine_with(&model, LIMITS, FETCH, 1, fate);

@@ -16,6 +16,8 @@ use std::collections::VecDeque;
 use rows::{RowKey, Rows};
 use slab::Slab;
 
+use crate::tier::TierError;
+
 /// Bounds, fixed at start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -30,20 +32,6 @@ pub struct Limits {
     pub row_bytes: usize,
     /// How long a row may take from when it is first wanted, in nanoseconds.
     pub budget_ns: u64,
-}
-
-/// Why a row has not come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum Failure {
-    /// It took longer than [`Limits::budget_ns`].
-    #[error("the row did not come within its time budget")]
-    Late,
-    /// What was read does not have its checksum.
-    #[error("the row's checksum is wrong")]
-    Corrupt,
-    /// It could not be read.
-    #[error("the row could not be read")]
-    Unreadable,
 }
 
 /// A parked bag.
@@ -73,6 +61,22 @@ impl Ticket {
     pub fn number(self) -> usize {
         self.index as usize
     }
+
+    /// As a number that a tier can carry.
+    pub fn token(self) -> u64 {
+        u64::from(self.turn) << 32 | u64::from(self.index)
+    }
+
+    /// The ticket of [`Ticket::token`].
+    ///
+    /// # Panics
+    /// Where it is used, if the number is no such token.
+    pub fn of(token: u64) -> Ticket {
+        Ticket {
+            index: token as u32,
+            turn: (token >> 32) as u32,
+        }
+    }
 }
 
 /// A row that has to be read.
@@ -84,6 +88,8 @@ pub struct Read {
     pub table: u32,
     /// The row.
     pub row: u32,
+    /// From when on nobody waits for it.
+    pub deadline_ns: u64,
 }
 
 /// A parked bag that waits for nothing any more.
@@ -92,7 +98,7 @@ pub struct Ready {
     /// The bag.
     pub bag: BagId,
     /// Why a row of it is missing, if one is.
-    pub outcome: Result<(), Failure>,
+    pub outcome: Result<(), TierError>,
 }
 
 /// Where a row stands.
@@ -113,7 +119,7 @@ struct Fetch {
     place: u32,
     /// The first of the positions that wait, or [`NONE`].
     wait: u32,
-    late_ns: u64,
+    deadline_ns: u64,
 }
 
 /// A position of a bag that waits for a row.
@@ -129,7 +135,7 @@ struct Bag {
     parked: bool,
     /// Positions that wait.
     pending: u32,
-    outcome: Result<(), Failure>,
+    outcome: Result<(), TierError>,
 }
 
 const NONE: u32 = u32::MAX;
@@ -185,7 +191,7 @@ impl Fetches {
             turn: 0,
             place: NONE,
             wait: NONE,
-            late_ns: 0,
+            deadline_ns: 0,
         };
         let bag = Bag {
             turn: 0,
@@ -364,7 +370,7 @@ impl Fetches {
             turn: fetch.turn,
             place: NONE,
             wait: NONE,
-            late_ns: now_ns.saturating_add(self.limits.budget_ns),
+            deadline_ns: now_ns.saturating_add(self.limits.budget_ns),
         };
         self.rows.insert(key, index, &self.fetches);
         self.counters.fetched += 1;
@@ -395,7 +401,13 @@ impl Fetches {
             if fetch.turn == ticket.turn && fetch.state == State::Queued {
                 fetch.state = State::Reading;
                 let RowKey { table, row } = fetch.key;
-                return Some(Read { ticket, table, row });
+                let deadline_ns = fetch.deadline_ns;
+                return Some(Read {
+                    ticket,
+                    table,
+                    row,
+                    deadline_ns,
+                });
             }
         }
         None
@@ -421,7 +433,7 @@ impl Fetches {
     ///
     /// # Panics
     /// If the row is longer than the longest.
-    pub fn arrived(&mut self, ticket: Ticket, outcome: Result<&[u8], Failure>) -> Option<u32> {
+    pub fn arrived(&mut self, ticket: Ticket, outcome: Result<&[u8], TierError>) -> Option<u32> {
         if !is_live(&self.fetches, ticket) {
             return None;
         }
@@ -442,20 +454,20 @@ impl Fetches {
     pub fn expire(&mut self, now_ns: u64) -> Option<(Ticket, u32)> {
         while let Some(&ticket) = self.by_age.front() {
             let live = is_live(&self.fetches, ticket);
-            if live && self.fetches[ticket.index as usize].late_ns > now_ns {
+            if live && self.fetches[ticket.index as usize].deadline_ns > now_ns {
                 return None;
             }
             self.by_age.pop_front();
             if live {
                 self.counters.late += 1;
-                return Some((ticket, self.end(ticket, Err(Failure::Late))));
+                return Some((ticket, self.end(ticket, Err(TierError::Late))));
             }
         }
         None
     }
 
     /// A fetch is over: those that wait hear of it. Returns the table's number.
-    fn end(&mut self, ticket: Ticket, outcome: Result<(), Failure>) -> u32 {
+    fn end(&mut self, ticket: Ticket, outcome: Result<(), TierError>) -> u32 {
         let fetch = &mut self.fetches[ticket.index as usize];
         let (key, place, mut next) = (fetch.key, fetch.place, fetch.wait);
         fetch.state = State::Free;
