@@ -36,6 +36,7 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
             "rowmill-arena",
             "rowmill-pooling",
             "rowmill-table",
+            "rowmill-cache",
         ],
     ),
     (
@@ -51,6 +52,7 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
             "rowmill-arena",
             "rowmill-pooling",
             "rowmill-table",
+            "rowmill-cache",
             "rowmill-engine",
             "rowmill-port",
         ],
