@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod batches;
+mod cache_hits;
 mod demo;
 mod driver;
 mod gather;
