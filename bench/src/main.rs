@@ -3,6 +3,7 @@
 
 mod batches;
 mod cache;
+mod cache_hits;
 mod demo;
 mod driver;
 mod gather;

@@ -1,6 +1,5 @@
 //! A cached table as one worker has it: the store, which all workers share, and the shards that this one writes.
 
-use core::num::NonZeroU32;
 use std::sync::Arc;
 
 use rowmill_arena::ReadWindow;
@@ -45,7 +44,7 @@ impl CachedTable {
         }
         CachedTable {
             in_tier,
-            sample: Sample::new(NonZeroU32::MIN, seed),
+            sample: Sample::new(store.sample_every(), seed),
             recency: Recency::new(store.shape().slots()),
             writers: own.into_boxed_slice(),
             store,

@@ -18,13 +18,15 @@ const BY_FILE: &[(&str, &[&str])] = &[
             "select.rs",
         ],
     ),
-    // One for each instruction set.
+    // One for each instruction set, and the pass over tags that is inlined into them.
     (
         "dataplane/cache/",
         &[
             "store/tags/avx2.rs",
             "store/tags/avx512.rs",
             "store/tags/neon.rs",
+            "store/tags/pass.rs",
+            "store/tags/portable.rs",
         ],
     ),
 ];

@@ -160,7 +160,7 @@ impl Memory {
             arena: arena.share(),
             shape,
         };
-        debug_assert_eq!(memory.tag(0).load(Ordering::Relaxed), EMPTY);
+        assert_eq!(memory.tag(0).load(Ordering::Relaxed), EMPTY);
         Ok(memory)
     }
 

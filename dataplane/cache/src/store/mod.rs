@@ -21,6 +21,7 @@ mod sync;
 mod tags;
 mod writer;
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use rowmill_arena::{ArenaError, Backing, HugePages, ReadWindow};
@@ -33,6 +34,9 @@ pub use tags::{Isa, MISS, Tags};
 pub use writer::{Candidate, Counts, Evicted, Held, LimboFull, Ticket, Writer};
 
 use memory::Memory;
+
+/// Meta words that stay in a core's cache beside other things: an eighth of 1 MiB.
+const METAS_NEAR: usize = 1 << 16;
 
 /// The rows of a table that are in the arena. Shared by all workers.
 #[derive(Debug)]
@@ -102,6 +106,17 @@ impl Store {
     /// How rows are spread over its sets and shards.
     pub fn spread(&self) -> &Spread {
         &self.spread
+    }
+
+    /// One hit in how many to [touch](Found::touch): all while the meta words stay in a core's cache, and else as many as cost
+    /// little, since each is a line from memory.
+    pub fn sample_every(&self) -> NonZeroU32 {
+        let every = if self.memory.metas().len() <= METAS_NEAR {
+            1
+        } else {
+            8
+        };
+        NonZeroU32::new(every).expect("it is none of them")
     }
 
     /// What its memory is made of.

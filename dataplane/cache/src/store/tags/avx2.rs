@@ -6,7 +6,7 @@ use core::arch::x86_64::{__m256i, _mm256_castsi256_ps, _mm256_movemask_ps, _mm25
 
 use super::super::memory::Line;
 use super::super::spread::Spread;
-use super::pass::{self, Probe};
+use super::pass::{self, Block, Probe};
 
 /// The proof that the machine has it.
 #[derive(Clone, Copy, Debug)]
@@ -14,7 +14,10 @@ pub(super) struct Avx2(());
 
 impl Avx2 {
     pub(super) fn detect() -> Option<Avx2> {
-        is_x86_feature_detected!("avx2").then_some(Avx2(()))
+        let there = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("bmi1")
+            && is_x86_feature_detected!("popcnt");
+        there.then_some(Avx2(()))
     }
 
     pub(super) fn find(
@@ -29,20 +32,22 @@ impl Avx2 {
     }
 }
 
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,bmi1,popcnt")]
 fn find(probe: Avx2, lines: &[Line], spread: &Spread, rows: &[u32], places: &mut [u32]) -> usize {
     pass::find(probe, lines, spread, rows, places)
 }
 
 impl Probe for Avx2 {
     #[inline(always)]
-    fn matches(self, line: &Line, row: u32) -> u32 {
+    unsafe fn look_at(self, lines: &[Line], rows: &Block, places: &mut Block) -> u32 {
         // SAFETY: the machine has it, as `self` proves.
-        unsafe { matches(line, row) }
+        let matches = |line: &Line, row| unsafe { matches(line, row) };
+        // SAFETY: the caller's contract.
+        unsafe { pass::look_at_each(matches, lines, rows, places) }
     }
 }
 
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,bmi1,popcnt")]
 #[inline]
 fn matches(line: &Line, row: u32) -> u32 {
     let row = _mm256_set1_epi32(row as i32);

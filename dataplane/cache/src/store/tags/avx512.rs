@@ -1,12 +1,12 @@
-//! AVX-512 F: all 16 tags by one comparison.
+//! AVX-512 F, BW, CD, DQ and VL: all 16 tags of a set by one comparison.
 #![allow(unsafe_code)]
 
 use core::arch::asm;
-use core::arch::x86_64::_mm512_set1_epi32;
+use core::arch::x86_64::*;
 
 use super::super::memory::Line;
 use super::super::spread::Spread;
-use super::pass::{self, Probe};
+use super::pass::{self, BLOCK, Block, MISS, Probe};
 
 /// The proof that the machine has it.
 #[derive(Clone, Copy, Debug)]
@@ -14,7 +14,14 @@ pub(super) struct Avx512(());
 
 impl Avx512 {
     pub(super) fn detect() -> Option<Avx512> {
-        is_x86_feature_detected!("avx512f").then_some(Avx512(()))
+        let there = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512cd")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("bmi1")
+            && is_x86_feature_detected!("popcnt");
+        there.then_some(Avx512(()))
     }
 
     pub(super) fn find(
@@ -29,34 +36,84 @@ impl Avx512 {
     }
 }
 
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,bmi1,popcnt")]
 fn find(probe: Avx512, lines: &[Line], spread: &Spread, rows: &[u32], places: &mut [u32]) -> usize {
     pass::find(probe, lines, spread, rows, places)
 }
 
 impl Probe for Avx512 {
     #[inline(always)]
-    fn matches(self, line: &Line, row: u32) -> u32 {
-        // SAFETY: the machine has it, as `self` proves.
-        unsafe { matches(line, row) }
+    unsafe fn look_at(self, lines: &[Line], rows: &Block, places: &mut Block) -> u32 {
+        // SAFETY: the machine has it, as `self` proves; the caller's contract.
+        unsafe { look_at(lines, rows, places) }
     }
 }
 
-#[target_feature(enable = "avx512f")]
+/// As [`Probe::look_at`] says.
+#[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,bmi1,popcnt")]
 #[inline]
-fn matches(line: &Line, row: u32) -> u32 {
-    let mask: u16;
-    // SAFETY: 64 bytes that are borrowed are read, of any alignment, and nothing else is touched. They are atomics that others
-    // may store to meanwhile: the load is the instruction's, of which the compiler knows nothing that it could take for
-    // granted, and the CPU loads each of the tags, which are words on their own boundaries, at once.
+unsafe fn look_at(lines: &[Line], rows: &Block, places: &mut Block) -> u32 {
+    let mut matches = [0; BLOCK / 4];
+    for (i, matches) in matches.iter_mut().enumerate() {
+        // SAFETY: the caller's contract.
+        *matches = unsafe { four_matches(lines, rows, places, 4 * i) };
+    }
+    // Of each row the ways that match, in a word of its own.
+    let [a, b, c, d] = matches.map(|four| four as i64);
+    let matches = _mm512_cvtepu16_epi32(_mm256_set_epi64x(d, c, b, a));
+    let none = _mm512_setzero_si512();
+    let lowest = _mm512_and_si512(matches, _mm512_sub_epi32(none, matches));
+    let way = _mm512_sub_epi32(_mm512_set1_epi32(31), _mm512_lzcnt_epi32(lowest));
+    // SAFETY: sixteen words are read.
+    let sets = unsafe { _mm512_loadu_si512(places.as_ptr().cast()) };
+    let slots = _mm512_or_si512(_mm512_slli_epi32::<4>(sets), way);
+    let missed = _mm512_cmpeq_epi32_mask(matches, none);
+    let slots = _mm512_mask_mov_epi32(slots, missed, _mm512_set1_epi32(MISS as i32));
+    // SAFETY: sixteen words are written.
+    unsafe { _mm512_storeu_si512(places.as_mut_ptr().cast(), slots) };
+    missed.into()
+}
+
+/// The ways whose tags are the row, 16 bits each, of four rows from `i` on.
+///
+/// # Safety
+/// Each of `places` is the number of one of `lines`.
+#[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,bmi1,popcnt")]
+#[inline]
+unsafe fn four_matches(lines: &[Line], rows: &Block, places: &Block, i: usize) -> u64 {
+    let line = |i: usize| lines.as_ptr().wrapping_add(places[i] as usize);
+    let four: &[u32; 4] = rows[i..i + 4].as_array().expect("four of sixteen");
+    let matches: u64;
+    // SAFETY: of each of four lines, which are there by the caller's contract, 64 bytes are read, and four words that are
+    // borrowed; nothing else is touched. The lines are atomics that others may store to meanwhile: the loads are the
+    // instructions', of which the compiler knows nothing that it could take for granted, and the CPU loads each of the tags,
+    // which are words on their own boundaries, at once.
     unsafe {
         asm!(
-            "vpcmpeqd {mask}, {row}, zmmword ptr [{line}]",
-            mask = out(kreg) mask,
-            row = in(zmm_reg) _mm512_set1_epi32(row as i32),
-            line = in(reg) line.as_ptr(),
+            "vmovdqu64 {tags}, zmmword ptr [{a}]",
+            "vpcmpeqd {first}, {tags}, dword ptr [{rows}]{{1to16}}",
+            "vmovdqu64 {tags}, zmmword ptr [{b}]",
+            "vpcmpeqd {second}, {tags}, dword ptr [{rows} + 4]{{1to16}}",
+            "kunpckwd {first}, {second}, {first}",
+            "vmovdqu64 {tags}, zmmword ptr [{c}]",
+            "vpcmpeqd {third}, {tags}, dword ptr [{rows} + 8]{{1to16}}",
+            "vmovdqu64 {tags}, zmmword ptr [{d}]",
+            "vpcmpeqd {second}, {tags}, dword ptr [{rows} + 12]{{1to16}}",
+            "kunpckwd {third}, {second}, {third}",
+            "kunpckdq {first}, {third}, {first}",
+            "kmovq {matches}, {first}",
+            tags = out(zmm_reg) _,
+            first = out(kreg) _,
+            second = out(kreg) _,
+            third = out(kreg) _,
+            matches = lateout(reg) matches,
+            a = in(reg) line(i),
+            b = in(reg) line(i + 1),
+            c = in(reg) line(i + 2),
+            d = in(reg) line(i + 3),
+            rows = in(reg) four.as_ptr(),
             options(readonly, nostack, preserves_flags)
         );
     }
-    mask.into()
+    matches
 }

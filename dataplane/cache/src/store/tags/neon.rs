@@ -8,7 +8,7 @@ use core::arch::asm;
 
 use super::super::memory::Line;
 use super::super::spread::Spread;
-use super::pass::{self, Probe};
+use super::pass::{self, Block, Probe};
 
 /// The proof that the machine has it.
 #[derive(Clone, Copy, Debug)]
@@ -38,9 +38,11 @@ fn find(probe: Neon, lines: &[Line], spread: &Spread, rows: &[u32], places: &mut
 
 impl Probe for Neon {
     #[inline(always)]
-    fn matches(self, line: &Line, row: u32) -> u32 {
+    unsafe fn look_at(self, lines: &[Line], rows: &Block, places: &mut Block) -> u32 {
         // SAFETY: the machine has it, as `self` proves.
-        unsafe { matches(line, row) }
+        let matches = |line: &Line, row| unsafe { matches(line, row) };
+        // SAFETY: the caller's contract.
+        unsafe { pass::look_at_each(matches, lines, rows, places) }
     }
 }
 

@@ -1,18 +1,26 @@
-//! What comparing the tags of a set means.
+//! What comparing the tags of a set means: a tag after the other.
+#![allow(unsafe_code)]
 
 use super::super::memory::Line;
 use super::super::sync::Ordering;
-use super::pass::Probe;
+use super::pass::{self, Block, Probe};
 
-/// A tag after the other.
+/// Any machine's.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Portable;
 
 impl Probe for Portable {
     #[inline(always)]
-    fn matches(self, line: &Line, row: u32) -> u32 {
-        line.iter().enumerate().fold(0, |matches, (way, tag)| {
-            matches | u32::from(tag.load(Ordering::Relaxed) == row) << way
-        })
+    unsafe fn look_at(self, lines: &[Line], rows: &Block, places: &mut Block) -> u32 {
+        // SAFETY: the caller's contract.
+        unsafe { pass::look_at_each(matches, lines, rows, places) }
     }
+}
+
+/// The ways whose tags are `row`, a bit each.
+#[inline(always)]
+fn matches(line: &Line, row: u32) -> u32 {
+    line.iter().enumerate().fold(0, |matches, (way, tag)| {
+        matches | u32::from(tag.load(Ordering::Relaxed) == row) << way
+    })
 }
