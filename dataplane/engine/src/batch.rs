@@ -8,7 +8,7 @@
 //! Bags of cached tables whose rows are not all there are parked, and pooled when they are (`ready.rs`).
 
 use arrayvec::ArrayVec;
-use rowmill_arena::{MAX_STRIPS, Strip};
+use rowmill_arena::{Layout, MAX_STRIPS, Strip};
 use rowmill_cache::store::Turn;
 use rowmill_pooling::{Bags, Kernels, Mode};
 use rowmill_wire::Status;
@@ -32,7 +32,9 @@ pub(crate) struct Made {
     pub(crate) slice: Option<u32>,
     /// Whether the request is finished.
     pub(crate) finished: bool,
-    /// Whether all that is left waits for rows.
+    /// Whether the run can't be placed before its parked bags are pooled.
+    pub(crate) held: bool,
+    /// Whether all that can be done next waits for rows.
     pub(crate) waits: bool,
 }
 
@@ -83,10 +85,14 @@ fn walk(
     }
     if let Some(panel) = next_panel(slot, schema, made) {
         begin_run(slot, schema, panel, memory)?;
-        pool(work, slot, schema, panel, memory, made)?;
-        if slot.walk.feature == panel.features.end {
-            end_run(slot, panel, memory)?;
+        if slot.walk.feature < panel.features.end {
+            pool(work, slot, schema, panel, memory, made)?;
         }
+        made.held = slot.walk.feature == panel.features.end && is_held(slot);
+        if made.held || slot.walk.feature < panel.features.end {
+            return Ok(());
+        }
+        end_run(slot, panel, memory)?;
     }
     if next_panel(slot, schema, made).is_none() {
         finish_slice(slot);
@@ -143,6 +149,7 @@ fn begin_run(
         _ => header.first_bag + walk.bag + walk.placed,
     };
     (walk.run, walk.feature, walk.done) = (fitting as u32, feature, 0);
+    walk.parked = 0;
     let strips = strips(slot, panel);
     let staging = memory.stage(slot.conn, slot.header.target_region, &strips)?;
     slot.staging = Some(staging);
@@ -181,10 +188,7 @@ fn pool(
     memory: &mut impl Memory,
     made: &mut Made,
 ) -> Result<(), Denied> {
-    let pieces = piece::next(work, slot, schema, panel, made);
-    if pieces.is_empty() {
-        return Err(Denied::Later);
-    }
+    let pieces = piece::next(work, slot, schema, panel, made)?;
     let jagged: ArrayVec<[u32; 1], PIECES> = pieces.iter().map(|piece| [piece.ids]).collect();
     let staging = slot.staging.as_ref().expect("the run has begun");
     let laid = staging.lay(&strips(slot, panel));
@@ -221,6 +225,13 @@ fn finish_slice(slot: &mut Slot) {
     walk.slices += 1;
 }
 
+/// Whether the run has to wait for its parked bags before it is placed: where it is not stored in the target itself, since nothing
+/// orders two writes of the same bytes (a device may relax that).
+fn is_held(slot: &Slot) -> bool {
+    let layout = slot.staging.as_ref().map(|staging| staging.layout);
+    slot.walk.parked > 0 && layout == Some(Layout::Packed)
+}
+
 /// Announces the next slice, if all of its vectors are placed: in their order, one a micro-batch.
 fn announce(slot: &mut Slot, made: &mut Made) {
     let slices = slot.header.slices();
@@ -230,8 +241,8 @@ fn announce(slot: &mut Slot, made: &mut Made) {
         made.finished = slot.walk.announced == slices;
         made.slice = (!made.finished).then_some(slice);
     }
-    let walked = slot.walk.slices == slices && slot.ready.is_empty();
-    made.waits = walked && !made.finished && !is_placed(slot);
+    let stands = slot.walk.slices == slices || made.held;
+    made.waits = stands && slot.ready.is_empty() && !made.finished && !is_placed(slot);
 }
 
 /// Whether the slice to be announced next is placed.

@@ -1,7 +1,6 @@
 //! What a micro-batch is made of: pieces, each a feature's consecutive bags whose rows come from one place.
 //!
-//! Of a resident table that is as many as the budget allows. Of a cached table a bag that lacks rows is parked, and zeros are
-//! stored in its vector's place until it is pooled: staging may hold what other requests left.
+//! Of a resident table that is as many as the budget allows. Of a cached table a bag that lacks rows is parked: it is pooled later.
 
 use arrayvec::ArrayVec;
 use rowmill_cache::store::MISS;
@@ -13,6 +12,7 @@ use crate::batch::{Made, Work};
 use crate::bind::{BoundFeature, BoundSchema, Panel};
 use crate::cached::Cached;
 use crate::limits::PIECES;
+use crate::memory::Denied;
 use crate::parked::Bag;
 use crate::rows::{rows, rows_in};
 use crate::slot::{Slot, Walk};
@@ -26,8 +26,6 @@ pub(crate) enum From {
     Slots,
     /// In staging: the bag was parked.
     Staging,
-    /// Nowhere yet: zeros take the place of the vectors.
-    Nowhere,
 }
 
 /// Bags of one feature. Where it is not pooled, each id is a bag of its own here.
@@ -45,15 +43,7 @@ pub(crate) struct Piece {
     pub(crate) ids: u32,
 }
 
-/// Lengths of bags that have nothing: how many are one piece at most.
-static EMPTY: [u32; 64] = [0; 64];
-
 impl Piece {
-    /// Whether the vector behind its last one, from there, can be one of its own.
-    fn is_extended(&self, from: From) -> bool {
-        self.from == from && (from != From::Nowhere || (self.vectors as usize) < EMPTY.len())
-    }
-
     /// As kernels take it, at no place. `jagged` holds the number of ids.
     pub(crate) fn bags<'s>(
         &self,
@@ -65,9 +55,8 @@ impl Piece {
         let feature = &schema.features[self.feature as usize];
         let table = &schema.tables.tables()[feature.table];
         let ids = self.first_id as usize..(self.first_id + self.ids) as usize;
-        let lengths = match (self.from, feature.mode) {
-            (From::Nowhere, _) => &EMPTY[..self.vectors as usize],
-            (_, Mode::None) => &jagged[..],
+        let lengths = match feature.mode {
+            Mode::None => &jagged[..],
             _ => &slot.data.lengths[self.lengths_at as usize..][..self.vectors as usize],
         };
         let partials = slot.header.flags & FLAG_PARTIALS != 0;
@@ -75,16 +64,12 @@ impl Piece {
             rows: match self.from {
                 From::Table => rows(table),
                 From::Slots => rows_in(cached.worker.slots(feature.table), table),
-                From::Staging | From::Nowhere => rows_in(cached.worker.staging(), table),
+                From::Staging => rows_in(cached.worker.staging(), table),
             },
             ids: &slot.data.ids[ids.clone()],
             lengths,
             weights: feature.weighted.then(|| &slot.data.weights[ids]),
-            mode: if partials || self.from == From::Nowhere {
-                Mode::Sum
-            } else {
-                feature.mode
-            },
+            mode: if partials { Mode::Sum } else { feature.mode },
             output: feature.output,
             offset: 0,
             stride: 0,
@@ -92,14 +77,18 @@ impl Piece {
     }
 }
 
-/// The next pieces of the run, up to the budget; bags that lack rows are parked. None where the first of these has no room.
+/// The next pieces of the run, up to the budget; bags that lack rows are parked.
+///
+/// # Errors
+/// [`Denied::Later`] where the first bag has to be parked and there is no room.
 pub(crate) fn next(
     work: &mut Work<'_>,
     slot: &mut Slot,
     schema: &BoundSchema,
     panel: &Panel,
     made: &mut Made,
-) -> ArrayVec<Piece, PIECES> {
+) -> Result<ArrayVec<Piece, PIECES>, Denied> {
+    let before = made.bytes;
     let mut pieces = ArrayVec::new();
     while made.bytes < work.budget && slot.walk.feature < panel.features.end && !pieces.is_full() {
         let feature = &schema.features[slot.walk.feature as usize];
@@ -126,7 +115,10 @@ pub(crate) fn next(
             break;
         }
     }
-    pieces
+    if made.bytes == before {
+        return Err(Denied::Later);
+    }
+    Ok(pieces)
 }
 
 /// What bags of a feature cost: however short a vector is, storing or sending it touches a line.
@@ -205,6 +197,8 @@ fn look_up(
         ids: 0,
         ..next
     };
+    // Whether the bag before is in the last piece.
+    let mut goes_on = false;
     for i in 0..next.vectors {
         let ids = match feature.mode {
             Mode::None => 1,
@@ -213,24 +207,13 @@ fn look_up(
         let first_id = next.first_id + taken.ids;
         let own = &mut slot.data.ids[first_id as usize..][..ids as usize];
         let places = &found.places()[taken.ids as usize..][..ids as usize];
-        let from = if places.contains(&MISS) {
-            From::Nowhere
-        } else {
-            From::Slots
-        };
-        let extends = i > 0 && pieces.last().is_some_and(|last| last.is_extended(from));
-        if !extends && pieces.is_full() {
-            break;
-        }
-        if from == From::Slots {
-            own.copy_from_slice(places);
-        } else {
-            let at = taken.ids as usize;
-            let Some(id) = parker.park(work.now_ns, own, &found, at) else {
+        if places.contains(&MISS) {
+            let Some(id) = parker.park(work.now_ns, own, &found, taken.ids as usize) else {
                 break;
             };
             let slice = slot.walk.slices;
             slot.unplaced[slice as usize] += 1;
+            slot.walk.parked += 1;
             let bag = Bag {
                 id,
                 slot: work.index,
@@ -243,21 +226,28 @@ fn look_up(
                 ids,
             };
             parked.push(&mut slot.parked, bag);
+            goes_on = false;
+        } else {
+            if !goes_on {
+                let piece = Piece {
+                    from: From::Slots,
+                    done: next.done + i,
+                    vectors: 0,
+                    lengths_at: next.lengths_at + i,
+                    first_id,
+                    ids: 0,
+                    ..next
+                };
+                if pieces.try_push(piece).is_err() {
+                    break;
+                }
+                goes_on = true;
+            }
+            own.copy_from_slice(places);
+            let last = pieces.last_mut().expect("there is one");
+            last.vectors += 1;
+            last.ids += ids;
         }
-        if !extends {
-            pieces.push(Piece {
-                from,
-                done: next.done + i,
-                vectors: 0,
-                lengths_at: next.lengths_at + i,
-                first_id,
-                ids: 0,
-                ..next
-            });
-        }
-        let last = pieces.last_mut().expect("there is one");
-        last.vectors += 1;
-        last.ids += if from == From::Slots { ids } else { 0 };
         taken.vectors += 1;
         taken.ids += ids;
     }

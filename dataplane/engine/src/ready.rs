@@ -63,7 +63,7 @@ fn pool_one(
     };
     let jagged = [bag.ids];
     let bags = piece.bags(slot, schema, &jagged, work.cached);
-    // The run that it is of may be under way: then it is placed with that, which would overwrite it otherwise.
+    // The run that it is of may be under way: then it is placed with that.
     let panel = &schema.panels[bag.panel as usize];
     let walk = &slot.walk;
     let run = walk.first..walk.first + walk.run;
@@ -80,6 +80,7 @@ fn pool_one(
         };
         let target = memory.window(slot.conn, region, staging)?;
         work.kernels.pool(&[bags], &target);
+        slot.walk.parked -= 1;
         return Ok(());
     }
     let strips: ArrayVec<Strip, 1> = ArrayVec::from([Strip {

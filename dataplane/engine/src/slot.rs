@@ -71,6 +71,8 @@ pub(crate) struct Walk {
     pub(crate) feature: u32,
     /// How many of its vectors in the run are done.
     pub(crate) done: u32,
+    /// How many bags of the run are parked.
+    pub(crate) parked: u32,
 }
 
 /// Where a request stands.

@@ -118,6 +118,7 @@ impl<P: ServerPort> Worker<P> {
             match how {
                 None => {}
                 Some(how @ Idle::Sleep(_)) => {
+                    self.engine.rest();
                     self.figures.sleep(true);
                     self.port.idle(how);
                     self.figures.sleep(false);

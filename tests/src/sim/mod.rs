@@ -19,6 +19,7 @@ pub mod patron;
 pub mod planted;
 pub mod records;
 pub mod service;
+mod shelf;
 pub mod story;
 pub mod stranger;
 pub mod world;

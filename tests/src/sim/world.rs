@@ -22,6 +22,7 @@ use super::patron::Patron;
 use super::planted::{Mistake, Planted};
 use super::records::Tally;
 use super::service::{Noted, Schemas};
+use super::shelf::Drawn;
 use super::story::Story;
 use super::stranger::{Character, Stranger};
 
@@ -222,8 +223,13 @@ impl World {
         let net = SimNet::new(rng.u64(..), bounds, service, faults);
         let isas = Isa::available();
         let isa = isas[rng.usize(0..isas.len())];
-        let parts = mailboxes.into_iter().enumerate().map(|(lane, mailbox)| {
-            let engine = Engine::new(limits.engine(), Kernels::new(isa));
+        let cached = Drawn::draw(&mut rng, specs.len(), limits.engine().max_ids);
+        let drawn = format!("{drawn}{cached:?}\n");
+        let caches = cached.workers(&mut rng, &tables, mailboxes.len());
+        let parts = mailboxes.into_iter().zip(caches).enumerate();
+        let parts = parts.map(|(lane, (mailbox, (turns, cache)))| {
+            let kernels = Kernels::new(isa);
+            let engine = Engine::with_cache(limits.engine(), kernels, turns, cache);
             let port = Planted::new(net.lane(lane as u16), net.clone(), mistake);
             (engine, port, mailbox)
         });

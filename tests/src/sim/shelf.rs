@@ -1,0 +1,134 @@
+//! Cached tables of the simulated world: a store that all workers share, and for each a tier that gives rows out late and in
+//! any order.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use fastrand::Rng;
+use rowmill_arena::HugePages;
+use rowmill_cache::store::{self, Epochs, Shape, Store, Tags, WAYS};
+use rowmill_cache::tier::{EachRow, FetchesFull, Tier, Wanted};
+use rowmill_cache::{CachedTable, Worker, fetch};
+use rowmill_table::Resident;
+
+/// Which tables are cached, and how little there is of everything.
+#[derive(Clone, Debug)]
+pub(super) struct Drawn {
+    /// By the table's number: sets of each worker's shard; none where the table is resident.
+    sets: Vec<Option<u32>>,
+    limits: fetch::Limits,
+    /// Rows that a tier fetches at a time.
+    fetches: usize,
+    delay_ns: RangeInclusive<u64>,
+    limbo: usize,
+}
+
+impl Drawn {
+    /// For requests of at most so many ids.
+    pub(super) fn draw(rng: &mut Rng, tables: usize, max_ids: u32) -> Drawn {
+        let none = rng.bool();
+        let set = |_| (!none && rng.bool()).then(|| rng.u32(2..=8));
+        Drawn {
+            sets: (0..tables).map(set).collect(),
+            limits: fetch::Limits {
+                staged: max_ids + rng.u32(0..=100),
+                prefetched: 0,
+                bags: rng.u32(1..=60),
+                row_bytes: 4 * 256,
+                budget_ns: u64::MAX,
+            },
+            fetches: rng.usize(1..=40),
+            delay_ns: 0..=rng.u64(0..=300_000),
+            limbo: rng.usize(1..=20),
+        }
+    }
+
+    /// What each worker knows of the tables.
+    pub(super) fn workers(
+        &self,
+        rng: &mut Rng,
+        tables: &Arc<Resident>,
+        workers: usize,
+    ) -> Vec<(store::Worker, Worker)> {
+        let (epochs, turns) = Epochs::new(workers);
+        let mut cached: Vec<Vec<Option<CachedTable>>> = (0..workers).map(|_| vec![]).collect();
+        for (number, (table, sets)) in tables.tables().iter().zip(&self.sets).enumerate() {
+            let Some(sets) = sets else {
+                cached.iter_mut().for_each(|own| own.push(None));
+                continue;
+            };
+            let (shards, row_bytes) = (workers as u32, table.stride());
+            let shape = Shape::new(sets * WAYS as u32 * shards, shards, row_bytes, row_bytes);
+            let shape = shape.expect("at least two sets a shard");
+            let tags = Tags::detect();
+            let made = Store::new(
+                shape,
+                rng.u64(..),
+                self.limbo,
+                &epochs,
+                tags,
+                HugePages::Off,
+            );
+            let (store, writers) = made.expect("little memory");
+            for (own, writer) in cached.iter_mut().zip(writers) {
+                let (store, seed) = (Arc::clone(&store), rng.u64(..));
+                own.push(Some(CachedTable::new(
+                    number as u32,
+                    store,
+                    vec![writer],
+                    seed,
+                )));
+            }
+        }
+        let mut worker = |(turns, cached): (store::Worker, Vec<Option<CachedTable>>)| {
+            let shelf = Shelf {
+                tables: Arc::clone(tables),
+                rng: rng.fork(),
+                fetches: self.fetches,
+                delay_ns: self.delay_ns.clone(),
+                wanted: vec![],
+            };
+            let cached = cached.into_boxed_slice();
+            let cache = Worker::new(cached, self.limits, Box::new(shelf), rng.u64(..));
+            (turns, cache)
+        };
+        turns.into_iter().zip(cached).map(&mut worker).collect()
+    }
+}
+
+/// Stands in for a tier: it has the rows of resident tables.
+struct Shelf {
+    tables: Arc<Resident>,
+    rng: Rng,
+    fetches: usize,
+    delay_ns: RangeInclusive<u64>,
+    /// When each comes.
+    wanted: Vec<(u64, Wanted)>,
+}
+
+impl Tier for Shelf {
+    fn fetch(&mut self, now_ns: u64, wanted: Wanted) -> Result<(), FetchesFull> {
+        if self.wanted.len() == self.fetches {
+            return Err(FetchesFull);
+        }
+        let due_ns = now_ns + self.rng.u64(self.delay_ns.clone());
+        self.wanted.push((due_ns, wanted));
+        Ok(())
+    }
+
+    fn poll(&mut self, now_ns: u64, each: EachRow<'_>) {
+        self.rng.shuffle(&mut self.wanted);
+        for (_, wanted) in self.wanted.extract_if(.., |(due_ns, _)| *due_ns <= now_ns) {
+            let table = &self.tables.tables()[wanted.table as usize];
+            let from = wanted.row as usize * table.stride();
+            each(
+                wanted.token,
+                Ok(&table.bytes()[from..from + table.stride()]),
+            );
+        }
+    }
+
+    fn unanswered(&self) -> usize {
+        self.wanted.len()
+    }
+}
