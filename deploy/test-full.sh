@@ -28,7 +28,7 @@ stage check 900 make check
 stage test 900 make test
 stage large 600 cargo test --release -p rowmill-table --test bounds -- --ignored
 stage test-c 480 make test-c
-stage models 1800 env ROWMILL_MODEL_PREEMPTIONS=4 cargo test --release -p rowmill-port --test models
+stage models 1800 env ROWMILL_MODEL_PREEMPTIONS=4 cargo test --release -p rowmill-port -p rowmill-cache --test models
 stage simulation 3600 make sim SEEDS="$SEEDS"
 if rustup toolchain list 2>/dev/null | grep -q nightly; then
     cargo fuzz --version >/dev/null 2>&1 || stage cargo-fuzz 600 cargo install cargo-fuzz --locked --quiet
@@ -37,7 +37,7 @@ if rustup toolchain list 2>/dev/null | grep -q nightly; then
     # models: loom leaks where it finds a mistake, and some are planted.
     stage sanitizer 1800 env RUSTFLAGS="-Zsanitizer=address" CARGO_TARGET_DIR=target/sanitizer \
         cargo +nightly test --release --target "$(rustc -vV | sed -n 's/^host: //p')" --lib --test '[!m]*' --test modes \
-        -p rowmill-pooling -p rowmill-port -p rowmill-engine
+        -p rowmill-pooling -p rowmill-cache -p rowmill-port -p rowmill-engine
     # ThreadSanitizer over threads that share a connection; it has to see into the standard library's locks.
     if rustup component list --installed --toolchain nightly | grep -q rust-src; then
         stage races 1800 env RUSTFLAGS="-Zsanitizer=thread" CARGO_TARGET_DIR=target/sanitizer-threads \

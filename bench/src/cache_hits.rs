@@ -13,8 +13,9 @@ use crate::gather::{block, seconds_of};
 use crate::ids::{Spread, ids};
 use crate::report::{Measurement, Reporter};
 
-/// Rows that the store has room for, as far as memory allows: their tags alone are 32 MiB, which caches don't hold.
-const ROWS: u32 = 8 << 20;
+/// Rows that the stores have room for, as far as memory allows: their tags alone are 8 and 32 MiB, which a core's caches don't
+/// hold.
+const ROWS: [u32; 2] = [2 << 20, 8 << 20];
 /// Shards of the store.
 const SHARDS: u32 = 4;
 /// Rows of a round.
@@ -33,24 +34,33 @@ const PIECE: usize = PIECE_BAGS * BAG_LENGTH as usize;
 /// Where there is no memory for rows, or no CPU to run on.
 pub(crate) fn run(reporter: &mut Reporter) -> Result<()> {
     pin_to_first_cpu()?;
-    for (format, dim) in [
-        (RowFormat::F32, 64),
-        (RowFormat::F32, 128),
-        (RowFormat::Int8, 64),
-    ] {
-        let isa = Isa::detect().isa;
-        let name = format!("hits=all/format={format}/dim={dim}/dist=uniform/mode=sum/isa={isa}");
-        if reporter.wants(&name) {
-            eprintln!("cache: {name}");
-            measure(&name, format, dim, reporter)?;
+    let isa = Isa::detect().isa;
+    for rows in ROWS {
+        for (format, dim) in [
+            (RowFormat::F32, 64),
+            (RowFormat::F32, 128),
+            (RowFormat::Int8, 64),
+        ] {
+            let case = format!("hits=all/rows={rows}/format={format}/dim={dim}");
+            let name = format!("{case}/dist=uniform/mode=sum/isa={isa}");
+            if reporter.wants(&name) {
+                eprintln!("cache: {name}");
+                measure(&name, rows, format, dim, reporter)?;
+            }
         }
     }
     Ok(())
 }
 
 /// Measures one case: rows a second by way of the store, beside the kernels alone.
-fn measure(name: &str, format: RowFormat, dim: usize, reporter: &mut Reporter) -> Result<()> {
-    let mut cache = Cache::full(format, dim)?;
+fn measure(
+    name: &str,
+    rows: u32,
+    format: RowFormat,
+    dim: usize,
+    reporter: &mut Reporter,
+) -> Result<()> {
+    let mut cache = Cache::full(rows, format, dim)?;
     let drawn = ids(Spread::Uniform, cache.rows.len() as u32, LOOKUPS, 3);
     let asked: Vec<u32> = drawn.iter().map(|&i| cache.rows[i as usize]).collect();
     let slots = cache.slots_of(&asked);
@@ -80,8 +90,9 @@ fn measure(name: &str, format: RowFormat, dim: usize, reporter: &mut Reporter) -
             for asked in asked.chunks(PIECE) {
                 let found = store.find(cache.worker.turn(), asked, &mut places[..asked.len()]);
                 assert_eq!(found.misses(), 0);
-                found.touch(&mut sample, |word| word & 0xff00 | stamp);
+                found.draw(&mut sample, |word| word & 0xff00 | stamp);
                 pool.pool(rows, found.places());
+                found.touch(&mut sample, |word| word & 0xff00 | stamp);
             }
         });
         cached.push(LOOKUPS as f64 / by_way);
@@ -103,10 +114,10 @@ struct Cache {
 
 impl Cache {
     /// A store that rows were put into, one after the other, until hardly a slot was left.
-    fn full(format: RowFormat, dim: usize) -> Result<Cache> {
+    fn full(rows: u32, format: RowFormat, dim: usize) -> Result<Cache> {
         let row_bytes = format.row_bytes(dim);
         let (available, _) = available_bytes();
-        let rows = ROWS.min((available / 2 / row_bytes as u64) as u32);
+        let rows = rows.min((available / 2 / row_bytes as u64) as u32);
         let shape = Shape::new(rows, SHARDS, row_bytes, row_bytes).context("the cache")?;
         let (epochs, mut workers) = Epochs::new(1);
         let made = Store::new(shape, 11, 1, &epochs, Tags::detect(), HugePages::Prefer);

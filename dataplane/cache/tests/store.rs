@@ -248,7 +248,6 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
     #[test]
     fn a_store_is_a_map(
         acts in proptest::collection::vec(act(), 1..600),

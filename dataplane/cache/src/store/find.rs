@@ -8,8 +8,9 @@ use rowmill_arena::prefetch_line;
 use super::memory::Memory;
 use super::tags::MISS;
 
-/// Meta words that are on their way at once.
-const AHEAD: usize = 64;
+/// Hits that are drawn before the first of them is touched: as many lines as may be on their way, and more than a piece has where
+/// few are drawn.
+const DRAWN: usize = 128;
 
 /// The places of a piece's rows, found in a turn and good while it lasts.
 #[derive(Clone, Copy, Debug)]
@@ -61,35 +62,44 @@ impl<'t> Found<'t> {
         }
     }
 
-    /// Puts `touched(word)` into the place of the meta word of those hits that `sample` draws.
+    /// Draws hits whose meta words are to be touched, and asks for these; [`touch`](Self::touch) follows in the same turn, best when
+    /// the rows have been pooled. Where more are drawn than are kept, the first ones are touched now.
+    #[inline]
+    pub fn draw(&self, sample: &mut Sample, mut touched: impl FnMut(u16) -> u16) {
+        let metas = self.memory.metas();
+        let mut position = sample.skip;
+        sample.count = 0;
+        while position < self.places.len() {
+            // A miss is no slot.
+            let place = self.places[position];
+            if let Some(meta) = metas.get(place as usize) {
+                if sample.count == DRAWN {
+                    self.touch(sample, &mut touched);
+                }
+                prefetch_line(meta);
+                sample.drawn[sample.count] = place;
+                sample.count += 1;
+            }
+            position += sample.step();
+        }
+        sample.skip = position - self.places.len();
+    }
+
+    /// Puts `touched(word)` into the place of the meta word of each hit that was drawn.
     ///
     /// A word is stored only where it changes: its line is shared by all workers.
     #[inline]
     pub fn touch(&self, sample: &mut Sample, mut touched: impl FnMut(u16) -> u16) {
         let metas = self.memory.metas();
-        let mut drawn = [0; AHEAD];
-        let mut from = sample.first();
-        while from < self.places.len() {
-            let mut count = 0;
-            while count < AHEAD && from < self.places.len() {
-                let place = self.places[from];
-                if let Some(meta) = metas.get(place as usize) {
-                    prefetch_line(meta);
-                    drawn[count] = place;
-                    count += 1;
-                }
-                from += sample.step();
-            }
-            for &place in &drawn[..count] {
-                let meta = &metas[place as usize];
-                let old = meta.load(Ordering::Relaxed);
-                let new = touched(old);
-                if new != old {
-                    meta.store(new, Ordering::Relaxed);
-                }
+        for &place in &sample.drawn[..sample.count] {
+            let meta = &metas[place as usize];
+            let old = meta.load(Ordering::Relaxed);
+            let new = touched(old);
+            if new != old {
+                meta.store(new, Ordering::Relaxed);
             }
         }
-        sample.skip = from - self.places.len();
+        sample.count = 0;
     }
 }
 
@@ -102,6 +112,9 @@ pub struct Sample {
     state: u64,
     /// Positions until the next one that is drawn.
     skip: usize,
+    /// The slots that were drawn and not touched yet.
+    drawn: [u32; DRAWN],
+    count: usize,
 }
 
 impl Sample {
@@ -111,13 +124,11 @@ impl Sample {
             every: every.get(),
             state: seed,
             skip: 0,
+            drawn: [0; DRAWN],
+            count: 0,
         };
         sample.skip = sample.step() - 1;
         sample
-    }
-
-    fn first(&self) -> usize {
-        self.skip
     }
 
     /// From one position to the next: 1 to 2 x `every` - 1, all as likely.
@@ -155,6 +166,7 @@ mod tests {
         let mut sample = Sample::new(NonZeroU32::MIN, 1);
         for piece in places.chunks(77) {
             let found = Found::new(&memory, piece, 0);
+            found.draw(&mut sample, |word| word + 1);
             found.touch(&mut sample, |word| word + 1);
         }
         for slot in 0..1024 {
@@ -172,10 +184,12 @@ mod tests {
             let places: Vec<u32> = (0..length).collect();
             for _ in 0..pieces {
                 let found = Found::new(&memory, &places, 0);
-                found.touch(&mut sample, |word| {
+                let mut count = |word| {
                     drawn += 1;
                     word
-                });
+                };
+                found.draw(&mut sample, &mut count);
+                found.touch(&mut sample, &mut count);
             }
             let expected = f64::from(pieces * length) / f64::from(every);
             // Steps have a standard deviation of less than 0.58 of their mean.

@@ -108,13 +108,13 @@ impl Store {
         &self.spread
     }
 
-    /// One hit in how many to [touch](Found::touch): all while the meta words stay in a core's cache, and else as many as cost
+    /// One hit in how many to [draw](Found::draw): all while the meta words stay in a core's cache, and else as many as cost
     /// little, since each is a line from memory.
     pub fn sample_every(&self) -> NonZeroU32 {
         let every = if self.memory.metas().len() <= METAS_NEAR {
             1
         } else {
-            8
+            16
         };
         NonZeroU32::new(every).expect("it is none of them")
     }

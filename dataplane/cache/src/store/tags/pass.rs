@@ -74,47 +74,39 @@ pub(super) fn find<P: Probe>(
     places: &mut [u32],
 ) -> usize {
     assert_eq!(rows.len(), places.len(), "a place for each row");
-    let bits = rows.iter().fold(0, |bits, row| bits | row);
-    assert!(bits < ROWS_END, "a number that is none of a row");
-    let pass = Pass::new(probe, lines, spread);
-    let mut left = Left::new();
-    let mut misses = 0;
+    assert_eq!(lines.len(), spread.sets() as usize, "a line for each set");
+    let pass = Pass {
+        probe,
+        lines,
+        spread: *spread,
+    };
     let (blocks, rest) = rows.as_chunks();
     let (places, rest_places) = places.as_chunks_mut();
+    let (last, mut last_places) = (filled_up(rest), [0; BLOCK]);
+    if !rest.is_empty() {
+        // Now, lest the last few be waited for at the end.
+        pass.hash(&last, &mut last_places);
+        pass.ask(&last_places);
+    }
+    let mut left = Left::new();
     for (blocks, places) in blocks.chunks(PART).zip(places.chunks_mut(PART)) {
-        misses += pass.find_part(blocks, places, PART * BLOCK, &mut left);
+        pass.find_part(blocks, places, PART * BLOCK, &mut left);
     }
     if !rest.is_empty() {
-        let mut found = [[0; BLOCK]];
-        misses += pass.find_part(&[filled_up(rest)], &mut found, rest.len(), &mut left);
-        rest_places.copy_from_slice(&found[0][..rest.len()]);
+        let places = core::slice::from_mut(&mut last_places);
+        pass.find_part(&[last], places, rest.len(), &mut left);
+        rest_places.copy_from_slice(&last_places[..rest.len()]);
     }
     fence(Ordering::Acquire);
-    misses
+    let bits = left.bits.iter().fold(0, |bits, row| bits | row);
+    assert!(bits < ROWS_END, "a number that is none of a row");
+    left.misses
 }
 
-/// A block of these rows, as often as they fit.
+/// A block of these rows, as often as they fit. Of none it is a block of row 0.
 #[inline(always)]
 fn filled_up(rows: &[u32]) -> Block {
-    core::array::from_fn(|i| rows[i % rows.len()])
-}
-
-/// The rows of a part that are not in their primary sets.
-struct Left {
-    /// Where they are in the part. With room for what is written behind the last, see [`Pass::look`].
-    positions: [u16; PART * BLOCK + BLOCK],
-    rows: [Block; PART],
-    places: [Block; PART],
-}
-
-impl Left {
-    fn new() -> Left {
-        Left {
-            positions: [0; PART * BLOCK + BLOCK],
-            rows: [[0; BLOCK]; PART],
-            places: [[0; BLOCK]; PART],
-        }
-    }
+    core::array::from_fn(|i| rows.get(i % rows.len().max(1)).map_or(0, |&row| row))
 }
 
 /// What looking up needs.
@@ -125,91 +117,113 @@ struct Pass<'a, P> {
     spread: Spread,
 }
 
-impl<'a, P: Probe> Pass<'a, P> {
-    #[inline(always)]
-    fn new(probe: P, lines: &'a [Line], spread: &Spread) -> Pass<'a, P> {
-        assert_eq!(lines.len(), spread.sets() as usize, "a line for each set");
-        Pass {
-            probe,
-            lines,
-            spread: *spread,
+/// The rows of a part that are not in their primary sets, and what has been found out so far.
+struct Left {
+    /// Where they are in the part. With room for what is written behind the last, see [`add`].
+    positions: [u16; PART * BLOCK + BLOCK],
+    rows: [Block; PART],
+    places: [Block; PART],
+    /// Bits that are set in any row.
+    bits: Block,
+    /// Rows that are in no slot.
+    misses: usize,
+}
+
+impl Left {
+    fn new() -> Left {
+        Left {
+            positions: [0; PART * BLOCK + BLOCK],
+            rows: [[0; BLOCK]; PART],
+            places: [[0; BLOCK]; PART],
+            bits: [0; BLOCK],
+            misses: 0,
         }
     }
+}
 
-    /// Looks up a part, of at most [`PART`] blocks; tells how many of the first `counted` rows are missed.
+impl<P: Probe> Pass<'_, P> {
+    /// Looks up a part, of at most [`PART`] blocks, of which the first `counted` rows are counted.
     #[inline(always)]
-    fn find_part(
-        &self,
-        rows: &[Block],
-        places: &mut [Block],
-        counted: usize,
-        left: &mut Left,
-    ) -> usize {
-        let count = self.look(
-            |row| self.spread.primary(row),
-            rows,
-            places,
-            Some(&mut left.positions),
-        );
-        let positions = &left.positions[..count];
-        if positions.is_empty() {
-            return 0;
+    fn find_part(&self, rows: &[Block], places: &mut [Block], counted: usize, left: &mut Left) {
+        // Sets are numbered a block before they are asked for: vectors are stored then, and words loaded.
+        for (rows, places) in rows.iter().zip(places.iter_mut()).take(AHEAD + 1) {
+            self.hash(rows, places);
         }
-        let (rows, places) = (rows.as_flattened(), places.as_flattened_mut());
-        for (row, &position) in left.rows.as_flattened_mut().iter_mut().zip(positions) {
+        places.iter().take(AHEAD).for_each(|sets| self.ask(sets));
+        let (mut count, mut asked, mut bits) = (0_usize, 0_usize, left.bits);
+        for k in 0..rows.len() {
+            if let Some(sets) = places.get(k.wrapping_add(AHEAD)) {
+                self.ask(sets);
+            }
+            let next = k.wrapping_add(AHEAD + 1);
+            if let Some(rows) = rows.get(next) {
+                self.hash(rows, &mut places[next]);
+            }
+            for (bits, row) in bits.iter_mut().zip(&rows[k]) {
+                *bits |= row;
+            }
+            // SAFETY: `hash` wrote numbers of sets, of which there are as many as lines.
+            let missed = unsafe { self.probe.look_at(self.lines, &rows[k], &mut places[k]) };
+            count = add(&mut left.positions, count, k.wrapping_mul(BLOCK), missed);
+            if count >= asked.wrapping_add(1).wrapping_mul(BLOCK) {
+                self.ask_secondary(rows, left, asked, BLOCK);
+                asked = asked.wrapping_add(1);
+            }
+        }
+        left.bits = bits;
+        let rest = count.wrapping_sub(asked.wrapping_mul(BLOCK));
+        if rest > 0 {
+            self.ask_secondary(rows, left, asked, rest);
+        }
+        self.find_secondary(places, count, counted, left);
+    }
+
+    /// Asks for the secondary sets of the next `count` rows that are left over, which are block number `block` of them.
+    #[inline(always)]
+    fn ask_secondary(&self, rows: &[Block], left: &mut Left, block: usize, count: usize) {
+        let rows = rows.as_flattened();
+        let positions = &left.positions[block.wrapping_mul(BLOCK)..][..count];
+        let (left, places) = (&mut left.rows[block], &mut left.places[block]);
+        // What is behind them in the last block are rows that were left over before, or 0.
+        for (row, &position) in left.iter_mut().zip(positions) {
             *row = rows[position as usize];
         }
-        // What is behind them in the last block are rows that were looked up before.
+        for (place, &row) in places.iter_mut().zip(left.iter()) {
+            *place = self.spread.secondary(row);
+        }
+        self.ask(places);
+    }
+
+    /// Looks for the `count` rows that are left over in their secondary sets, and counts those that are missed.
+    #[inline(always)]
+    fn find_secondary(&self, places: &mut [Block], count: usize, counted: usize, left: &mut Left) {
         let blocks = count.div_ceil(BLOCK);
-        self.look(
-            |row| self.spread.secondary(row),
-            &left.rows[..blocks],
-            &mut left.places[..blocks],
-            None,
-        );
-        let mut misses = 0_usize;
-        for (&place, &position) in left.places.as_flattened().iter().zip(positions) {
+        let pairs = left.rows[..blocks].iter().zip(&mut left.places[..blocks]);
+        for (rows, places) in pairs {
+            // SAFETY: `ask_secondary` wrote numbers of sets, of which there are as many as lines.
+            unsafe { self.probe.look_at(self.lines, rows, places) };
+        }
+        let places = places.as_flattened_mut();
+        let found = left.places.as_flattened().iter();
+        for (&place, &position) in found.zip(&left.positions[..count]) {
             places[position as usize] = place;
-            let counts = place == MISS && (position as usize) < counted;
-            misses = misses.wrapping_add(usize::from(counts));
+            let misses = place == MISS && (position as usize) < counted;
+            left.misses = left.misses.wrapping_add(usize::from(misses));
         }
-        misses
     }
 
-    /// Looks for rows in one of their sets. The positions of those that are not there are written to `left`, with anything
-    /// behind them; tells how many they are.
+    /// Writes the primary sets of a block to its places.
     #[inline(always)]
-    fn look(
-        &self,
-        set_of: impl Fn(u32) -> u32 + Copy,
-        rows: &[Block],
-        places: &mut [Block],
-        mut left: Option<&mut [u16; PART * BLOCK + BLOCK]>,
-    ) -> usize {
-        let mut count = 0;
-        for (rows, places) in rows.iter().zip(places.iter_mut()).take(AHEAD) {
-            self.approach(set_of, rows, places);
-        }
-        for k in 0..rows.len() {
-            if let Some(rows) = rows.get(k.wrapping_add(AHEAD)) {
-                self.approach(set_of, rows, &mut places[k.wrapping_add(AHEAD)]);
-            }
-            // SAFETY: `approach` wrote numbers of sets, of which there are as many as lines: `new` compared.
-            let missed = unsafe { self.probe.look_at(self.lines, &rows[k], &mut places[k]) };
-            if let Some(left) = &mut left {
-                count = add(left, count, k.wrapping_mul(BLOCK), missed);
-            }
-        }
-        count
-    }
-
-    /// Asks for the sets of a block.
-    #[inline(always)]
-    fn approach(&self, set_of: impl Fn(u32) -> u32, rows: &Block, places: &mut Block) {
+    fn hash(&self, rows: &Block, places: &mut Block) {
         for (place, &row) in places.iter_mut().zip(rows) {
-            *place = set_of(row);
+            *place = self.spread.primary(row);
         }
-        for &set in places.iter() {
+    }
+
+    /// Asks for the lines of sets.
+    #[inline(always)]
+    fn ask(&self, sets: &Block) {
+        for &set in sets {
             prefetch_line(self.lines.as_ptr().wrapping_add(set as usize));
         }
     }

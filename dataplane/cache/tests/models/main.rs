@@ -1,0 +1,187 @@
+//! Models of publication and reclamation: `store/writer.rs`, `store/quiescence.rs`, and the pass over tags.
+//!
+//! The files of this crate on which workers and writers depend for seeing what the others wrote are compiled a second time here,
+//! with the atomics of the model checker loom in place of those that `store/sync.rs` names, and with a memory in which no row may
+//! be read and written at once ([`store::memory`]). Loom runs a model in every order of its threads' steps, and lets each load
+//! give every value that the memory model of C11 allows it to give. Found are rows that are read before they are published or
+//! written while they are read. Each model is also run with planted mistakes that it has to find ([`plant`]).
+//!
+//! Most preemptions of a run are bounded, by 2 or by `ROWMILL_MODEL_PREEMPTIONS` (`all`: no bound), which
+//! `make test-full` raises.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "the files are whole, and the models need parts of them"
+)]
+
+mod plant;
+mod store;
+
+use std::sync::Arc;
+
+use loom::thread;
+
+use plant::{Mistake, is};
+use store::memory::Memory;
+use store::quiescence::{Epochs, Worker};
+use store::spread::Spread;
+use store::tags::{MISS, find};
+use store::writer::Writer;
+
+/// Preemptions of a run where nothing else is said.
+const PREEMPTIONS: usize = 2;
+/// Slots in limbo.
+const LIMBO: usize = 2;
+
+/// Runs a model in all its orders.
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = match std::env::var("ROWMILL_MODEL_PREEMPTIONS").ok() {
+        None => Some(PREEMPTIONS),
+        Some(text) if text == "all" => None,
+        Some(text) => Some(
+            text.parse()
+                .expect("ROWMILL_MODEL_PREEMPTIONS is a number or `all`"),
+        ),
+    };
+    builder.max_branches = 10_000;
+    builder.check(model);
+}
+
+/// A store as small as can be, its writers, and a worker that rests.
+fn made(shards: u32) -> (Arc<Memory>, Spread, Vec<Writer>, Worker) {
+    let spread = Spread::new(1, shards, 2);
+    let memory = Arc::new(Memory::new(spread.sets()));
+    let (epochs, mut workers) = Epochs::new(1);
+    let (others, _) = Epochs::new(0);
+    let waited_for = if is(Mistake::WaitsForNobody) {
+        others
+    } else {
+        epochs
+    };
+    let writer = |shard| store::writer(&memory, &waited_for, spread, shard, LIMBO);
+    let writers = (0..shards).map(writer).collect();
+    (memory, spread, writers, workers.remove(0))
+}
+
+/// What a row is.
+fn bytes(row: u32) -> [u8; 4] {
+    (row + 1000).to_le_bytes()
+}
+
+/// Puts a row into a slot, waiting until that is free.
+fn put(writer: &mut Writer, row: u32, slot: u32) {
+    let (ticket, _) = writer.begin(row, slot).expect("room in limbo");
+    writer.advance();
+    while !writer.is_free(&ticket) {
+        thread::yield_now();
+        writer.advance();
+    }
+    writer.publish(ticket, &bytes(row), 0);
+}
+
+/// The first slot that a row may be in.
+fn slot_of(writer: &Writer, row: u32) -> u32 {
+    writer.candidates(row).next().expect("a candidate").slot
+}
+
+/// Looks rows up in a turn, and reads those that are there.
+fn turn(worker: &mut Worker, memory: &Memory, spread: &Spread, rows: &[u32]) {
+    let _turn = worker.turn();
+    let mut places = vec![0; rows.len()];
+    find(memory.lines(), spread, rows, &mut places);
+    for (&row, place) in rows.iter().zip(places) {
+        if place != MISS {
+            assert_eq!(memory.row(place), bytes(row), "another row");
+        }
+    }
+}
+
+const MISTAKES: [Mistake; 5] = [
+    Mistake::RelaxedStore,
+    Mistake::RelaxedLoad,
+    Mistake::NoFence,
+    Mistake::RelaxedExchange,
+    Mistake::WaitsForNobody,
+];
+
+/// A row takes the slot of one that a worker looks up in two turns.
+fn a_row_is_replaced() {
+    let (memory, spread, mut writers, mut worker) = made(1);
+    let mut writer = writers.remove(0);
+    let slot = slot_of(&writer, 1);
+    put(&mut writer, 1, slot);
+    let reader = {
+        let memory = Arc::clone(&memory);
+        thread::spawn(move || {
+            turn(&mut worker, &memory, &spread, &[1]);
+            turn(&mut worker, &memory, &spread, &[2]);
+        })
+    };
+    put(&mut writer, 2, slot);
+    reader.join().expect("the reader ends");
+}
+
+#[test]
+fn no_row_is_read_while_it_is_written() {
+    check(a_row_is_replaced);
+    plant::assert_found(&MISTAKES, a_row_is_replaced);
+}
+
+/// The same while the worker rests between its turns.
+fn a_row_is_replaced_in_a_sleep() {
+    let (memory, spread, mut writers, mut worker) = made(1);
+    let mut writer = writers.remove(0);
+    let slot = slot_of(&writer, 1);
+    put(&mut writer, 1, slot);
+    let reader = {
+        let memory = Arc::clone(&memory);
+        thread::spawn(move || {
+            turn(&mut worker, &memory, &spread, &[1]);
+            worker.rest();
+            turn(&mut worker, &memory, &spread, &[1]);
+        })
+    };
+    put(&mut writer, 2, slot);
+    reader.join().expect("the reader ends");
+}
+
+#[test]
+fn a_worker_that_wakes_finds_nothing_that_was_taken_away() {
+    check(a_row_is_replaced_in_a_sleep);
+    let mistakes = [
+        Mistake::RelaxedStore,
+        Mistake::RelaxedExchange,
+        Mistake::WakesByALoad,
+        Mistake::WaitsForNobody,
+    ];
+    plant::assert_found(&mistakes, a_row_is_replaced_in_a_sleep);
+}
+
+/// Writers of two shards end epochs at the same time.
+fn rows_of_two_shards_are_replaced() {
+    let (memory, spread, mut writers, mut worker) = made(2);
+    let row = |shard, from: u32| (from..).find(|&row| spread.shard(row) == shard);
+    let rows = [0, 1].map(|shard| row(shard, 0).expect("a row"));
+    let others = [0, 1].map(|shard| row(shard, rows[shard as usize] + 1).expect("a row"));
+    let slots = [0, 1].map(|shard| slot_of(&writers[shard], rows[shard]));
+    for shard in [0, 1] {
+        put(&mut writers[shard], rows[shard], slots[shard]);
+    }
+    let reader = {
+        let memory = Arc::clone(&memory);
+        thread::spawn(move || turn(&mut worker, &memory, &spread, &rows))
+    };
+    let mut second = writers.remove(1);
+    let other = thread::spawn(move || put(&mut second, others[1], slots[1]));
+    put(&mut writers[0], others[0], slots[0]);
+    reader.join().expect("the reader ends");
+    other.join().expect("the other writer ends");
+}
+
+#[test]
+fn writers_share_epochs() {
+    check(rows_of_two_shards_are_replaced);
+    let mistakes = [Mistake::WakesByALoad, Mistake::WaitsForNobody];
+    plant::assert_found(&mistakes, rows_of_two_shards_are_replaced);
+}

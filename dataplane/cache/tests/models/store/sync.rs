@@ -1,0 +1,65 @@
+//! What `store/sync.rs` is to the files under test: loom's atomics, which planted mistakes can weaken.
+
+use loom::sync::atomic;
+pub(crate) use loom::sync::atomic::Ordering;
+
+use crate::plant::{Mistake, is};
+
+fn weakened(order: Ordering) -> Ordering {
+    match order {
+        Ordering::Release if is(Mistake::RelaxedStore) => Ordering::Relaxed,
+        Ordering::Acquire if is(Mistake::RelaxedLoad) => Ordering::Relaxed,
+        Ordering::AcqRel if is(Mistake::RelaxedExchange) => Ordering::Relaxed,
+        order => order,
+    }
+}
+
+/// A fence.
+pub(crate) fn fence(order: Ordering) {
+    if !is(Mistake::NoFence) {
+        atomic::fence(order);
+    }
+}
+
+/// A tag.
+#[derive(Debug)]
+pub(crate) struct AtomicU32(atomic::AtomicU32);
+
+impl AtomicU32 {
+    pub(crate) fn new(value: u32) -> AtomicU32 {
+        AtomicU32(atomic::AtomicU32::new(value))
+    }
+
+    pub(crate) fn load(&self, order: Ordering) -> u32 {
+        self.0.load(weakened(order))
+    }
+
+    pub(crate) fn store(&self, value: u32, order: Ordering) {
+        self.0.store(value, weakened(order));
+    }
+}
+
+/// The newest epoch, which is only exchanged, or a note, which is only stored.
+#[derive(Debug)]
+pub(crate) struct AtomicU64(atomic::AtomicU64);
+
+impl AtomicU64 {
+    pub(crate) fn new(value: u64) -> AtomicU64 {
+        AtomicU64(atomic::AtomicU64::new(value))
+    }
+
+    pub(crate) fn load(&self, order: Ordering) -> u64 {
+        self.0.load(weakened(order))
+    }
+
+    pub(crate) fn store(&self, value: u64, order: Ordering) {
+        self.0.store(value, weakened(order));
+    }
+
+    pub(crate) fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        if value == 0 && is(Mistake::WakesByALoad) {
+            return self.0.load(Ordering::Acquire);
+        }
+        self.0.fetch_add(value, weakened(order))
+    }
+}
