@@ -3,7 +3,7 @@
 use core::mem::ManuallyDrop;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use io_uring::{IoUring, opcode, squeue, types};
 
@@ -354,6 +354,15 @@ impl DirectReader {
     fn reading(&mut self, file: FileId) -> &mut Reading {
         let reading = self.files[file.0 as usize].as_mut();
         reading.expect("a file of this reader")
+    }
+}
+
+/// The ring's descriptor, for a thread that has nothing else to do: it is readable once there is something to hand out.
+/// Only what the kernel was told of by a poll comes.
+impl AsFd for DirectReader {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the ring's own descriptor, which it closes when the reader is dropped and not before.
+        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
     }
 }
 
