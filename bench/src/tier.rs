@@ -161,7 +161,7 @@ fn fetch_rows(tier: &mut FileTier, table: &FileTable, depth: u32, seed: u64) -> 
         }
         tier.poll(now_ns, &mut |token, row| {
             match row {
-                Ok(row) => drop(black_box(row)),
+                Ok(row) => _ = black_box(row),
                 Err(error) => failed = Some(error),
             }
             let time_ns = began.elapsed().as_nanos() as u64 - begun_ns[token as usize];
