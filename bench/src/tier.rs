@@ -1,4 +1,8 @@
 //! The file tier beside fio: random rows of a file that the page cache may not hold, at the same size and depth.
+//!
+//! While nothing has come fio sleeps, and so does the tier's driver in the headline cases; `wait=spin` has one that polls all the
+//! time, as a worker that is busy does. Which of them gets more depends on whether the disk's work is done by the same cores, as
+//! in virtual machines.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -13,6 +17,7 @@ use rowmill_cache::tier::{
     FileTable, FileTier, FileTierOptions, MIN_READ_BYTES, Tier, TierError, Wanted,
 };
 use rowmill_table::Generation;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::control_group::Limited;
 use crate::driver::{histogram, median, quantile_us, record};
@@ -23,14 +28,26 @@ use crate::report::{Measurement, Reporter};
 const FILE_BYTES: u64 = 2 << 30;
 const MEMORY_BYTES: u64 = FILE_BYTES / 2;
 /// Rounds, of both sides in turn, and the time of a side in each.
-const ROUNDS: usize = 5;
-const ROUND: Duration = Duration::from_secs(1);
+const ROUNDS: usize = 9;
+const ROUND: Duration = Duration::from_millis(500);
+/// The longest sleep: a read that the kernel puts off is asked for again by the next poll.
+const NAP: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 10_000_000,
+};
 /// Reads in flight.
 const DEPTHS: [u32; 3] = [1, 8, 32];
 /// Dimensions of the rows, of f32: rows of 256 bytes, for each of which a page is read, and of 8192, which are two.
 const HEADLINE_DIMS: [usize; 1] = [64];
 const ALL_DIMS: [usize; 2] = [64, 2048];
 const PAGE_BYTES: usize = rowmill_table::PAGE_BYTES;
+
+/// What the driver does while nothing has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    Sleep,
+    Spin,
+}
 
 /// Reads a second, and the 99th percentile of their times.
 #[derive(Clone, Copy)]
@@ -45,18 +62,47 @@ struct Found {
 /// Where the table can't be made or read, or fio fails.
 pub(crate) fn run(full: bool, reporter: &mut Reporter) -> Result<()> {
     let dims = if full { &ALL_DIMS[..] } else { &HEADLINE_DIMS };
+    let waits = if full {
+        &[Wait::Sleep, Wait::Spin][..]
+    } else {
+        &[Wait::Sleep]
+    };
     for &dim in dims {
-        let case = |depth| format!("tier=file/format=f32/dim={dim}/dist=uniform/depth={depth}");
-        let wanted = DEPTHS.map(case);
-        if wanted.iter().any(|case| reporter.wants(case)) {
+        let pairs = waits
+            .iter()
+            .flat_map(|&wait| DEPTHS.map(|depth| (depth, wait)));
+        let cases = pairs.map(|(depth, wait)| Case::new(dim, depth, wait));
+        let wanted: Vec<Case> = cases.filter(|case| reporter.wants(&case.name)).collect();
+        if !wanted.is_empty() {
             measure(dim, &wanted, reporter)?;
         }
     }
     Ok(())
 }
 
+/// What is measured at a time.
+struct Case {
+    name: String,
+    depth: u32,
+    wait: Wait,
+}
+
+impl Case {
+    fn new(dim: usize, depth: u32, wait: Wait) -> Case {
+        let how = match wait {
+            Wait::Sleep => "sleep",
+            Wait::Spin => "spin",
+        };
+        Case {
+            name: format!("tier=file/format=f32/dim={dim}/dist=uniform/depth={depth}/wait={how}"),
+            depth,
+            wait,
+        }
+    }
+}
+
 /// Measures rows of so many dimensions.
-fn measure(dim: usize, cases: &[String; DEPTHS.len()], reporter: &mut Reporter) -> Result<()> {
+fn measure(dim: usize, cases: &[Case], reporter: &mut Reporter) -> Result<()> {
     let row_bytes = dim * size_of::<f32>();
     let model = Model::of_rows(FILE_BYTES / row_bytes as u64, dim)?;
     let generation = Generation::open(&model.directory)?;
@@ -76,11 +122,8 @@ fn measure(dim: usize, cases: &[String; DEPTHS.len()], reporter: &mut Reporter) 
     let path = generation.path(table.info());
     // fio's reads are as large as what a row lies in, and start at any page.
     let block_bytes = row_bytes.next_multiple_of(PAGE_BYTES);
-    for (depth, case) in DEPTHS.into_iter().zip(cases) {
-        if !reporter.wants(case) {
-            continue;
-        }
-        let mut tier = match tier_of(&table, depth) {
+    for case in cases {
+        let mut tier = match tier_of(&table, case.depth) {
             Err(error @ ArenaError::NoIoUring { .. }) => {
                 eprintln!("cache: {error}");
                 return Ok(());
@@ -89,12 +132,12 @@ fn measure(dim: usize, cases: &[String; DEPTHS.len()], reporter: &mut Reporter) 
         };
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for round in 0..ROUNDS {
-            ours.push(fetch_rows(&mut tier, &table, depth, round as u64)?);
-            if let Some(found) = fio(&path, block_bytes, depth)? {
+            ours.push(fetch_rows(&mut tier, &table, case, round as u64)?);
+            if let Some(found) = fio(&path, block_bytes, case.depth)? {
                 theirs.push(found);
             }
         }
-        report(case, &ours, &theirs, reporter);
+        report(&case.name, &ours, &theirs, reporter);
     }
     Ok(())
 }
@@ -135,12 +178,12 @@ fn tier_of(table: &FileTable, depth: u32) -> Result<FileTier, ArenaError> {
     Ok(tier)
 }
 
-/// Fetches random rows for a round, `depth` at a time.
-fn fetch_rows(tier: &mut FileTier, table: &FileTable, depth: u32, seed: u64) -> Result<Found> {
+/// Fetches random rows for a round.
+fn fetch_rows(tier: &mut FileTier, table: &FileTable, case: &Case, seed: u64) -> Result<Found> {
     let rows = table.info().rows as u32;
     let mut draws = SmallRng::seed_from_u64(seed);
-    let mut begun_ns = vec![0u64; depth as usize];
-    let mut free: Vec<u64> = (0..depth.into()).collect();
+    let mut begun_ns = vec![0u64; case.depth as usize];
+    let mut free: Vec<u64> = (0..case.depth.into()).collect();
     let mut times = histogram();
     let mut failed: Option<TierError> = None;
     let mut done = 0u64;
@@ -159,6 +202,7 @@ fn fetch_rows(tier: &mut FileTier, table: &FileTable, depth: u32, seed: u64) -> 
             };
             tier.fetch(now_ns, wanted).context("a slot for each row")?;
         }
+        let before = done;
         tier.poll(now_ns, &mut |token, row| {
             match row {
                 Ok(row) => _ = black_box(row),
@@ -169,6 +213,10 @@ fn fetch_rows(tier: &mut FileTier, table: &FileTable, depth: u32, seed: u64) -> 
             done += 1;
             free.push(token);
         });
+        if done == before && case.wait == Wait::Sleep {
+            let mut fds = [PollFd::new(tier.device(), PollFlags::IN)];
+            poll(&mut fds, Some(&NAP)).context("waiting for rows")?;
+        }
         now_ns = began.elapsed().as_nanos() as u64;
     }
     if let Some(error) = failed {
@@ -206,7 +254,7 @@ fn fio(path: &Path, block_bytes: usize, depth: u32) -> Result<Option<Found>> {
         .arg(format!("--bs={block_bytes}"))
         .arg(format!("--blockalign={PAGE_BYTES}"))
         .arg(format!("--iodepth={depth}"))
-        .arg(format!("--runtime={}", ROUND.as_secs()));
+        .arg(format!("--runtime={}ms", ROUND.as_millis()));
     let output = match command.stderr(Stdio::inherit()).output() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         output => output.context("running fio")?,
