@@ -4,6 +4,7 @@
 mod batches;
 mod cache;
 mod cache_hits;
+mod control_group;
 mod demo;
 mod driver;
 mod gather;
@@ -27,6 +28,7 @@ mod service;
 mod sharing;
 mod tables;
 mod targets;
+mod tier;
 mod torchrec;
 mod workload;
 
@@ -105,7 +107,7 @@ enum Suite {
     Gpu,
     /// The service over RDMA against ib_write_bw, a bare ping-pong, and rows fetched by READ (`make bench-rxe`)
     Rdma,
-    /// Hit rates of the cache's policy beside known ones, on traces and at sizes
+    /// Hit rates of the cache's policy beside known ones, on traces and at sizes; rows from files beside fio
     Cache,
     /// The machine itself: gaps in the time a thread gets, latency of memory
     Host,
@@ -182,6 +184,9 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 policy: cli.policy.as_deref(),
             };
             cache::run(&choice, &mut reporter)?;
+            if cli.trace.is_none() && cli.rows.is_none() && cli.policy.is_none() {
+                tier::run(cli.full, &mut reporter)?;
+            }
         }
         Suite::Host => host::run(&mut reporter)?,
         Suite::Targets => return targets::run(cli.json),

@@ -58,6 +58,17 @@ impl Model {
         )
     }
 
+    /// One table named `rows` of so many rows of f32.
+    ///
+    /// # Errors
+    /// Where it can't be made.
+    pub(crate) fn of_rows(rows: u64, dim: usize) -> Result<Model> {
+        Model::cached(
+            &format!("rows-{rows}-{dim}"),
+            &["--table", &format!("rows:{rows}:{dim}:f32")],
+        )
+    }
+
     fn cached(name: &str, arguments: &[&str]) -> Result<Model> {
         let directory = cache_folder().join(format!("models/{name}-seed{SEED}"));
         let generation = match Generation::open(&directory) {

@@ -9,6 +9,7 @@ use rowmill_arena::{
     ArenaError, DIRECT_ALIGN, DirectFile, DirectReader, FileId, HugePages, PageCache, ReadError,
     ReaderOptions, SlotsTaken,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const PAGES: u64 = 40;
 const OPTIONS: ReaderOptions = ReaderOptions {
@@ -219,6 +220,37 @@ fn readers_that_poll_take_only_what_can_be_polled() {
     let error = reader.add(file).unwrap_err();
     assert!(matches!(error, ArenaError::NotPolled { .. }), "{error}");
     assert!(error.to_string().contains(&why), "{error}");
+}
+
+/// A thread that has nothing else to do can wait for what was asked for.
+#[test]
+fn the_descriptor_is_readable_when_something_has_come() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut reader) = reader(OPTIONS) else {
+        return;
+    };
+    let id = reader.add(open(&make(folder.path(), 3))).unwrap();
+    let readable = |reader: &DirectReader, patience: Option<&Timespec>| {
+        let mut fds = [PollFd::new(reader, PollFlags::IN)];
+        poll(&mut fds, patience).unwrap() == 1
+    };
+    let at_once = Timespec::default();
+    assert!(!readable(&reader, Some(&at_once)), "nothing was asked for");
+    let mut sum = 0;
+    for round in 0..20 {
+        reader.submit(id, 0, DIRECT_ALIGN, round).unwrap();
+        // What was asked for may be answered in the poll that begins it.
+        let mut poll = |reader: &mut DirectReader| {
+            let add = |_, bytes: Result<&[u8], ReadError>| sum += u64::from(bytes.unwrap()[0]);
+            reader.poll(add).unwrap()
+        };
+        poll(&mut reader);
+        while reader.in_flight() > 0 {
+            assert!(readable(&reader, None));
+            poll(&mut reader);
+        }
+    }
+    assert_eq!(sum, 60, "the first byte of a page is its file's number");
 }
 
 #[test]

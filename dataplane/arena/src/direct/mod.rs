@@ -3,6 +3,7 @@
 mod answer;
 mod file;
 mod reader;
+mod ring;
 
 pub use answer::ReadError;
 pub use file::{DirectFile, PageCache};

@@ -2,14 +2,14 @@
 
 use core::mem::ManuallyDrop;
 use std::fmt;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use io_uring::{IoUring, opcode, squeue, types};
 
 use super::DIRECT_ALIGN;
 use super::answer::{Extent, ReadError, Step};
 use super::file::DirectFile;
+use super::ring::{put_off, ring};
 use crate::{Arena, ArenaError, HugePages};
 
 /// Most slots: what `io_uring_setup` allows as entries of a submission queue.
@@ -357,6 +357,16 @@ impl DirectReader {
     }
 }
 
+/// The ring's descriptor, for a thread that has nothing else to do: it is readable once there is something to hand out.
+/// Only what the kernel was told of by a poll comes, and a read that it put off is told of again by the next one: so nobody sleeps
+/// for ever.
+impl AsFd for DirectReader {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the ring's own descriptor, which it closes when the reader is dropped and not before.
+        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+    }
+}
+
 impl Drop for DirectReader {
     fn drop(&mut self) {
         let unanswered = self.in_flight() > 0;
@@ -370,25 +380,6 @@ impl Drop for DirectReader {
             }
         }
     }
-}
-
-/// A ring with a place in its queue for each slot.
-fn ring(slots: u32, polled: bool) -> Result<IoUring, ArenaError> {
-    let mut builder = IoUring::builder();
-    if polled {
-        builder.setup_iopoll();
-    } else {
-        // Completions interrupt nobody: they are taken in at the next poll, which a flag tells to call the kernel.
-        builder.setup_coop_taskrun().setup_taskrun_flag();
-    }
-    let ring = match builder.build(slots) {
-        // Kernels before 5.19 don't know these flags.
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput && !polled => {
-            IoUring::builder().build(slots)
-        }
-        outcome => outcome,
-    };
-    ring.map_err(|source| ArenaError::NoIoUring { source })
 }
 
 /// The first byte of a slot's buffer.
@@ -417,18 +408,11 @@ fn push(queue: &mut squeue::SubmissionQueue<'_>, read: &squeue::Entry) {
     pushed.expect("a place in the queue for each slot");
 }
 
-fn put_off(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::fs;
-    use std::io::Write;
+    use std::io::{self, Write};
 
     /// A pipe is a file that answers when somebody writes to it.
     fn reader_of_a_pipe() -> Option<(DirectReader, FileId, io::PipeWriter)> {

@@ -1,190 +1,19 @@
 //! Tiers: what each has to do, and what the one over files does when its disk is slow, wrong or silent.
 
-use std::cell::RefCell;
+mod device;
+mod model;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
-use std::rc::Rc;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use rowmill_arena::{ArenaError, HugePages, PageCache, ReadError};
-use rowmill_cache::tier::{
-    Answer, Device, EachRead, FetchesFull, FileTable, FileTier, FileTierOptions, MIN_READ_BYTES,
-    ScriptedTier, Tier, TierError, Wanted,
-};
-use rowmill_table::{Generation, PAGE_BYTES, TableSpec, generate, silent};
-use tempfile::TempDir;
+use rowmill_arena::{PageCache, ReadError};
+use rowmill_cache::tier::{Answer, FetchesFull, FileTable, ScriptedTier, Tier, TierError, Wanted};
+use rowmill_table::PAGE_BYTES;
 
-const FOREVER_NS: u64 = u64::MAX;
-/// What hangs ends after this.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Tables whose rows lie in pages, across pages, and in three of them; the last with a row for missing ids.
-const SPECS: [&str; 4] = [
-    "aligned:1000:64:f32",
-    "crossing:3000:64:int8",
-    "wide:50:2044:f32",
-    "keyed:700:32:f16:hashed-zero",
-];
-
-struct Model {
-    _temp: TempDir,
-    generation: Generation,
-    /// The bytes of each table's file.
-    files: Vec<Vec<u8>>,
-}
-
-impl Model {
-    fn new() -> Model {
-        let temp = tempfile::tempdir().unwrap();
-        let dir = temp.path().join("model");
-        let specs = SPECS.map(|text| text.parse::<TableSpec>().unwrap());
-        generate(&dir, 1, &specs, 5, &silent).unwrap();
-        let generation = Generation::open(&dir).unwrap();
-        let read = |info| std::fs::read(generation.path(info)).unwrap();
-        let files = generation.tables().iter().map(read).collect();
-        Model {
-            _temp: temp,
-            generation,
-            files,
-        }
-    }
-
-    fn path(&self, table: u32) -> PathBuf {
-        self.generation
-            .path(&self.generation.tables()[table as usize])
-    }
-
-    fn rows(&self, table: u32) -> u32 {
-        self.generation.tables()[table as usize].stored_rows() as u32
-    }
-
-    fn row(&self, table: u32, row: u32) -> &[u8] {
-        let place = self.generation.tables()[table as usize].row_place(row);
-        &self.files[table as usize][place.offset as usize..][..place.bytes]
-    }
-
-    fn table(&self, table: u32) -> FileTable {
-        let name = &self.generation.tables()[table as usize].name;
-        FileTable::open(&self.generation, name, PageCache::Allow).unwrap()
-    }
-
-    /// A tier over all files, unless the kernel has no io_uring.
-    fn tier(&self, fetches: u32) -> Option<FileTier> {
-        let tier = FileTier::new(FileTierOptions {
-            reads: 8,
-            read_bytes: 4 * PAGE_BYTES,
-            fetches,
-            tables: SPECS.len() as u32,
-            budget_ns: FOREVER_NS,
-            polled: false,
-            huge_pages: HugePages::Off,
-        });
-        let mut tier = match tier {
-            Err(ArenaError::NoIoUring { source }) => {
-                println!("skipped: no io_uring here ({source})");
-                return None;
-            }
-            tier => tier.unwrap(),
-        };
-        for table in 0..SPECS.len() as u32 {
-            assert_eq!(tier.add(self.table(table)).unwrap(), table);
-        }
-        Some(tier)
-    }
-}
-
-fn wanted(table: u32, row: u32, token: u64) -> Wanted {
-    Wanted {
-        table,
-        row,
-        token,
-        deadline_ns: FOREVER_NS,
-    }
-}
-
-type Answers = BTreeMap<u64, Result<Vec<u8>, TierError>>;
-
-/// Polls once; each token has one answer.
-fn poll(tier: &mut dyn Tier, now_ns: u64, answers: &mut Answers) {
-    tier.poll(now_ns, &mut |token, row| {
-        let before = answers.insert(token, row.map(<[u8]>::to_vec));
-        assert_eq!(before, None, "token {token} twice");
-    });
-}
-
-/// Polls until all is answered.
-fn finish(tier: &mut dyn Tier) -> Answers {
-    let mut answers = Answers::new();
-    let began = Instant::now();
-    while tier.unanswered() > 0 {
-        assert!(began.elapsed() < PATIENCE, "no answers");
-        poll(tier, 0, &mut answers);
-    }
-    answers
-}
-
-/// A device that answers when it is told to, as it is told to.
-#[derive(Clone, Debug, Default)]
-struct ScriptedDevice(Rc<RefCell<Script>>);
-
-#[derive(Debug, Default)]
-struct Script {
-    files: Vec<Vec<u8>>,
-    /// Reads that were asked for: file, offset, length, token.
-    asked: Vec<(usize, u64, usize, u64)>,
-    /// Places in `asked` to be answered at the next poll, in this order, with an error or the bytes.
-    due: Vec<(usize, Option<ReadError>)>,
-    stalled: bool,
-}
-
-const DEVICE_SLOTS: u32 = 3;
-
-impl Device for ScriptedDevice {
-    type File = usize;
-
-    fn slots(&self) -> u32 {
-        DEVICE_SLOTS
-    }
-
-    fn read_bytes(&self) -> usize {
-        MIN_READ_BYTES
-    }
-
-    fn submit(&mut self, file: usize, offset: u64, len: usize, token: u64) {
-        self.0.borrow_mut().asked.push((file, offset, len, token));
-    }
-
-    fn poll(&mut self, each: EachRead<'_>) -> Result<(), ArenaError> {
-        let mut script = self.0.borrow_mut();
-        if script.stalled {
-            return Err(ArenaError::ImpossibleSize { bytes: 0 });
-        }
-        for (place, error) in std::mem::take(&mut script.due) {
-            let (file, offset, len, token) = script.asked[place];
-            match error {
-                Some(error) => each(token, Err(error)),
-                None => each(token, Ok(&script.files[file][offset as usize..][..len])),
-            }
-        }
-        Ok(())
-    }
-}
-
-/// A tier over a device of which the second part is kept, and which has the files of the model.
-fn scripted(model: &Model, budget_ns: u64) -> (FileTier<ScriptedDevice>, ScriptedDevice) {
-    let device = ScriptedDevice::default();
-    device.0.borrow_mut().files = model.files.clone();
-    let mut tier = FileTier::over(device.clone(), 16, SPECS.len() as u32, budget_ns);
-    for (file, info) in model.generation.tables().iter().enumerate() {
-        let checksums = model.generation.page_checksums(&info.name).unwrap();
-        tier.add_file(info.clone(), Arc::new(checksums), file);
-    }
-    (tier, device)
-}
+use device::{DEVICE_SLOTS, ScriptedDevice, scripted};
+use model::{Answers, FOREVER_NS, Model, SPECS, finish, poll, wanted};
 
 #[test]
 fn rows_of_all_kinds_of_tables_come_as_they_are_stored() {
