@@ -200,11 +200,11 @@ mod tests {
             // Tick by tick, for each band to end with.
             let rate = |end: usize| {
                 let (mut uses, mut time, mut unused) = (0.0, 0.0, 1.0f64);
-                for band in from..=end {
+                for (band, rate) in rates.iter().enumerate().take(end + 1).skip(from) {
                     const SLICES: usize = 200;
                     let slice = ticks(band) / SLICES as f64;
                     for _ in 0..SLICES {
-                        let used = unused * rates[band] * slice;
+                        let used = unused * rate * slice;
                         (uses, time, unused) = (uses + used, time + unused * slice, unused - used);
                     }
                 }
