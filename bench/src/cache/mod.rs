@@ -181,7 +181,8 @@ impl Compared<'_> {
         let points = 100.0 * (rate - best);
         let found = Measurement::plain("cache", case, "hit_rate", rate, "fraction");
         reporter.add(found.beside(against, best, rate / best));
-        let found = Measurement::plain("cache", case, "margin", points, "points");
+        let mut found = Measurement::plain("cache", case, "margin", points, "points");
+        found.against = Some(against.into());
         reporter.add(found);
         Margin {
             trace: self.trace.name.clone(),
