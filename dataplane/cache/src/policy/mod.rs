@@ -116,6 +116,10 @@ impl Policy {
 
     /// So many more lookups of the shard's rows were done, hits and misses. `reuses` has hits among them, one in `one_in`;
     /// it is emptied now or in a later call. `words` gives the words of rows in a set of the shard; it is asked for a few sets.
+    ///
+    /// Time stands still between calls, and rows that are used twice meanwhile seem to be used at once. So call it for each piece:
+    /// with 80 lookups a call hit rates are what they are with one, with five times as many lookups a call as there are slots
+    /// more than a third of the hits can be lost. Of drawing one hit in 2 comes a loss of up to 1.3 points, of one in 8, up to 3.
     pub fn advance<I: Iterator<Item = Word>>(
         &mut self,
         lookups: u64,
