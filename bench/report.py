@@ -3,7 +3,8 @@
 
     report.py tables FILE...          the measurements as Markdown tables, one a suite, and the targets
     report.py grids FILE...           rates and ratios of every format by dimension, and what else `--full` has
-    report.py plots FOLDER FILE...    rows per second against dimension, as SVG (needs matplotlib)
+    report.py hits FILE...            hit rates of every policy by size, a table a trace
+    report.py plots FOLDER FILE...    rows per second against dimension, hit rates against size, as SVG (needs matplotlib)
 """
 
 import json
@@ -23,6 +24,13 @@ def figure(value):
         if size >= bound:
             return text
     return f"{value:.4f}"
+
+
+def compared(line):
+    """What a figure is compared with, and the ratio; empty where there is nothing."""
+    against, value, ratio = line["against"], line["against_value"], line["ratio"]
+    shown = " ".join(part for part in [against, figure(value) if value is not None else None] if part)
+    return shown, f"{ratio:.3f}" if ratio is not None else ""
 
 
 def read(files):
@@ -53,13 +61,12 @@ def tables(files):
             continue
         line = found[0]
         outcome = "PASS" if line[target["figure"]] >= target["at_least"] else "SHORT"
-        value, against = f"{figure(line['value'])} {line['unit']}", f"{line['against']} {figure(line['against_value'])}"
-        print(f"| {target['what']} | {where} | {value} | {against} | {line['ratio']:.3f} | {target['at_least']} | {outcome} |")
+        value, (against, ratio) = f"{figure(line['value'])} {line['unit']}", compared(line)
+        print(f"| {target['what']} | {where} | {value} | {against} | {ratio} | {target['at_least']} | {outcome} |")
     for suite, lines in suites.items():
         print(f"\n## {suite}\n\n| case | metric | value | against | ratio |\n|---|---|---|---|---|")
         for line in lines:
-            against = f"{line['against']} {figure(line['against_value'])}" if line["against"] else ""
-            ratio = f"{line['ratio']:.3f}" if line["ratio"] is not None else ""
+            against, ratio = compared(line)
             print(f"| `{line['case']}` | {line['metric']} | {figure(line['value'])} {line['unit']} | {against} | {ratio} |")
 
 
@@ -121,6 +128,54 @@ def plot(ax, lines, dist, other):
     ax.set_title(f"{dist} ids (dashed: {other})", fontsize=10)
 
 
+def hit_rates(lines, access="single"):
+    """For each trace, for each policy, per cent of hits by rows cached."""
+    rates = defaultdict(lambda: defaultdict(dict))
+    for line in lines:
+        case = re.fullmatch(r"trace=([^/]+)/rows=(\d+)/policy=([^/]+)/access=(.+)", line["case"])
+        if case and line["metric"] == "hit_rate" and case[4] == access:
+            rates[case[1]][case[3]][int(case[2])] = 100 * line["value"]
+    return rates
+
+
+def hits(files):
+    lines = read(files)["cache"]
+    batches = {access: hit_rates(lines, access) for access in ["batch", "batch/waiting=1"]}
+    for trace, policies in hit_rates(lines).items():
+        columns = {policy: policies[policy] for policy in policies}
+        columns |= {access: rates[trace]["adaptive"] for access, rates in batches.items() if trace in rates}
+        print(f"\n`{trace}`, per cent of hits:\n\n| rows cached | " + " | ".join(columns) + " |\n|---" + "|---" * len(columns) + "|")
+        for rows in sorted({rows for rates in columns.values() for rows in rates}):
+            cells = [f"{rates[rows]:.1f}" if rows in rates else "-" for rates in columns.values()]
+            print(f"| {rows:,} | " + " | ".join(cells) + " |")
+
+
+POLICIES = {
+    "adaptive": ("#000000", "o-"), "lru": ("#e69f00", "-"), "clock": ("#56b4e9", "-"), "arc": ("#009e73", "-"), "2q": ("#cc79a7", "-"),
+    "s3-fifo": ("#d55e00", "-"), "sieve": ("#0072b2", "-"), "w-tinylfu": ("#f0e442", "-"), "slru": ("#999999", "-"), "belady": ("#999999", ":"),
+}
+
+
+def plot_hits(fig, traces):
+    for ax, (trace, policies) in zip(fig.axes, traces.items()):
+        for policy, (colour, form) in reversed(POLICIES.items()):
+            points = sorted(policies[policy].items())
+            width = 2 if policy == "adaptive" else 1.2
+            ax.plot([p[0] for p in points], [p[1] for p in points], form, color=colour, label=policy, markersize=4, linewidth=width)
+        ticks = sorted(policies["adaptive"])
+        ax.set_xscale("log")
+        ax.set_xticks(ticks, [f"{tick // 1000}k" for tick in ticks])
+        ax.minorticks_off()
+        ax.grid(alpha=0.3)
+        ax.set_title(trace, fontsize=10)
+    for ax in fig.axes[len(traces):]:
+        ax.axis("off")
+    fig.supxlabel("rows cached", fontsize=10)
+    fig.supylabel("per cent of lookups that hit", fontsize=10)
+    handles, labels = fig.axes[0].get_legend_handles_labels()
+    fig.legend(handles[::-1], labels[::-1], loc="lower center", ncols=len(labels), fontsize=8, bbox_to_anchor=(0.5, 1.0))
+
+
 def plots(folder, files):
     import matplotlib
 
@@ -142,6 +197,13 @@ def plots(folder, files):
         path.parent.mkdir(parents=True, exist_ok=True)
         fig.savefig(path, metadata={"Date": None})
         print(path)
+    if traces := hit_rates(suites["cache"]):
+        fig, _ = plt.subplots(-(-len(traces) // 3), 3, figsize=(11, 3 * -(-len(traces) // 3)), squeeze=False)
+        plot_hits(fig, traces)
+        fig.tight_layout()
+        path = Path(folder) / "cache.svg"
+        fig.savefig(path, metadata={"Date": None}, bbox_inches="tight")
+        print(path)
 
 
 match sys.argv[1:]:
@@ -149,6 +211,8 @@ match sys.argv[1:]:
         tables(files)
     case ["grids", *files] if files:
         grids(files)
+    case ["hits", *files] if files:
+        hits(files)
     case ["plots", folder, *files] if files:
         plots(folder, files)
     case _:

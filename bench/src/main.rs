@@ -182,6 +182,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 trace: cli.trace.as_deref(),
                 rows: cli.rows.map(|rows| rows as usize),
                 policy: cli.policy.as_deref(),
+                full: cli.full,
             };
             cache::run(&choice, &mut reporter)?;
             if cli.trace.is_none() && cli.rows.is_none() && cli.policy.is_none() {

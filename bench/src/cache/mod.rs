@@ -1,5 +1,6 @@
-//! Suite `cache`: hit rates of the built-in policy and of known ones, on traces and at sizes.
+//! Suite `cache`: hit rates of the built-in policy beside known ones, on traces and at sizes.
 
+mod adaptive;
 mod generators;
 mod random;
 mod reference;
@@ -11,6 +12,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 
 use crate::report::{Measurement, Reporter};
+use adaptive::Adaptive;
 use generators::GENERATORS;
 use reference::{Belady, ONLINE};
 use trace::Trace;
@@ -21,6 +23,12 @@ const PUBLIC_TRACE: &str = "../shared/traces/reuse_medium_500k.txt";
 /// Sizes of the cache, in rows.
 const CAPACITIES: [usize; 5] = [1_000, 5_000, 10_000, 25_000, 50_000];
 
+/// The built-in policy.
+const ADAPTIVE: &str = "adaptive";
+
+/// Lookups of a batch: 64 bags of 80.
+const BATCH: usize = 64 * 80;
+
 /// What to measure; where nothing is named, everything.
 pub(crate) struct Choice<'a> {
     /// A file of ids, one a line, instead of the public trace and the generated ones.
@@ -29,6 +37,18 @@ pub(crate) struct Choice<'a> {
     pub(crate) rows: Option<usize>,
     /// One policy.
     pub(crate) policy: Option<&'a str>,
+    /// Batches from all traces, and not from the public one only.
+    pub(crate) full: bool,
+}
+
+impl Choice<'_> {
+    fn has(&self, policy: &str) -> bool {
+        self.policy.is_none_or(|only| only == policy)
+    }
+
+    fn has_batches(&self, trace: &Trace) -> bool {
+        self.has(ADAPTIVE) && (self.full || self.trace.is_some() || table::is_of(trace))
+    }
 }
 
 /// Runs the suite.
@@ -36,7 +56,7 @@ pub(crate) struct Choice<'a> {
 /// # Errors
 /// Where the trace can't be read, or there is no such policy.
 pub(crate) fn run(choice: &Choice, reporter: &mut Reporter) -> Result<()> {
-    let known = || ONLINE.into_iter().chain(["belady"]);
+    let known = || [ADAPTIVE].into_iter().chain(ONLINE).chain(["belady"]);
     if let Some(policy) = choice.policy {
         ensure!(
             known().any(|name| name == policy),
@@ -45,18 +65,31 @@ pub(crate) fn run(choice: &Choice, reporter: &mut Reporter) -> Result<()> {
         );
     }
     let capacities = choice.rows.map_or(CAPACITIES.to_vec(), |rows| vec![rows]);
+    let mut margins = Vec::new();
     for trace in traces(choice.trace)? {
         let trace = trace()?;
         for &capacity in &capacities {
-            let named = |name: &&str| choice.policy.is_none_or(|policy| policy == *name);
-            for policy in known().filter(named) {
-                let case = case(&trace.name, capacity, policy);
-                if reporter.wants(&case) {
-                    measure(&case, &trace, capacity, policy, reporter);
+            let mut compared = Compared::new(&trace, capacity);
+            for policy in known().filter(|policy| choice.has(policy)) {
+                let case = case(&trace.name, capacity, policy, "single");
+                if !reporter.wants(&case) {
+                    continue;
+                }
+                if policy == ADAPTIVE {
+                    margins.push(compared.margin(&case, compared.single()?, reporter));
+                } else {
+                    compared.known(&case, policy, reporter);
+                }
+            }
+            for (access, waiting) in [("batch", 0), ("batch/waiting=1", 1)] {
+                let case = case(&trace.name, capacity, ADAPTIVE, access);
+                if choice.has_batches(&trace) && reporter.wants(&case) {
+                    compared.margin(&case, compared.batches(waiting)?, reporter);
                 }
             }
         }
     }
+    worst_cases(&capacities, &margins, reporter);
     Ok(())
 }
 
@@ -78,18 +111,99 @@ fn traces(file: Option<&Path>) -> Result<Vec<Box<dyn Fn() -> Result<Trace> + '_>
     Ok(traces)
 }
 
-fn case(trace: &str, rows: usize, policy: &str) -> String {
-    format!("trace={trace}/rows={rows}/policy={policy}/access=single")
+fn case(trace: &str, rows: usize, policy: &str, access: &str) -> String {
+    format!("trace={trace}/rows={rows}/policy={policy}/access={access}")
 }
 
-/// One policy on one trace, beside libCacheSim's figure where there is one.
-fn measure(case: &str, trace: &Trace, capacity: usize, policy: &str, reporter: &mut Reporter) {
-    let rate = hit_rate_of(policy, capacity, trace).expect("a known policy");
-    let found = Measurement::plain("cache", case, "hit_rate", rate, "fraction");
-    reporter.add(match table::hit_rate(trace, capacity, policy) {
-        Some(known) => found.beside("libCacheSim 0.3.5", known, rate / known),
-        None => found,
-    });
+/// How far the built-in policy is above the best known one, of a trace and size.
+struct Margin {
+    trace: String,
+    capacity: usize,
+    against: &'static str,
+    points: f64,
+}
+
+/// A trace at a size, with the hit rates of the known policies as far as they were needed.
+struct Compared<'a> {
+    trace: &'a Trace,
+    capacity: usize,
+    rates: Vec<(&'static str, f64)>,
+}
+
+impl Compared<'_> {
+    fn new(trace: &Trace, capacity: usize) -> Compared<'_> {
+        Compared {
+            trace,
+            capacity,
+            rates: Vec::new(),
+        }
+    }
+
+    /// The hit rate of a policy that is in `reference`.
+    fn rate(&mut self, policy: &'static str) -> f64 {
+        if let Some((_, rate)) = self.rates.iter().find(|(name, _)| *name == policy) {
+            return *rate;
+        }
+        let rate = hit_rate_of(policy, self.capacity, self.trace).expect("a known policy");
+        self.rates.push((policy, rate));
+        rate
+    }
+
+    /// Reports a known policy, beside libCacheSim's figure where there is one.
+    fn known(&mut self, case: &str, policy: &'static str, reporter: &mut Reporter) {
+        let rate = self.rate(policy);
+        let found = Measurement::plain("cache", case, "hit_rate", rate, "fraction");
+        reporter.add(match table::hit_rate(self.trace, self.capacity, policy) {
+            Some(known) => found.beside("libCacheSim 0.3.5", known, rate / known),
+            None => found,
+        });
+    }
+
+    /// The built-in policy, lookup by lookup.
+    fn single(&self) -> Result<f64> {
+        let mut cache = Adaptive::new(self.capacity, 0)?;
+        let hits = reference::hits(&mut cache, &self.trace.accesses);
+        Ok(hits as f64 / self.trace.accesses.len() as f64)
+    }
+
+    /// The built-in policy, with so many more batches known than the one in hand.
+    fn batches(&self, waiting: usize) -> Result<f64> {
+        let mut cache = Adaptive::new(self.capacity, BATCH * (1 + waiting))?;
+        let hits = cache.hits_of_batches(&self.trace.accesses, BATCH, waiting);
+        Ok(hits as f64 / self.trace.accesses.len() as f64)
+    }
+
+    /// Reports the built-in policy beside the best known online one.
+    fn margin(&mut self, case: &str, rate: f64, reporter: &mut Reporter) -> Margin {
+        let rates = ONLINE.map(|policy| (policy, self.rate(policy)));
+        let best = rates.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
+        let (against, best) = best.expect("there are policies");
+        let points = 100.0 * (rate - best);
+        let found = Measurement::plain("cache", case, "hit_rate", rate, "fraction");
+        reporter.add(found.beside(against, best, rate / best));
+        let mut found = Measurement::plain("cache", case, "margin", points, "points");
+        found.against = Some(against.into());
+        reporter.add(found);
+        Margin {
+            trace: self.trace.name.clone(),
+            capacity: self.capacity,
+            against,
+            points,
+        }
+    }
+}
+
+/// Reports, for each size, the trace on which the built-in policy is worst beside the best known online one.
+fn worst_cases(capacities: &[usize], margins: &[Margin], reporter: &mut Reporter) {
+    for &capacity in capacities {
+        let of_size = margins.iter().filter(|m| m.capacity == capacity);
+        if let Some(worst) = of_size.min_by(|a, b| a.points.total_cmp(&b.points)) {
+            let case = case("worst", capacity, ADAPTIVE, "single");
+            let mut found = Measurement::plain("cache", &case, "margin", worst.points, "points");
+            found.against = Some(format!("{} on {}", worst.against, worst.trace).into());
+            reporter.add(found);
+        }
+    }
 }
 
 /// The share of a trace's accesses that hit a cache of `capacity` rows; `None` where there is no such policy.

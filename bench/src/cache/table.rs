@@ -24,12 +24,16 @@ const TABLE: [(&str, [f64; 5]); 10] = [
     ("belady", [67.2, 72.5, 74.6, 76.2, 76.2]),
 ];
 
+/// Whether it is that trace.
+pub(crate) fn is_of(trace: &Trace) -> bool {
+    trace.accesses.len() == ACCESSES && trace.rows == DISTINCT
+}
+
 /// What libCacheSim says, as a fraction; `None` for other traces, sizes and policies.
 pub(crate) fn hit_rate(trace: &Trace, capacity: usize, policy: &str) -> Option<f64> {
-    let public = trace.accesses.len() == ACCESSES && trace.rows == DISTINCT;
     let at = CAPACITIES.iter().position(|&c| c == capacity)?;
     let (_, rates) = TABLE.iter().find(|(name, _)| *name == policy)?;
-    public.then(|| rates[at] / 100.0)
+    is_of(trace).then(|| rates[at] / 100.0)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! ARC (Megiddo and Modha, FAST 2003): an LRU list of rows used once and one of rows used more, with a ghost each; a hit in
 //! a ghost makes its list's share larger.
 
-use super::Policy;
+use super::Cache;
 use super::lists::Lists;
 
 const ONCE: u8 = 0;
@@ -56,7 +56,7 @@ impl Arc {
     }
 }
 
-impl Policy for Arc {
+impl Cache for Arc {
     fn access(&mut self, row: u32) -> bool {
         let list = self.rows.list_of(row);
         let lens = [GHOST_ONCE, GHOST_MORE].map(|list| self.rows.len(list) as f64);

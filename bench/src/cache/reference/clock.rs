@@ -1,6 +1,6 @@
 //! First in, first out, with one more round for each row that was used since it was last looked at.
 
-use super::Policy;
+use super::Cache;
 use super::lists::Lists;
 
 pub(super) struct Clock {
@@ -19,7 +19,7 @@ impl Clock {
     }
 }
 
-impl Policy for Clock {
+impl Cache for Clock {
     fn access(&mut self, row: u32) -> bool {
         if self.rows.list_of(row).is_some() {
             self.used[row as usize] = true;

@@ -1,6 +1,6 @@
 //! First in, first out.
 
-use super::Policy;
+use super::Cache;
 use super::lists::Lists;
 
 pub(super) struct Fifo {
@@ -17,7 +17,7 @@ impl Fifo {
     }
 }
 
-impl Policy for Fifo {
+impl Cache for Fifo {
     fn access(&mut self, row: u32) -> bool {
         if self.rows.list_of(row).is_some() {
             return true;

@@ -1,6 +1,6 @@
 //! Least recently used goes first.
 
-use super::Policy;
+use super::Cache;
 use super::lists::Lists;
 
 pub(super) struct Lru {
@@ -17,7 +17,7 @@ impl Lru {
     }
 }
 
-impl Policy for Lru {
+impl Cache for Lru {
     fn access(&mut self, row: u32) -> bool {
         let hit = self.rows.list_of(row).is_some();
         if !hit && self.rows.len(0) == self.capacity {

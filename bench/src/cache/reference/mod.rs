@@ -26,7 +26,7 @@ use two_q::TwoQ;
 use w_tiny_lfu::WTinyLfu;
 
 /// A cache of a fixed number of rows that sees one access after another.
-pub(crate) trait Policy {
+pub(crate) trait Cache {
     /// Looks a row up and takes it in where it is missing; whether it was there.
     fn access(&mut self, row: u32) -> bool;
 }
@@ -46,7 +46,7 @@ pub(crate) const ONLINE: [&str; 9] = [
 
 /// The policy of that name, empty; `None` for names not in [`ONLINE`]. `capacity` rows are held at most, out of
 /// a table of `rows`.
-pub(crate) fn online(name: &str, capacity: usize, rows: usize) -> Option<Box<dyn Policy>> {
+pub(crate) fn online(name: &str, capacity: usize, rows: usize) -> Option<Box<dyn Cache>> {
     Some(match name {
         "fifo" => Box::new(Fifo::new(capacity, rows)),
         "lru" => Box::new(Lru::new(capacity, rows)),
@@ -62,8 +62,8 @@ pub(crate) fn online(name: &str, capacity: usize, rows: usize) -> Option<Box<dyn
 }
 
 /// How many accesses of `trace` hit.
-pub(crate) fn hits(policy: &mut dyn Policy, trace: &[u32]) -> usize {
-    trace.iter().filter(|&&row| policy.access(row)).count()
+pub(crate) fn hits(cache: &mut dyn Cache, trace: &[u32]) -> usize {
+    trace.iter().filter(|&&row| cache.access(row)).count()
 }
 
 #[cfg(test)]

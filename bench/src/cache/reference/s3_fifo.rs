@@ -1,7 +1,7 @@
 //! S3-FIFO (Yang et al., SOSP 2023): a small queue for newcomers, a main queue for what was used there twice, and a ghost of
 //! the rows that the small queue gave up, which come back into the main queue.
 
-use super::Policy;
+use super::Cache;
 use super::lists::Lists;
 
 const SMALL: u8 = 0;
@@ -66,7 +66,7 @@ impl S3Fifo {
     }
 }
 
-impl Policy for S3Fifo {
+impl Cache for S3Fifo {
     fn access(&mut self, row: u32) -> bool {
         let uses = &mut self.uses[row as usize];
         let queue = match self.rows.list_of(row) {

@@ -1,7 +1,7 @@
 //! SIEVE (Zhang et al., NSDI 2024): a hand goes from the oldest row to the newest, over and over, forgives each row that
 //! was used and evicts the first that was not. Rows that stay are not moved.
 
-use super::Policy;
+use super::Cache;
 use super::lists::Lists;
 
 pub(super) struct Sieve {
@@ -34,7 +34,7 @@ impl Sieve {
     }
 }
 
-impl Policy for Sieve {
+impl Cache for Sieve {
     fn access(&mut self, row: u32) -> bool {
         if self.rows.list_of(row).is_some() {
             self.used[row as usize] = true;

@@ -1,6 +1,6 @@
 //! Segmented LRU: a hit lifts a row by one segment, a full segment lets its least recently used row sink by one.
 
-use super::Policy;
+use super::Cache;
 use super::lists::Lists;
 
 pub(super) struct Slru {
@@ -75,7 +75,7 @@ impl Slru {
     }
 }
 
-impl Policy for Slru {
+impl Cache for Slru {
     fn access(&mut self, row: u32) -> bool {
         let hit = self.touch(row);
         if !hit {

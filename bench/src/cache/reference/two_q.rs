@@ -1,7 +1,7 @@
 //! 2Q (Johnson and Shasha, VLDB 1994), the full version: newcomers wait in a queue, hits there change nothing; who is
 //! asked for again after having left it goes to an LRU list.
 
-use super::Policy;
+use super::Cache;
 use super::lists::Lists;
 
 const IN: u8 = 0;
@@ -34,7 +34,7 @@ impl TwoQ {
     }
 }
 
-impl Policy for TwoQ {
+impl Cache for TwoQ {
     fn access(&mut self, row: u32) -> bool {
         let queue = match self.rows.list_of(row) {
             Some(IN) => return true,

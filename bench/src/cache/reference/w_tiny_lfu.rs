@@ -6,7 +6,7 @@
 //! are raised (not only the least), and counts are halved after so many hits in main, not accesses. Other
 //! hash functions than libCacheSim's give slightly other hit rates.
 
-use super::Policy;
+use super::Cache;
 use super::lists::Lists;
 use super::slru::Slru;
 
@@ -81,7 +81,7 @@ fn places(row: u32, counters: usize) -> impl Iterator<Item = usize> {
     (0..HASHES).map(move |i| ((first + i * step) % counters as u64) as usize)
 }
 
-impl Policy for WTinyLfu {
+impl Cache for WTinyLfu {
     fn access(&mut self, row: u32) -> bool {
         if self.window.list_of(row).is_some() {
             self.window.place(0, row);

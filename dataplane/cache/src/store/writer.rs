@@ -143,15 +143,18 @@ impl Writer {
     /// # Panics
     /// If the row is of another shard.
     pub fn candidates(&self, row: u32) -> impl Iterator<Item = Candidate> {
-        self.slots(row).map(|slot| Candidate {
-            slot,
-            held: match self.tag(slot) {
-                EMPTY => Held::Nothing,
-                TAKEN => Held::Taken,
-                row => Held::Row(row),
-            },
-            meta: self.memory.meta(slot).load(Ordering::Relaxed),
-        })
+        self.slots(row).map(|slot| self.candidate(slot))
+    }
+
+    /// The slots of a set of this shard, of which the first is number 0.
+    ///
+    /// # Panics
+    /// If the shard has no such set.
+    pub fn set(&self, set: u32) -> impl Iterator<Item = Candidate> {
+        let sets = self.memory.shape().shard_sets();
+        assert!(set < sets, "set {set} of {sets}");
+        let first = (self.shard * sets + set) * WAYS as u32;
+        (first..first + WAYS as u32).map(|slot| self.candidate(slot))
     }
 
     /// Takes a slot for a row. The row that it held is not found from now on.
@@ -268,6 +271,18 @@ impl Writer {
                 let first = set * WAYS as u32;
                 first..first + WAYS as u32
             })
+    }
+
+    fn candidate(&self, slot: u32) -> Candidate {
+        Candidate {
+            slot,
+            held: match self.tag(slot) {
+                EMPTY => Held::Nothing,
+                TAKEN => Held::Taken,
+                row => Held::Row(row),
+            },
+            meta: self.memory.meta(slot).load(Ordering::Relaxed),
+        }
     }
 
     /// The tag of a slot. Nobody else writes it.

@@ -1,0 +1,234 @@
+//! What a cached row is worth, learnt from what rows like it came to.
+//!
+//! Rows are alike that are of one class and one age. Of these it is counted how often one was used ([`Model::reused`]), and, by
+//! looking at a part of them now and then, how long rows were of that class and age ([`Model::seen`]), whether they
+//! were cached then or only remembered. The quotient is the rate at which such rows are used, and doesn't depend on what the
+//! cache keeps.
+//!
+//! A row's rank is the best rate of uses that keeping it for some time can have: uses expected until its next use or the end of that
+//! time, over the time expected until then, for the time for which this is largest (Gittins' index). Where the rate falls
+//! with age, that is the rate now, and old rows go first, as with LRU. Where it is the same at all ages, that is the
+//! rate of the class, as with LFU. Where it rises first, as for rows that come again after a while and not sooner, it is the rate
+//! that waiting pays with.
+
+use super::ages::{BANDS, PARTS, STEPS, middle, step, ticks};
+use super::word::{CLASSES, Tick, Word};
+
+/// What is assumed before anything is known weighs as much as that many uses.
+const ASSUMED_USES: f64 = 4.0;
+/// A chance smaller than this that a row was not used yet ends the sum over bands.
+const NEGLIGIBLE: f64 = 1e-3;
+
+/// Uses and row-ticks by class and band.
+type Table = [[f64; BANDS]; CLASSES];
+
+/// Rates by class and age.
+#[derive(Clone, Debug)]
+pub(super) struct Model {
+    uses: Table,
+    row_ticks: Table,
+    /// Uses per row and tick: of a class, at a step of age.
+    ranks: [[f32; STEPS]; CLASSES],
+}
+
+impl Model {
+    pub(super) fn new() -> Model {
+        let mut model = Model {
+            uses: [[0.0; BANDS]; CLASSES],
+            row_ticks: [[0.0; BANDS]; CLASSES],
+            ranks: [[0.0; STEPS]; CLASSES],
+        };
+        (0..CLASSES).for_each(|class| model.rank_class(class));
+        model
+    }
+
+    /// Rows of a class were used at ages in a band.
+    pub(super) fn reused(&mut self, class: usize, band: usize, times: f64) {
+        self.uses[class][band] += times;
+    }
+
+    /// A row of a class was seen at an age in a band, and stands for so many row-ticks.
+    pub(super) fn seen(&mut self, class: usize, band: usize, row_ticks: f64) {
+        self.row_ticks[class][band] += row_ticks;
+    }
+
+    /// Everything that was counted counts for less.
+    pub(super) fn fade(&mut self, factor: f64) {
+        let tables = [&mut self.uses, &mut self.row_ticks];
+        let cells = tables.into_iter().flatten().flatten();
+        cells.for_each(|cell| *cell *= factor);
+    }
+
+    /// The rank of a row: expected uses a tick.
+    #[inline]
+    pub(super) fn rank(&self, word: Word, now: Tick) -> f32 {
+        self.ranks[word.class()][step(word.age(now))]
+    }
+
+    /// Computes the ranks of a class anew: some thousand floating-point operations.
+    pub(super) fn rank_class(&mut self, class: usize) {
+        let at_band = best_rates(&self.rates(class));
+        for (step, rank) in self.ranks[class].iter_mut().enumerate() {
+            *rank = between(&at_band, step) as f32;
+        }
+    }
+
+    /// Uses per row and tick of a class, by band.
+    fn rates(&self, class: usize) -> [f64; BANDS] {
+        let common = self.common_rates();
+        let (uses, row_ticks) = (&self.uses[class], &self.row_ticks[class]);
+        // How much more often rows of this class are used than others of their age.
+        let found: f64 = uses.iter().sum();
+        let expected: f64 = row_ticks.iter().zip(common).map(|(t, rate)| t * rate).sum();
+        let factor = (found + ASSUMED_USES) / (expected + ASSUMED_USES);
+        std::array::from_fn(|band| rate(uses[band], row_ticks[band], common[band] * factor))
+    }
+
+    /// Uses per row and tick of all classes together, by band.
+    fn common_rates(&self) -> [f64; BANDS] {
+        let sum = |table: &Table, band: usize| table.iter().map(|bands| bands[band]).sum();
+        std::array::from_fn(|band| {
+            // Before anything is known, older rows are used less, as with LRU. Half a use a lifetime, and 6 ticks, a tenth
+            // of what it takes to look up as many rows as there are slots, are of a right order of magnitude.
+            let assumed = 0.5 / (middle(band) + 6.0);
+            rate(sum(&self.uses, band), sum(&self.row_ticks, band), assumed)
+        })
+    }
+}
+
+/// The rate of so many uses in so many row-ticks, drawn to what is assumed where there are few.
+fn rate(uses: f64, row_ticks: f64, assumed: f64) -> f64 {
+    (uses + ASSUMED_USES) / (row_ticks + ASSUMED_USES / assumed)
+}
+
+/// For each band, the best rate that keeping a row from then on to the end of some later band has.
+fn best_rates(rates: &[f64; BANDS]) -> [f64; BANDS] {
+    std::array::from_fn(|from| {
+        let (mut uses, mut time, mut unused, mut best) = (0.0, 0.0, 1.0, 0.0f64);
+        for (band, rate) in rates.iter().enumerate().skip(from) {
+            let stays_unused = (-rate * ticks(band)).exp();
+            let used = unused * (1.0 - stays_unused);
+            uses += used;
+            time += used / rate;
+            unused *= stays_unused;
+            best = best.max(uses / time);
+            if unused < NEGLIGIBLE {
+                break;
+            }
+        }
+        best
+    })
+}
+
+/// The value at a step of age: in the middle of bands what it is there, between them in between.
+fn between(at_band: &[f64; BANDS], step: usize) -> f64 {
+    let band = step / PARTS;
+    let part = ((step % PARTS) as f64 + 0.5) / PARTS as f64 - 0.5;
+    let other = if part < 0.0 {
+        band.saturating_sub(1)
+    } else {
+        (band + 1).min(BANDS - 1)
+    };
+    at_band[band] + (at_band[other] - at_band[band]) * part.abs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A model that saw a hundred thousand row-ticks in each band of class 3, with these rates.
+    fn model(rate: impl Fn(usize) -> f64) -> Model {
+        let mut model = Model::new();
+        for band in 0..BANDS {
+            model.seen(3, band, 1e5);
+            model.reused(3, band, 1e5 * rate(band));
+        }
+        model.rank_class(3);
+        model
+    }
+
+    fn rank(model: &Model, age: u64) -> f64 {
+        model.rank(Word::from_bits(3 << 12), Tick::new(age)).into()
+    }
+
+    #[test]
+    fn rows_used_at_one_rate_are_ranked_by_it() {
+        for rate in [0.001, 0.02, 0.3] {
+            let model = model(|_| rate);
+            for age in [0, 1, 7, 100, 4095] {
+                let found = rank(&model, age);
+                assert!(
+                    (found / rate - 1.0).abs() < 0.05,
+                    "{found} of {rate} at {age}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn rows_used_less_and_less_are_ranked_by_the_rate_now() {
+        let falling = |band| 0.2 / ticks(band);
+        let model = model(falling);
+        for band in 1..BANDS - 1 {
+            let found = rank(&model, middle(band) as u64);
+            let expected = falling(band);
+            assert!(
+                (0.8..1.3).contains(&(found / expected)),
+                "{found}, {expected}"
+            );
+        }
+        assert!((0..4095).all(|age| rank(&model, age) >= rank(&model, age + 1)));
+    }
+
+    #[test]
+    fn rows_that_come_again_after_a_while_are_worth_waiting_for() {
+        // Used after 64 to 128 ticks, and else hardly ever.
+        let model = model(|band| if band == 7 { 0.05 } else { 1e-4 });
+        let now = |age| rank(&model, age);
+        assert!(now(0) > 50.0 * 1e-4, "{}", now(0));
+        assert!(now(40) > now(0) && now(96) > now(40));
+        assert!(now(300) < now(0) / 10.0);
+    }
+
+    #[test]
+    fn the_best_rate_is_the_best_of_all_times() {
+        let rates = [
+            0.3, 0.01, 0.02, 0.2, 0.1, 0.001, 0.04, 0.03, 0.02, 0.05, 0.001, 0.01, 0.002,
+        ];
+        let found = best_rates(&rates);
+        for (from, found) in found.into_iter().enumerate() {
+            // Tick by tick, for each band to end with.
+            let rate = |end: usize| {
+                let (mut uses, mut time, mut unused) = (0.0, 0.0, 1.0f64);
+                for (band, rate) in rates.iter().enumerate().take(end + 1).skip(from) {
+                    const SLICES: usize = 200;
+                    let slice = ticks(band) / SLICES as f64;
+                    for _ in 0..SLICES {
+                        let used = unused * rate * slice;
+                        (uses, time, unused) = (uses + used, time + unused * slice, unused - used);
+                    }
+                }
+                uses / time
+            };
+            let best = (from..BANDS).map(rate).fold(0.0, f64::max);
+            assert!(
+                (found / best - 1.0).abs() < 0.02,
+                "band {from}: {found}, {best}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_unknown_is_like_what_is_known() {
+        // Class 9 was seen in band 3 only, and used there ten times as often as class 3, which rows are used at 0.01.
+        let mut model = model(|_| 0.01);
+        model.seen(9, 3, 1e4);
+        model.reused(9, 3, 1000.0);
+        model.rank_class(9);
+        let of_nine = |model: &Model, age| model.rank(Word::from_bits(9 << 12), Tick::new(age));
+        assert!(of_nine(&model, 5) > 0.05 && of_nine(&model, 200) > 0.05);
+        model.fade(0.0);
+        model.rank_class(9);
+        assert!(of_nine(&model, 200) < 0.01);
+    }
+}

@@ -1,0 +1,170 @@
+//! The policy from outside: which row goes, that nothing is allocated, that the same is the same.
+
+use proptest::prelude::*;
+use rowmill_cache::policy::{CLASSES, Draw, Lookahead, Policy, Resident, Reuses, Tick, Word};
+
+const SLOTS: u32 = 1024;
+
+/// A policy for which rows of class `c` were used `4 c` times in a hundred after each tick, in 100,000 lookups.
+fn experienced() -> Policy {
+    let mut policy = Policy::new(SLOTS, 7);
+    let mut reuses = Reuses::new();
+    let mut draw = Draw::new(1);
+    for _ in 0..100_000 / 32 {
+        let now = policy.now();
+        for _ in 0..32 {
+            // As many rows of each class and age as `words` below shows.
+            let word = aged(
+                draw.below(CLASSES as u32) as u16,
+                draw.below(64) as u16,
+                now,
+            );
+            if draw.below(100) < 4 * word.class() as u32 {
+                reuses.count(word, now);
+            }
+        }
+        let mut seen = draw.clone();
+        policy.advance(32, &mut reuses, 1, |_| {
+            let words: Vec<Word> = (0..16)
+                .map(|_| {
+                    let class = seen.below(CLASSES as u32) as u16;
+                    aged(class, seen.below(64) as u16, now)
+                })
+                .collect();
+            words.into_iter()
+        });
+    }
+    policy
+}
+
+/// The word of a row of a class that was used so many ticks ago.
+fn aged(class: u16, age: u16, now: Tick) -> Word {
+    let stamp = Word::new(now).bits().wrapping_sub(age) & 0xfff;
+    Word::from_bits(class << 12 | stamp)
+}
+
+/// Residents of the slots from 0 on, with rows from 100 on.
+fn residents(words: &[Word]) -> Vec<Resident> {
+    let resident = |(slot, &word)| Resident {
+        slot: slot as u32,
+        row: 100 + slot as u32,
+        word,
+    };
+    words.iter().enumerate().map(resident).collect()
+}
+
+#[test]
+fn rows_of_classes_that_are_used_less_go_first() {
+    let policy = experienced();
+    let mut newcomers = policy.clone();
+    let newcomer = newcomers.newcomer(1);
+    let now = policy.now();
+    for class in 1..8 {
+        let words = [
+            aged(class + 4, 9, now),
+            aged(class, 9, now),
+            aged(15, 9, now),
+        ];
+        let mut wanted = Lookahead::new(1);
+        wanted.load([1].into_iter());
+        let victim = policy.victim(&newcomer, residents(&words).into_iter(), &wanted);
+        assert_eq!(victim, Some(1), "class {class}");
+    }
+    // What was never used again is worth less than all that is there.
+    let words = [aged(9, 9, now), aged(5, 9, now)];
+    let unknown = Lookahead::new(0);
+    let victim = policy.victim(&newcomer, residents(&words).into_iter(), &unknown);
+    assert_eq!(victim, None);
+}
+
+#[test]
+fn a_row_that_was_away_is_known() {
+    let mut policy = experienced();
+    let now = policy.now();
+    policy.evicted(5, aged(9, 3, now));
+    let known = policy.newcomer(5);
+    assert!(known.word.class() >= 9);
+    assert_eq!(known.word.age(policy.now()), 0);
+    let words = [aged(2, 1, now); 4];
+    let unknown = Lookahead::new(0);
+    let victim = |policy: &Policy, newcomer| {
+        policy.victim(newcomer, residents(&words).into_iter(), &unknown)
+    };
+    assert!(victim(&policy, &known).is_some());
+    // It was taken out of the ghost, so the second time it is new; refused, it is remembered.
+    let forgotten = policy.newcomer(5);
+    assert_eq!(
+        (forgotten.word.class(), victim(&policy, &forgotten)),
+        (0, None)
+    );
+    policy.refused(forgotten);
+    assert_eq!(policy.newcomer(5).word.class(), 1);
+}
+
+proptest! {
+    /// Slots whose rows are not known to be used go by rank; a newcomer that is known to be used takes any of those. Where all
+    /// rows are known to be used, the last goes, if it is later than the newcomer.
+    #[test]
+    fn rows_that_are_wanted_stay(
+        classes in prop::collection::vec(0..CLASSES as u16, 1..32),
+        lookups in prop::collection::vec(99..132u32, 0..60),
+        done in 0..60usize,
+    ) {
+        let mut policy = Policy::new(SLOTS, 7);
+        let newcomer = policy.newcomer(99);
+        let words: Vec<Word> = classes.iter().map(|&class| aged(class, 0, policy.now())).collect();
+        let mut lookahead = Lookahead::new(64);
+        lookahead.load(lookups.iter().copied());
+        (0..=done).for_each(|at| lookahead.done(at));
+        let next = |row: u32| (done + 1..lookups.len()).find(|&at| lookups[at] == row);
+        let rows = residents(&words);
+        let victim = policy.victim(&newcomer, rows.iter().copied(), &lookahead);
+        let unwanted: Vec<&Resident> = rows.iter().filter(|r| next(r.row).is_none()).collect();
+        if unwanted.is_empty() {
+            let last = rows.iter().max_by_key(|r| next(r.row)).expect("residents");
+            let sooner = next(99).is_some_and(|at| Some(at) < next(last.row));
+            prop_assert_eq!(victim, sooner.then_some(last.slot));
+        } else if next(99).is_some() {
+            prop_assert!(unwanted.iter().any(|r| Some(r.slot) == victim));
+        } else if let Some(victim) = victim {
+            prop_assert!(unwanted.iter().any(|r| r.slot == victim));
+        }
+    }
+}
+
+#[test]
+fn nothing_is_allocated_and_the_same_is_the_same() {
+    let mut policies = [Policy::new(SLOTS, 3), Policy::new(SLOTS, 3)];
+    let mut lookahead = Lookahead::new(80);
+    let mut reuses = Reuses::new();
+    let mut outcomes = [0u64; 2];
+    for (policy, outcome) in policies.iter_mut().zip(&mut outcomes) {
+        let mut draw = Draw::new(11);
+        let info = allocation_counter::measure(|| {
+            for turn in 0..2_000u32 {
+                lookahead.load((0..80).map(|at| at * turn % 97));
+                lookahead.done(1);
+                let now = policy.now();
+                let word = |at: u32| aged((at % 16) as u16, (at % 900) as u16, now);
+                let newcomer = policy.newcomer(draw.below(5_000));
+                let rows = (0..32).map(|slot| Resident {
+                    slot,
+                    row: draw.below(97),
+                    word: word(slot * turn),
+                });
+                match policy.victim(&newcomer, rows, &lookahead) {
+                    Some(slot) => policy.evicted(slot + turn, word(slot)),
+                    None => policy.refused(newcomer),
+                }
+                reuses.count(word(turn), now);
+                policy.advance(u64::from(turn % 100), &mut reuses, 2, |set| {
+                    (0..16).map(move |way| word(set + way))
+                });
+                let bits = u64::from(newcomer.word.bits());
+                *outcome = outcome.wrapping_mul(31).wrapping_add(bits);
+            }
+        });
+        assert_eq!(info.count_total, 0);
+    }
+    assert_eq!(outcomes[0], outcomes[1]);
+}
