@@ -44,6 +44,11 @@ impl Spread {
         self.sets
     }
 
+    /// The number of sets of each shard.
+    pub fn shard_sets(&self) -> u32 {
+        self.shard_sets
+    }
+
     /// The set in which a row is looked for first.
     #[inline(always)]
     pub fn primary(&self, row: u32) -> u32 {

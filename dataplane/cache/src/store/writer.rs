@@ -151,7 +151,7 @@ impl Writer {
     /// # Panics
     /// If the shard has no such set.
     pub fn set(&self, set: u32) -> impl Iterator<Item = Candidate> {
-        let sets = self.memory.shape().shard_sets();
+        let sets = self.spread.shard_sets();
         assert!(set < sets, "set {set} of {sets}");
         let first = (self.shard * sets + set) * WAYS as u32;
         (first..first + WAYS as u32).map(|slot| self.candidate(slot))
