@@ -61,6 +61,7 @@ impl CachedTable {
     ) -> Found<'t> {
         let found = self.store.find(turn, rows, places);
         let recency = &self.recency;
+        found.draw(&mut self.sample, |word| recency.touched(word));
         found.touch(&mut self.sample, |word| recency.touched(word));
         counters.lookups += rows.len() as u64;
         counters.hits += (rows.len() - found.misses()) as u64;
@@ -150,4 +151,38 @@ impl CachedTable {
 fn writer<'w>(writers: &'w mut [Option<Writer>], store: &Store, ticket: &Ticket) -> &'w mut Writer {
     let shard = store.spread().shard(ticket.row()) as usize;
     writers[shard].as_mut().expect("tickets are of own shards")
+}
+
+#[cfg(test)]
+mod tests {
+    use rowmill_arena::HugePages;
+
+    use super::*;
+    use crate::store::{Epochs, MISS, Shape, Tags};
+
+    #[test]
+    fn a_row_that_is_hit_stays_and_others_make_way() {
+        let (epochs, mut workers) = Epochs::new(1);
+        let shape = Shape::new(64, 1, 4, 4).unwrap();
+        let (store, writers) =
+            Store::new(shape, 1, 4, &epochs, Tags::detect(), HugePages::Off).unwrap();
+        let mut table = CachedTable::new(0, store, writers, 1);
+        let mut counters = Counters::default();
+        let mut place = [0];
+        for row in 0..1000 {
+            let turn = workers[0].turn();
+            table.find(turn, &[0], &mut place, &mut counters);
+            assert!(row < 1 || place != [MISS], "row 0 at {row}");
+            let ticket = table.begin(row, &mut counters).unwrap();
+            table.advance();
+            workers[0].pass();
+            table.advance();
+            table.publish(ticket, &row.to_le_bytes(), &mut counters);
+        }
+        assert_eq!((counters.admitted, counters.refused), (1000, 0));
+        assert!(counters.evicted >= 1000 - 64);
+        let turn = workers[0].turn();
+        table.find(turn, &[1], &mut place, &mut counters);
+        assert_eq!(place, [MISS]);
+    }
 }
