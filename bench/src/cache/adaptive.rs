@@ -84,11 +84,13 @@ impl Adaptive {
             .store
             .find(self.worker.turn(), std::slice::from_ref(&row), &mut place);
         let now = self.policy.now();
-        found.touch(&mut self.all, |bits| {
+        let mut noted = |bits| {
             let word = Word::from_bits(bits);
             self.reuses.count(word, now);
             word.touched(now, &mut self.draw).bits()
-        });
+        };
+        found.draw(&mut self.all, &mut noted);
+        found.touch(&mut self.all, &mut noted);
         found.misses() == 0
     }
 
