@@ -144,13 +144,13 @@ fn bring(
 }
 
 impl Generation {
-    /// Brings of each table what `keep` says into memory.
+    /// Brings of each table what `keep` says, by the table's number, into memory.
     ///
     /// # Errors
     /// As [`Generation::load`].
     pub fn load_parts(
         &self,
-        keep: impl Fn(&TableInfo) -> Keep,
+        keep: impl Fn(usize) -> Keep,
         huge_pages: HugePages,
         progress: Progress<'_>,
         options: LoadOptions,
@@ -161,8 +161,12 @@ impl Generation {
             *pages += table.page_count();
             Some(first)
         });
-        let kept: Vec<(&TableInfo, u64, Keep)> = (self.tables().iter().zip(first_pages))
-            .map(|(table, first_page)| (table, first_page, keep(table)))
+        let kept: Vec<(&TableInfo, u64, Keep)> = self
+            .tables()
+            .iter()
+            .zip(first_pages)
+            .enumerate()
+            .map(|(number, (table, first_page))| (table, first_page, keep(number)))
             .collect();
         let common: Vec<Region<'_>> = (kept.iter())
             .map(|&(table, first_page, keep)| match keep {

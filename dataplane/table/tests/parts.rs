@@ -30,13 +30,8 @@ fn made() -> (TempDir, Generation) {
 }
 
 fn load(generation: &Generation, keep: &[Keep]) -> Result<Resident, TableError> {
-    let names: Vec<&str> = generation
-        .tables()
-        .iter()
-        .map(|t| t.name.as_str())
-        .collect();
     generation.load_parts(
-        |table| keep[names.iter().position(|&name| name == table.name).unwrap()],
+        |number| keep[number],
         HugePages::Off,
         &silent,
         LoadOptions::default(),
