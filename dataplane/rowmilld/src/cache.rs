@@ -38,7 +38,7 @@ pub struct CachePlan {
 }
 
 /// A worker's part: what tells others that it reads a row no more, and its way to the rows.
-pub(crate) type Part = (store::Worker, rowmill_cache::Worker);
+pub type Part = (store::Worker, rowmill_cache::Worker);
 
 impl CachePlan {
     /// Compares what is configured with what the generation has.
@@ -116,7 +116,7 @@ impl CachePlan {
     }
 
     /// What of a table comes into memory.
-    pub(crate) fn keep(&self, table: usize) -> Keep {
+    pub fn keep(&self, table: usize) -> Keep {
         match self.placement(table) {
             None => Keep::All,
             Some(Placement::Resident) => Keep::RowsApart,
@@ -192,7 +192,10 @@ impl CachePlan {
 
     /// Opens the files of listed tables and makes each worker's part; nothing where no table is listed. With it comes what was
     /// found out about the files.
-    pub(crate) fn open(
+    ///
+    /// # Errors
+    /// Where a file or the memory is not to be had.
+    pub fn open(
         &self,
         generation: &Generation,
         huge_pages: HugePages,
