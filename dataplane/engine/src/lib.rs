@@ -30,10 +30,12 @@ mod rows;
 mod schedule;
 mod slot;
 mod step;
+mod turn;
 
 pub use answer::Counters;
 pub use bind::{BoundFeature, BoundSchema, bind};
-pub use engine::{Engine, ProtocolError, Turn};
+pub use engine::{Engine, ProtocolError};
 pub use limits::Limits;
 pub use memory::{Conn, Denied, EXTENTS_MAX, Extent, Fetch, Memory, STAGE_BYTES_MIN};
 pub use rows::rows;
+pub use turn::Turn;
