@@ -94,7 +94,7 @@ impl Engine {
             draining: false,
             handled: 0,
             turns,
-            cached: Cached::new(cache),
+            cached: Cached::new(cache, limits.slots),
             budget: (limits.micro_batch_ns / 2)
                 .saturating_mul(BYTES_PER_NS_FIRST)
                 .clamp(*BATCH_BYTES.start(), *BATCH_BYTES.end()),
@@ -371,7 +371,7 @@ impl Engine {
             memory.unstage(slot.conn, slot.header.target_region, staging);
         }
         fetch::release(slot, memory);
-        self.cached.give_up(slot);
+        self.cached.give_up(index, slot);
         slot.stage = Stage::Free;
         self.connections[slot.conn.0 as usize].held[usize::from(slot.port_slot)] = NONE;
         self.free.push(index);

@@ -19,6 +19,7 @@ mod batch;
 mod bind;
 mod cached;
 mod copy;
+mod crowd;
 mod engine;
 mod fetch;
 mod limits;

@@ -7,7 +7,7 @@ use crate::batch::Work;
 use crate::engine::{Engine, bound};
 use crate::limits::{AHEAD_CONNECTIONS, BATCH_BYTES, CHECK_AHEAD, TURN_BYTES};
 use crate::memory::{Denied, Memory};
-use crate::slot::Stage;
+use crate::slot::{Slot, Stage};
 use crate::step::step;
 
 /// What a call of [`Engine::turn`] found to do.
@@ -43,7 +43,14 @@ impl Engine {
                 break;
             };
             first = first.or(Some(index));
-            if let Some(bytes) = self.work(now_ns, index, allowed, memory) {
+            let mut worked = self.work(now_ns, index, allowed, memory);
+            if worked.is_none() {
+                // It waits for staging, which another of its connection may have: that one goes on, or nobody would.
+                let has_staging = |slot: &Slot| slot.staging.is_some();
+                let holder = self.schedule.behind(index, &self.slots, has_staging);
+                worked = holder.and_then(|holder| self.work(now_ns, holder, allowed, memory));
+            }
+            if let Some(bytes) = worked {
                 self.last = Some((now_ns, bytes));
                 return Turn::Worked { bytes };
             }
@@ -64,9 +71,18 @@ impl Engine {
     /// Takes rows that have come: bags that waited for them can be pooled, or their requests end.
     fn take_rows(&mut self, now_ns: u64, memory: &mut impl Memory) {
         self.turns.pass();
-        if self.cached.worker.is_idle() {
-            return;
+        if !self.cached.worker.is_idle() {
+            self.poll_rows(now_ns, memory);
         }
+        // Room that has become free is for the first that waits for some.
+        if let Some(first) = self.cached.crowd.first()
+            && self.cached.has_room(first, &self.slots[first as usize])
+        {
+            self.wake(first);
+        }
+    }
+
+    fn poll_rows(&mut self, now_ns: u64, memory: &mut impl Memory) {
         self.cached.worker.poll(now_ns);
         while let Some(ready) = self.cached.worker.next_ready() {
             let bag = self.cached.parked.bag(ready.bag);
@@ -80,10 +96,16 @@ impl Engine {
             let slot = &mut self.slots[bag.slot as usize];
             self.cached.parked.remove(&mut slot.parked, bag.id);
             self.cached.parked.push(&mut slot.ready, bag);
-            if slot.stage == Stage::Waiting {
-                slot.stage = Stage::Pooling;
-                self.schedule.push(bag.slot, &mut self.slots);
-            }
+            self.wake(bag.slot);
+        }
+    }
+
+    /// A request can go on, if it waited.
+    fn wake(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        if slot.stage == Stage::Waiting {
+            slot.stage = Stage::Pooling;
+            self.schedule.push(index, &mut self.slots);
         }
     }
 
