@@ -11,6 +11,7 @@ use rowmill_wire::request::Header;
 use rowmill_wire::{Completion, Op, Refusal, Request, Status};
 
 use crate::accept;
+use crate::ahead;
 use crate::answer::Counters;
 use crate::batch::Work;
 use crate::bind::BoundSchema;
@@ -405,6 +406,7 @@ impl Engine {
         if self.cached.worker.is_idle() {
             return;
         }
+        ahead::tell(&mut self.cached, &self.slots, &self.connections);
         self.cached.worker.poll(now_ns);
         while let Some(ready) = self.cached.worker.next_ready() {
             let bag = self.cached.parked.bag(ready.bag);
@@ -574,7 +576,7 @@ fn uses(header: &Header, region: u32) -> bool {
 }
 
 /// The schema of a request in progress.
-fn bound<'c>(connections: &'c [Connection], slot: &Slot) -> &'c BoundSchema {
+pub(crate) fn bound<'c>(connections: &'c [Connection], slot: &Slot) -> &'c BoundSchema {
     let schema = connections[slot.conn.0 as usize].schemas[slot.schema].as_deref();
     schema.expect("a schema stays bound while its connection is attached")
 }
