@@ -1,15 +1,15 @@
 //! The cache of tables whose rows don't all fit the arena.
 //!
 //! [`store`] keeps rows in slots of the arena, found by all workers without a lock and changed by one writer a shard. [`fetch`]
-//! knows which rows are on their way and which bags wait for them, and [`tier`] fetches them. [`Worker`] is all of it for one
-//! worker. [`policy`] says which rows are kept; the worker does not ask it yet.
+//! knows which rows are on their way and which bags wait for them, and [`tier`] fetches them. [`policy`] says which rows
+//! are kept. [`Worker`] is all of it for one worker.
 //!
 //! Nothing here knows requests, ports or clocks.
 #![deny(unsafe_code, unsafe_op_in_unsafe_fn)]
 
+mod ahead;
 pub mod fetch;
 pub mod policy;
-mod recency;
 pub mod store;
 mod table;
 pub mod tier;

@@ -4,9 +4,10 @@ use core::fmt;
 
 use rowmill_arena::ReadWindow;
 
+use crate::ahead::Ahead;
 use crate::fetch::{self, BagId, Fetches, Limits, Ready, Ticket};
-use crate::store::{self, Found, MISS, Turn};
-use crate::table::{CachedTable, Counters};
+use crate::store::{Found, MISS, Turn};
+use crate::table::{CachedTable, Counters, Taken};
 use crate::tier::{EachRow, FetchesFull, Tier, Wanted};
 
 /// No tier, for a worker without cached tables.
@@ -30,7 +31,8 @@ pub struct Worker {
     tables: Box<[Option<CachedTable>]>,
     fetches: Fetches,
     /// The slots that were taken for rows on their way, by the number of their fetch.
-    slots: Box<[Option<store::Ticket>]>,
+    slots: Box<[Option<Taken>]>,
+    ahead: Ahead,
     tier: Box<dyn Tier + Send>,
     /// Of all tables.
     counters: Counters,
@@ -108,6 +110,7 @@ impl Worker {
         }
         let fetches = Fetches::new(limits, seed);
         Worker {
+            ahead: Ahead::new(tables.iter().flatten().next().is_none()),
             tables,
             slots: (0..fetches.most()).map(|_| None).collect(),
             fetches,
@@ -173,12 +176,33 @@ impl Worker {
         (window, fetches.stride(), fetches.limits().staged)
     }
 
+    /// Whether it pays now to tell by [`ahead`](Self::ahead) what will be looked up next: rows are about to be fetched, which may take
+    /// the slots of others.
+    pub fn asks_ahead(&self) -> bool {
+        self.fetches.has_reads() && self.ahead.is_paid()
+    }
+
+    /// Before [`poll`](Self::poll): what will be looked up next, in order, as far as that is known. `lookups` gives tables and rows of
+    /// each, until enough are known; tables that are not cached are left out.
+    pub fn ahead<'r>(&mut self, lookups: impl Iterator<Item = (usize, &'r [u32])>) {
+        self.ahead.clear();
+        for (table, rows) in lookups {
+            if self.is_cached(table) {
+                self.ahead.extend(table, rows);
+            }
+            if self.ahead.is_full() {
+                return;
+            }
+        }
+    }
+
     /// Takes what has come, and asks for what is wanted. Between two turns.
     pub fn poll(&mut self, now_ns: u64) {
         let Worker {
             tables,
             fetches,
             slots,
+            ahead,
             tier,
             counters,
         } = self;
@@ -199,6 +223,9 @@ impl Worker {
                 cached(tables, table).abandon(slot);
             }
         }
+        if fetches.has_reads() {
+            tables.iter_mut().flatten().for_each(CachedTable::catch_up);
+        }
         while let Some(read) = fetches.next_read() {
             let table = cached(tables, read.table);
             let wanted = Wanted {
@@ -211,7 +238,9 @@ impl Worker {
                 fetches.put_back(read);
                 break;
             }
-            slots[read.ticket.number()] = table.begin(read.row, counters);
+            let next_use = |row| ahead.next_use(read.table, row);
+            slots[read.ticket.number()] = table.begin(read.row, next_use, counters);
+            ahead.begun();
         }
         for table in tables.iter_mut().flatten() {
             table.advance();

@@ -3,6 +3,7 @@
 use rowmill_wire::{Refusal, Status};
 
 use crate::accept;
+use crate::ahead;
 use crate::batch::Work;
 use crate::engine::{Engine, bound};
 use crate::limits::{AHEAD_CONNECTIONS, BATCH_BYTES, CHECK_AHEAD, TURN_BYTES};
@@ -83,6 +84,7 @@ impl Engine {
     }
 
     fn poll_rows(&mut self, now_ns: u64, memory: &mut impl Memory) {
+        ahead::tell(&mut self.cached, &self.slots, &self.connections);
         self.cached.worker.poll(now_ns);
         while let Some(ready) = self.cached.worker.next_ready() {
             let bag = self.cached.parked.bag(ready.bag);

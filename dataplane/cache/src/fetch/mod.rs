@@ -393,6 +393,11 @@ impl Fetches {
         push(&mut self.ready, bag, |b| is_parked(&self.bags, b));
     }
 
+    /// Whether there are rows to be read, as far as is known: some may have been given up meanwhile.
+    pub fn has_reads(&self) -> bool {
+        !(self.wanted.is_empty() && self.unwanted.is_empty())
+    }
+
     /// The next row to be read: those that bags wait for come first, each in the order in which it was first wanted. Whoever takes it
     /// tells [`Fetches::arrived`], some time.
     pub fn next_read(&mut self) -> Option<Read> {
