@@ -2,12 +2,13 @@
 //!
 //! [`store`] keeps rows in slots of the arena, found by all workers without a lock and changed by one writer a shard. [`fetch`]
 //! knows which rows are on their way and which bags wait for them, and [`tier`] fetches them. [`Worker`] is all of it for one
-//! worker. [`policy`] says which rows are kept; the worker does not ask it yet.
+//! worker; [`workers()`] makes those of a dataplane, which ask one another for rows of shards that they don't write. [`policy`] says which rows are kept; the worker does not ask it yet.
 //!
 //! Nothing here knows requests, ports or clocks.
 #![deny(unsafe_code, unsafe_op_in_unsafe_fn)]
 
 pub mod fetch;
+mod owners;
 pub mod policy;
 mod recency;
 pub mod store;

@@ -29,7 +29,7 @@ use crate::step::step;
 pub enum Turn {
     /// There is no request in progress and nothing to announce.
     Idle,
-    /// All requests in progress wait for room or for data of theirs.
+    /// All requests in progress wait for room or for data of theirs, or there is none and rows are on their way.
     Blocked,
     /// A micro-batch of this many bytes was done.
     Worked {
@@ -128,6 +128,11 @@ impl Engine {
     /// Requests in progress.
     pub fn in_progress(&self) -> usize {
         self.slots.len() - self.free.len()
+    }
+
+    /// Whether no request is in progress and no row of a cached table on its way, for requests of this worker or of others.
+    pub fn is_idle(&self) -> bool {
+        self.in_progress() == 0 && self.cached.worker.is_idle()
     }
 
     /// What it knows of cached tables.
@@ -392,7 +397,7 @@ impl Engine {
         // What has just expired has still to be announced.
         if !self.done.is_empty() || !seen_all {
             Turn::Worked { bytes: 0 }
-        } else if self.in_progress() > 0 {
+        } else if !self.is_idle() {
             Turn::Blocked
         } else {
             Turn::Idle
@@ -402,7 +407,7 @@ impl Engine {
     /// Takes rows that have come: bags that waited for them can be pooled, or their requests end.
     fn take_rows(&mut self, now_ns: u64, memory: &mut impl Memory) {
         self.turns.pass();
-        if self.cached.worker.is_idle() {
+        if !self.cached.worker.has_work() {
             return;
         }
         self.cached.worker.poll(now_ns);
@@ -507,9 +512,15 @@ impl Engine {
         }
     }
 
-    /// The driver is about to sleep: nobody waits for this engine's next turn.
-    pub fn rest(&mut self) {
-        self.turns.rest();
+    /// The driver is about to sleep: nobody waits for this engine's next turn. Returns whether it may: not where another worker has
+    /// just asked for a row, which the next turn takes up.
+    #[must_use = "an engine that others wait for does not sleep"]
+    pub fn rest(&mut self) -> bool {
+        let may = self.cached.worker.rest();
+        if may {
+            self.turns.rest();
+        }
+        may
     }
 
     /// The next status record to announce, in the order in which they came about.

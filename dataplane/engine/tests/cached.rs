@@ -27,6 +27,7 @@ const WIDE: Carry = Carry {
 const FETCH: fetch::Limits = fetch::Limits {
     staged: 64,
     prefetched: 4,
+    asked: 4,
     bags: 16,
     row_bytes: 512,
     budget_ns: u64::MAX,
