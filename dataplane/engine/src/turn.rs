@@ -89,7 +89,7 @@ impl Engine {
             if ready.outcome.is_err() {
                 let index = bag.first_id
                     - self.slots[bag.slot as usize].spans[bag.feature as usize].ids_from;
-                let refusal = Refusal::at(Status::Unavailable, bag.feature, index);
+                let refusal = Refusal::at(Status::RowUnavailable, bag.feature, index);
                 self.finish(now_ns, bag.slot, refusal, memory);
                 continue;
             }
