@@ -353,6 +353,11 @@ impl Worker {
         }
     }
 
+    /// Whether a bag of so many rows can be parked now.
+    pub fn has_room(&self, rows: usize) -> bool {
+        self.fetches.has_room(rows)
+    }
+
     /// The next parked bag that waits for nothing any more.
     pub fn next_ready(&mut self) -> Option<Ready> {
         self.fetches.next_ready()

@@ -2,146 +2,21 @@
 
 mod common;
 
-use std::sync::Arc;
-
+use common::shelf::{FETCH, Fate, engine_with};
 use common::{
-    Carry, HeapMemory, LIMITS, Model, REGION, Remote, answer, attach, frame, lookup, memory_for,
-    run, statuses,
+    Carry, HeapMemory, LIMITS, Model, REGION, Remote, answer, frame, lookup, memory_for, run,
+    statuses,
 };
 use proptest::prelude::*;
-use rowmill_arena::HugePages;
 use rowmill_cache::fetch;
-use rowmill_cache::store::{Shape, Tags};
-use rowmill_cache::tier::{EachRow, FetchesFull, Tier, TierError, Wanted};
-use rowmill_cache::{Options, Parts, TableOptions};
+use rowmill_cache::tier::{TierError, Wanted};
 use rowmill_engine::{Conn, Engine, Limits, STAGE_BYTES_MIN, Turn};
-use rowmill_pooling::{Isa, Kernels};
-use rowmill_table::Resident;
 use rowmill_wire::{CompletionKind, Element, Status};
 
 const WIDE: Carry = Carry {
     ids: Element::Bits64,
     ..REGION
 };
-
-const FETCH: fetch::Limits = fetch::Limits {
-    staged: 64,
-    prefetched: 4,
-    asked: 4,
-    bags: 16,
-    row_bytes: 512,
-    budget_ns: u64::MAX,
-};
-
-/// Rows of each table that are in memory: tables have up to a hundred times as many.
-const SLOTS: u32 = 32;
-
-/// Stands in for a tier: has the rows of resident tables, and gives them out late and in another order.
-#[derive(Debug)]
-struct Shelf {
-    tables: Arc<Resident>,
-    wanted: Vec<Wanted>,
-    /// Most that are fetched at a time.
-    most: usize,
-    state: u64,
-    /// What becomes of a row.
-    fate: fn(Wanted) -> Fate,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    Comes,
-    Fails(TierError),
-    Never,
-}
-
-impl Shelf {
-    fn next(&mut self) -> usize {
-        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005) + 1;
-        (self.state >> 33) as usize
-    }
-}
-
-impl Tier for Shelf {
-    fn fetch(&mut self, _: u64, wanted: Wanted) -> Result<(), FetchesFull> {
-        if self.wanted.len() == self.most {
-            return Err(FetchesFull);
-        }
-        self.wanted.push(wanted);
-        Ok(())
-    }
-
-    fn poll(&mut self, now_ns: u64, each: EachRow<'_>) {
-        let late = self
-            .wanted
-            .extract_if(.., |wanted| wanted.deadline_ns <= now_ns);
-        late.for_each(|wanted| each(wanted.token, Err(TierError::Late)));
-        for _ in 0..self.next() % 4 {
-            if self.wanted.is_empty() {
-                return;
-            }
-            let at = self.next() % self.wanted.len();
-            let wanted = self.wanted[at];
-            let table = &self.tables.tables()[wanted.table as usize];
-            let from = wanted.row as usize * table.stride();
-            let outcome = match (self.fate)(wanted) {
-                Fate::Comes => Ok(&table.bytes()[from..from + table.stride()]),
-                Fate::Fails(error) => Err(error),
-                Fate::Never => continue,
-            };
-            self.wanted.swap_remove(at);
-            each(wanted.token, outcome);
-        }
-    }
-
-    fn unanswered(&self) -> usize {
-        self.wanted.len()
-    }
-}
-
-/// An engine with every `step`-th table cached.
-fn engine_with(
-    model: &Model,
-    limits: Limits,
-    fetch: fetch::Limits,
-    step: usize,
-    fate: fn(Wanted) -> Fate,
-) -> Engine {
-    let tables = model.tables.tables().len();
-    let shelf = Shelf {
-        tables: Arc::clone(&model.tables),
-        wanted: Vec::new(),
-        most: 5,
-        state: 1,
-        fate,
-    };
-    let cached = |table: usize| {
-        let info = &model.tables.tables()[table];
-        let shape = Shape::new(SLOTS, 1, info.stride(), info.stride()).expect("a good shape");
-        table.is_multiple_of(step).then_some(TableOptions {
-            shape,
-            in_tier: table as u32,
-        })
-    };
-    let cached: Vec<Option<TableOptions>> = (0..tables).map(cached).collect();
-    let options = Options {
-        limits: fetch,
-        limbo: 8,
-        tags: Tags::detect(),
-        huge_pages: HugePages::Off,
-        seed: 3,
-    };
-    let parts = Parts {
-        tier: Box::new(shelf),
-        wake: Box::new(|| ()),
-    };
-    let made = rowmill_cache::workers(&options, &cached, vec![parts]);
-    let (turns, cache) = made.expect("memory").remove(0);
-    let kernels = Kernels::new(Isa::detect().isa);
-    let mut engine = Engine::with_cache(limits, kernels, turns, cache);
-    attach(&mut engine, model, Conn(0));
-    engine
-}
 
 fn engine(model: &Model, limits: Limits, step: usize) -> Engine {
     engine_with(model, limits, FETCH, step, |_| Fate::Comes)
@@ -224,7 +99,7 @@ fn a_row_that_fails_ends_its_request_and_no_other() {
     let mut memory = memory_for(&model, 40, vec![]);
     send(&model, &mut engine, &mut memory, 0, 40, 0);
     let records = run(&mut engine, &mut memory, &mut 0);
-    assert_eq!(statuses(&records), [Status::Unavailable]);
+    assert_eq!(statuses(&records), [Status::RowUnavailable]);
     assert_eq!(records[0].1.feature, 1);
     run_until_nothing_is_held(&mut engine, &mut memory);
     // A request without bags of that table is answered.
@@ -255,7 +130,7 @@ fn a_row_that_never_comes_is_given_up_in_time() {
     send(&model, &mut engine, &mut memory, 0, 4, 0);
     let mut now_ns = 0;
     let records = run(&mut engine, &mut memory, &mut now_ns);
-    assert_eq!(statuses(&records), [Status::Unavailable]);
+    assert_eq!(statuses(&records), [Status::RowUnavailable]);
     assert!((200_000..300_000).contains(&now_ns), "ended at {now_ns} ns");
     run_until_nothing_is_held(&mut engine, &mut memory);
 }

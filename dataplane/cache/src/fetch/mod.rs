@@ -191,6 +191,13 @@ impl Fetches {
         self.slab.places() as usize - self.slab.free()
     }
 
+    /// Whether a bag of so many rows can be parked now, whichever of them are missing.
+    pub fn has_room(&self, rows: usize) -> bool {
+        // All of them may be, and different.
+        let room = self.slab.free().min(self.free_waits.len());
+        room >= rows && !self.free_bags.is_empty()
+    }
+
     /// Parks a bag. `rows` are its rows, and each is replaced by its place in staging. `find` is given the
     /// position and the number of each once, copies it if the store has it, and says where others are.
     ///
@@ -210,10 +217,8 @@ impl Fetches {
             rows.len() <= self.slab.places() as usize,
             "limits let any bag be parked"
         );
-        // All of them may be missing, and different.
-        let room = self.slab.free().min(self.free_waits.len());
-        let index = self.free_bags.pop_if(|_| room >= rows.len());
-        let Some(index) = index else {
+        let has_room = self.has_room(rows.len());
+        let Some(index) = self.free_bags.pop_if(|_| has_room) else {
             self.counters.refused += 1;
             return None;
         };

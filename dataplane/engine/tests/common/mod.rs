@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 mod memory;
+pub(crate) mod shelf;
 
 use std::collections::HashMap;
 use std::sync::Arc;
