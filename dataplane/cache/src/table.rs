@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rowmill_arena::ReadWindow;
 
 use crate::policy::{Draw, Newcomer, Policy, Resident, Reuses, Word};
-use crate::store::{Candidate, Found, Held, Sample, Store, Ticket, Turn, WAYS, Writer};
+use crate::store::{Candidate, Found, Held, Sample, Spread, Store, Ticket, Turn, WAYS, Writer};
 
 /// See the module's text.
 #[derive(Debug)]
@@ -38,6 +38,13 @@ pub struct Counters {
     pub lookups: u64,
     /// See above.
     pub hits: u64,
+    /// Rows that other workers asked for.
+    pub asked: u64,
+    /// Rows that were said to be wanted soon, and those of them that there was no room for. What was begun of the others
+    /// is among the fetches.
+    pub hinted: u64,
+    /// See above.
+    pub hints_dropped: u64,
     /// Rows that came into the store.
     pub admitted: u64,
     /// Rows that had to leave it for others.
@@ -109,6 +116,26 @@ impl CachedTable {
     /// Bytes of a row.
     pub(crate) fn row_bytes(&self) -> usize {
         self.store.shape().row_bytes()
+    }
+
+    /// How rows are spread over shards.
+    pub(crate) fn spread(&self) -> &Spread {
+        self.store.spread()
+    }
+
+    /// Whether a row of a shard that this worker writes is there.
+    pub(crate) fn has(&self, row: u32) -> bool {
+        self.writer(row).slot_of(row).is_some()
+    }
+
+    /// Copies a row of a shard that this worker writes, if it is there. `out` is as long as a row.
+    pub(crate) fn read(&self, row: u32, out: &mut [u8]) -> bool {
+        self.writer(row).read(row, out)
+    }
+
+    fn writer(&self, row: u32) -> &Writer {
+        let writer = self.writers[self.spread().shard(row) as usize].as_ref();
+        writer.expect("a row of an own shard")
     }
 
     /// Takes a slot for a row that is about to be fetched, where this worker writes the row's shard: an empty one, or that of a row

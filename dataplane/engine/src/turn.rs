@@ -16,7 +16,7 @@ use crate::step::step;
 pub enum Turn {
     /// There is no request in progress and nothing to announce.
     Idle,
-    /// All requests in progress wait for room or for data of theirs.
+    /// All requests in progress wait for room or for data of theirs, or there is none and rows are on their way.
     Blocked,
     /// A micro-batch of this many bytes was done.
     Worked {
@@ -62,7 +62,7 @@ impl Engine {
         // What has just expired has still to be announced.
         if !self.done.is_empty() || !seen_all {
             Turn::Worked { bytes: 0 }
-        } else if self.in_progress() > 0 {
+        } else if !self.is_idle() {
             Turn::Blocked
         } else {
             Turn::Idle
@@ -72,7 +72,7 @@ impl Engine {
     /// Takes rows that have come: bags that waited for them can be pooled, or their requests end.
     fn take_rows(&mut self, now_ns: u64, memory: &mut impl Memory) {
         self.turns.pass();
-        if !self.cached.worker.is_idle() {
+        if self.cached.worker.has_work() {
             self.poll_rows(now_ns, memory);
         }
         // Room that has become free is for the first that waits for some.
@@ -91,7 +91,7 @@ impl Engine {
             if ready.outcome.is_err() {
                 let index = bag.first_id
                     - self.slots[bag.slot as usize].spans[bag.feature as usize].ids_from;
-                let refusal = Refusal::at(Status::Unavailable, bag.feature, index);
+                let refusal = Refusal::at(Status::RowUnavailable, bag.feature, index);
                 self.finish(now_ns, bag.slot, refusal, memory);
                 continue;
             }

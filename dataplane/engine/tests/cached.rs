@@ -99,7 +99,7 @@ fn a_row_that_fails_ends_its_request_and_no_other() {
     let mut memory = memory_for(&model, 40, vec![]);
     send(&model, &mut engine, &mut memory, 0, 40, 0);
     let records = run(&mut engine, &mut memory, &mut 0);
-    assert_eq!(statuses(&records), [Status::Unavailable]);
+    assert_eq!(statuses(&records), [Status::RowUnavailable]);
     assert_eq!(records[0].1.feature, 1);
     run_until_nothing_is_held(&mut engine, &mut memory);
     // A request without bags of that table is answered.
@@ -130,7 +130,7 @@ fn a_row_that_never_comes_is_given_up_in_time() {
     send(&model, &mut engine, &mut memory, 0, 4, 0);
     let mut now_ns = 0;
     let records = run(&mut engine, &mut memory, &mut now_ns);
-    assert_eq!(statuses(&records), [Status::Unavailable]);
+    assert_eq!(statuses(&records), [Status::RowUnavailable]);
     assert!((200_000..300_000).contains(&now_ns), "ended at {now_ns} ns");
     run_until_nothing_is_held(&mut engine, &mut memory);
 }

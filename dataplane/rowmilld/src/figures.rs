@@ -15,7 +15,7 @@ pub struct Counter {
 }
 
 /// Every counter of the engine.
-pub const COUNTERS: [Counter; 11] = [
+pub const COUNTERS: [Counter; 12] = [
     counter(
         "requests",
         "Request frames received, whatever became of them.",
@@ -36,6 +36,11 @@ pub const COUNTERS: [Counter; 11] = [
         "region_lost",
         "Requests given up because their region was lost.",
         |c| c.region_lost,
+    ),
+    counter(
+        "row_unavailable",
+        "Requests given up because a row of a cached table could not be fetched.",
+        |c| c.row_unavailable,
     ),
     counter("bags", "Samples of completed requests.", |c| c.bags),
     counter("rows", "Rows read.", |c| c.rows),
