@@ -10,6 +10,7 @@
 
 mod ahead;
 pub mod fetch;
+pub mod figures;
 mod owners;
 pub mod policy;
 pub mod store;
@@ -18,6 +19,6 @@ pub mod tier;
 mod worker;
 mod workers;
 
-pub use table::{CachedTable, Counters};
-pub use worker::{Parker, Worker};
+pub use table::CachedTable;
+pub use worker::{Counters, Parker, Worker};
 pub use workers::{Options, Parts, TableOptions, workers};

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use rowmill_arena::ReadWindow;
 
+use crate::figures::{Count, TableFigures};
 use crate::policy::{Draw, Newcomer, Policy, Resident, Reuses, Word};
 use crate::store::{Candidate, Found, Held, Sample, Spread, Store, Ticket, Turn, WAYS, Writer};
 
@@ -22,6 +23,7 @@ pub struct CachedTable {
     reuses: Reuses,
     draw: Draw,
     sample: Sample,
+    figures: Arc<TableFigures>,
 }
 
 /// A slot that was taken for a row on its way.
@@ -31,29 +33,6 @@ pub(crate) struct Taken {
     newcomer: Newcomer,
 }
 
-/// What was counted since the start, of the shards that a worker writes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Rows that were looked up, in whatever shard, and those of them that were there.
-    pub lookups: u64,
-    /// See above.
-    pub hits: u64,
-    /// Rows that other workers asked for.
-    pub asked: u64,
-    /// Rows that were said to be wanted soon, and those of them that there was no room for. What was begun of the others
-    /// is among the fetches.
-    pub hinted: u64,
-    /// See above.
-    pub hints_dropped: u64,
-    /// Rows that came into the store.
-    pub admitted: u64,
-    /// Rows that had to leave it for others.
-    pub evicted: u64,
-    /// Rows that were fetched and not kept, since all that are in the slots they may be in are worth more.
-    pub refused: u64,
-    /// Rows that were fetched and found no slot, since all that they may be in were taken or still being read.
-    pub unplaced: u64,
-}
 impl CachedTable {
     /// A table as the worker sees it that writes the shards of `writers`. Its tier knows it by the number `in_tier`.
     pub fn new(in_tier: u32, store: Arc<Store>, writers: Vec<Writer>, seed: u64) -> CachedTable {
@@ -74,7 +53,13 @@ impl CachedTable {
             draw: Draw::new(!seed),
             sample: Sample::new(store.sample_every(), seed),
             store,
+            figures: Arc::default(),
         }
+    }
+
+    /// What was counted of it by this worker.
+    pub(crate) fn figures(&self) -> &Arc<TableFigures> {
+        &self.figures
     }
 
     /// Looks rows up: the slot of each, or [`MISS`](crate::store::MISS).
@@ -83,7 +68,6 @@ impl CachedTable {
         turn: Turn<'t>,
         rows: &[u32],
         places: &'t mut [u32],
-        counters: &mut Counters,
     ) -> Found<'t> {
         let found = self.store.find(turn, rows, places);
         let (now, reuses, draw) = (self.policy.now(), &mut self.reuses, &mut self.draw);
@@ -97,8 +81,9 @@ impl CachedTable {
         let one_in = self.store.sample_every().get();
         let (usage, lookups) = (self.store.usage(), rows.len() as u64);
         self.policy.advance(lookups, reuses, one_in, usage, words);
-        counters.lookups += lookups;
-        counters.hits += lookups - found.misses() as u64;
+        let hits = lookups - found.misses() as u64;
+        self.figures.count(Count::Lookups, lookups);
+        self.figures.count(Count::Hits, hits);
         found
     }
 
@@ -144,7 +129,6 @@ impl CachedTable {
         &mut self,
         row: u32,
         next_use: impl Fn(u32) -> Option<u32>,
-        counters: &mut Counters,
     ) -> Option<Taken> {
         let shard = self.store.spread().shard(row) as usize;
         let writer = self.writers[shard].as_mut()?;
@@ -160,18 +144,22 @@ impl CachedTable {
         });
         let Some(slot) = slot else {
             let is_refused = writer.candidates(row).filter_map(resident).next().is_some();
-            counters.refused += u64::from(is_refused);
-            counters.unplaced += u64::from(!is_refused);
+            let why = if is_refused {
+                Count::Refused
+            } else {
+                Count::Crowded
+            };
+            self.figures.count(why, 1);
             self.policy.refused(newcomer);
             return None;
         };
         let Ok((ticket, evicted)) = writer.begin(row, slot) else {
-            counters.unplaced += 1;
+            self.figures.count(Count::Crowded, 1);
             self.policy.refused(newcomer);
             return None;
         };
         if let Some(evicted) = evicted {
-            counters.evicted += 1;
+            self.figures.count(Count::Evicted, 1);
             let word = Word::from_bits(evicted.meta);
             self.policy.evicted(evicted.row, word);
         }
@@ -179,7 +167,7 @@ impl CachedTable {
     }
 
     /// The row of a slot has come.
-    pub(crate) fn publish(&mut self, taken: Taken, bytes: &[u8], counters: &mut Counters) {
+    pub(crate) fn publish(&mut self, taken: Taken, bytes: &[u8]) {
         let Taken { ticket, newcomer } = taken;
         let writer = writer(&mut self.writers, &self.store, &ticket);
         if !writer.is_free(&ticket) {
@@ -187,12 +175,12 @@ impl CachedTable {
         }
         if writer.is_free(&ticket) {
             writer.publish(ticket, bytes, newcomer.word.bits());
-            counters.admitted += 1;
+            self.figures.count(Count::Admitted, 1);
         } else {
             // A worker has been in one turn for as long as the row took to come.
             writer.abandon(ticket);
             self.policy.refused(newcomer);
-            counters.unplaced += 1;
+            self.figures.count(Count::Crowded, 1);
         }
     }
 
@@ -265,25 +253,26 @@ mod tests {
         let (store, writers) =
             Store::new(shape, 1, 4, &epochs, Tags::detect(), HugePages::Off).unwrap();
         let mut table = CachedTable::new(0, store, writers, 1);
-        let mut counters = Counters::default();
+        let figures = Arc::clone(table.figures());
+        let count = |what| figures.get(what);
         let mut place = [0];
         for row in 0..1000 {
             let turn = workers[0].turn();
-            table.find(turn, &[0], &mut place, &mut counters);
+            table.find(turn, &[0], &mut place);
             assert!(row < 1 || place != [MISS], "row 0 at {row}");
-            let taken = table.begin(row, |_| None, &mut counters);
+            let taken = table.begin(row, |_| None);
             table.advance();
             workers[0].pass();
             table.advance();
             if let Some(taken) = taken {
-                table.publish(taken, &row.to_le_bytes(), &mut counters);
+                table.publish(taken, &row.to_le_bytes());
             }
         }
-        assert_eq!(counters.admitted + counters.refused, 1000);
-        assert_eq!(counters.admitted, counters.evicted + 64);
-        assert_eq!(counters.unplaced, 0);
+        assert_eq!(count(Count::Admitted) + count(Count::Refused), 1000);
+        assert_eq!(count(Count::Admitted), count(Count::Evicted) + 64);
+        assert_eq!(count(Count::Crowded), 0);
         let turn = workers[0].turn();
-        table.find(turn, &[1], &mut place, &mut counters);
+        table.find(turn, &[1], &mut place);
         assert_eq!(place, [MISS]);
     }
 }

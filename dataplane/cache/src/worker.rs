@@ -1,14 +1,16 @@
 //! One worker's way to the rows of cached tables.
 
 use core::fmt;
+use std::sync::Arc;
 
 use rowmill_arena::ReadWindow;
 
 use crate::ahead::Ahead;
 use crate::fetch::{self, BagId, Fetches, Limits, Ready, Source, Ticket};
+use crate::figures::{Count, TableFigures};
 use crate::owners::{Hint, Mail, Owners, Room};
 use crate::store::{Found, MISS, Spread, Turn};
-use crate::table::{CachedTable, Counters, Taken};
+use crate::table::{CachedTable, Taken};
 use crate::tier::{EachRow, FetchesFull, Tier, TierError, Wanted};
 
 /// Messages of other workers that a poll takes: copying the row of each takes a tenth of a microsecond or so, all together less than
@@ -30,6 +32,18 @@ impl Tier for Nowhere {
     }
 }
 
+/// What was counted since the start of what workers ask one another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Rows that other workers asked for.
+    pub asked: u64,
+    /// Rows that were said to be wanted soon, and those of them that there was no room for. What was begun of the others
+    /// is among the fetches.
+    pub hinted: u64,
+    /// See above.
+    pub hints_dropped: u64,
+}
+
 /// What one worker knows of cached tables: the rows that are there, and the fetches that it has begun.
 pub struct Worker {
     /// By the table's number; `None` for resident ones.
@@ -40,8 +54,9 @@ pub struct Worker {
     ahead: Ahead,
     tier: Box<dyn Tier + Send>,
     owners: Owners,
-    /// Of all tables.
     counters: Counters,
+    /// When a row on its way was asked of the tier, by the number of its fetch.
+    asked_ns: Box<[u64]>,
 }
 
 impl fmt::Debug for Worker {
@@ -131,6 +146,7 @@ impl Worker {
             );
         }
         let fetches = Fetches::new(limits, owners.most_taken(), seed);
+        let asked_ns = vec![0; fetches.most()].into_boxed_slice();
         Worker {
             ahead: Ahead::new(tables.iter().flatten().next().is_none()),
             tables,
@@ -139,6 +155,7 @@ impl Worker {
             tier,
             owners,
             counters: Counters::default(),
+            asked_ns,
         }
     }
 
@@ -180,9 +197,15 @@ impl Worker {
         self.fetches.counters()
     }
 
-    /// What was counted of all cached tables.
+    /// What was counted of what workers ask one another, of all tables.
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// What this worker counts of a cached table, for others to read.
+    pub fn figures(&self, table: usize) -> Option<Arc<TableFigures>> {
+        let table = self.tables.get(table)?.as_ref()?;
+        Some(Arc::clone(table.figures()))
     }
 
     /// Looks rows of a cached table up: the slot of each, or [`MISS`], and what parks bags that miss some.
@@ -195,7 +218,7 @@ impl Worker {
     ) -> (Found<'t>, Parker<'t>) {
         let cached = self.tables[table].as_mut().expect("a cached table");
         let spread = *cached.spread();
-        let found = cached.find(turn, rows, places, &mut self.counters);
+        let found = cached.find(turn, rows, places);
         let parker = Parker {
             fetches: &mut self.fetches,
             owners: &self.owners,
@@ -307,7 +330,7 @@ impl Worker {
             slots,
             tier,
             owners,
-            counters,
+            asked_ns,
             ..
         } = self;
         tier.poll(now_ns, &mut |token, outcome| {
@@ -318,10 +341,19 @@ impl Worker {
             while let Some(ask) = fetches.next_told() {
                 owners.answer_kept(ask, outcome);
             }
-            let slot = slots[ticket.number()].take();
+            let (table, slot) = (cached(tables, table), slots[ticket.number()].take());
+            let figures = table.figures();
+            match outcome {
+                Ok(_) => {
+                    let took_ns = now_ns.saturating_sub(asked_ns[ticket.number()]);
+                    figures.count(Count::Arrived, 1);
+                    figures.fetch_times.record(took_ns);
+                }
+                Err(why) => figures.failed(why),
+            }
             match (slot, outcome) {
-                (Some(slot), Ok(bytes)) => cached(tables, table).publish(slot, bytes, counters),
-                (Some(slot), Err(_)) => cached(tables, table).abandon(slot),
+                (Some(slot), Ok(bytes)) => table.publish(slot, bytes),
+                (Some(slot), Err(_)) => table.abandon(slot),
                 (None, _) => {}
             }
         });
@@ -329,8 +361,10 @@ impl Worker {
             while let Some(ask) = fetches.next_told() {
                 owners.answer_kept(ask, Err(TierError::Late));
             }
+            let table = cached(tables, table);
+            table.figures().failed(TierError::Late);
             if let Some(slot) = slots[ticket.number()].take() {
-                cached(tables, table).abandon(slot);
+                table.abandon(slot);
             }
         }
     }
@@ -365,8 +399,10 @@ impl Worker {
                 break;
             }
             let next_use = |row| self.ahead.next_use(read.table, row);
-            let taken = table.begin(read.row, next_use, &mut self.counters);
+            let taken = table.begin(read.row, next_use);
+            table.figures().count(Count::Fetched, 1);
             self.slots[read.ticket.number()] = taken;
+            self.asked_ns[read.ticket.number()] = now_ns;
             self.ahead.begun();
         }
         while let Some(read) = self.fetches.next_ask() {

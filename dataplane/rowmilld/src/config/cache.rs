@@ -9,6 +9,7 @@ use rowmill_wire::limits::MAX_IDS_PER_BAG;
 use serde::{Deserialize, Serialize};
 
 use super::{Config, from_text};
+use crate::cache::ASKED;
 
 /// Where the rows of a table are.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -95,11 +96,12 @@ impl FromStr for PageCacheUse {
 }
 
 impl Cache {
-    /// Bytes that a worker has for cached tables whose longest rows have so many bytes.
-    pub(crate) fn worker_bytes(&self, row_bytes: u64) -> u64 {
+    /// Bytes that one of so many workers has for cached tables whose longest rows have so many bytes.
+    pub(crate) fn worker_bytes(&self, row_bytes: u64, workers: u64) -> u64 {
         // What is kept of a staged row, a row on its way, what waits for it, and a parked bag: 100 bytes or less each.
-        let rows = u64::from(self.staged_rows) + u64::from(self.prefetched_rows);
-        u64::from(self.staged_rows) * row_bytes
+        let asked = u64::from(ASKED) * workers;
+        let rows = u64::from(self.staged_rows) + u64::from(self.prefetched_rows) + asked;
+        (u64::from(self.staged_rows) + u64::from(ASKED)) * row_bytes
             + u64::from(self.reads) * u64::from(self.read_bytes)
             + (2 * rows + u64::from(self.parked_bags)) * 100
     }
