@@ -192,6 +192,11 @@ impl Worker {
         (self.fetches.on_the_way(), self.fetches.staged())
     }
 
+    /// Rows asked of other workers that were not answered yet, also where nobody waits for them any more: each has memory.
+    pub fn asked(&self) -> usize {
+        self.owners.asked()
+    }
+
     /// What was counted of fetches.
     pub fn fetch_counters(&self) -> &fetch::Counters {
         self.fetches.counters()

@@ -96,8 +96,9 @@ impl Room {
 pub(crate) struct Owners {
     number: u16,
     inboxes: Arc<[Inbox]>,
-    /// Memory for rows that can be asked for.
+    /// Memory for rows that can be asked for, and how much there is of it at all.
     free: Vec<Box<[u8]>>,
+    most: usize,
     /// Asks of others that this worker has taken, by their numbers.
     asks: Box<[Option<Ask>]>,
     free_asks: Vec<u32>,
@@ -141,6 +142,7 @@ impl Owners {
             number,
             inboxes: Arc::clone(&inboxes),
             free: (0..asked).map(memory).collect(),
+            most: asked as usize,
             asks: (0..asks).map(|_| None).collect(),
             free_asks: (0..asks).rev().collect(),
             is_behind: false,
@@ -152,6 +154,11 @@ impl Owners {
     /// Asks of others that this worker has taken, at most.
     pub(crate) fn most_taken(&self) -> u32 {
         self.asks.len() as u32
+    }
+
+    /// Rows that this worker has asked for and that were not answered.
+    pub(crate) fn asked(&self) -> usize {
+        self.most - self.free.len()
     }
 
     /// The worker that writes a shard.

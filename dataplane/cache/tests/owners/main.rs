@@ -269,7 +269,7 @@ fn run(count: usize, room: usize, seed: u64, ops: Vec<Op>) {
     settle(&mut seats, &mut now, LIMITS.budget_ns / 10);
     for seat in &seats {
         assert!(seat.parked.is_empty());
-        assert_eq!(seat.worker.held(), (0, 0));
+        assert_eq!((seat.worker.held(), seat.worker.asked()), ((0, 0), 0));
     }
     assert!(book.lock().unwrap().fetching.is_empty());
     let asked: u64 = seats.iter().map(|s| s.worker.fetch_counters().asked).sum();
@@ -324,6 +324,25 @@ fn what_all_want_at_once_is_fetched_once_and_all_have_it_then() {
         let there = rows.chunks(BAG).filter(|bag| seat.look_up(0, 1, bag));
         assert!(there.count() > 0);
     }
+}
+
+#[test]
+fn more_is_asked_than_one_poll_takes() {
+    let limits = Limits {
+        staged: 400,
+        asked: 400,
+        bags: 100,
+        ..LIMITS
+    };
+    let (mut seats, book) = seats(2, limits, 400, 3);
+    let rows: Vec<u32> = (0..400).map(|i| i * 10).collect();
+    // The first worker writes two of three shards.
+    for bag in rows.chunks(BAG) {
+        seats[1].look_up(0, 0, bag);
+    }
+    settle(&mut seats, &mut 0, 0);
+    assert!(seats[1].worker.fetch_counters().asked > 150);
+    assert_eq!(book.lock().unwrap().begun, rows.len());
 }
 
 /// Workers whose staging is full of bags that wait for one another's rows go on, and others' asks find room.
