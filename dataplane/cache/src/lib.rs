@@ -15,5 +15,5 @@ mod table;
 pub mod tier;
 mod worker;
 
-pub use table::{CachedTable, Counters};
+pub use table::{CachedTable, Counters, OnFailure};
 pub use worker::{Parker, Worker};

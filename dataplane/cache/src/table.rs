@@ -7,11 +7,24 @@ use rowmill_arena::ReadWindow;
 use crate::recency::Recency;
 use crate::store::{Found, Held, LimboFull, Sample, Store, Ticket, Turn, Writer};
 
+/// What becomes of a bag that wants a row which could not be fetched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnFailure {
+    /// The bag has no result.
+    #[default]
+    Error,
+    /// It has one, in which the row is all zeros: a row that adds nothing to a sum, counts as one in the divisor of a mean, and is looked
+    /// at for a maximum. Nobody is told which results these are, only how many rows failed
+    /// ([`late` and `failed`](crate::fetch::Counters)).
+    DefaultRow,
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct CachedTable {
     /// The number by which the tier knows it.
     in_tier: u32,
+    on_failure: OnFailure,
     store: Arc<Store>,
     /// By shard; `None` for those that other workers write.
     writers: Box<[Option<Writer>]>,
@@ -44,11 +57,22 @@ impl CachedTable {
         }
         CachedTable {
             in_tier,
+            on_failure: OnFailure::default(),
             sample: Sample::new(store.sample_every(), seed),
             recency: Recency::new(store.shape().slots()),
             writers: own.into_boxed_slice(),
             store,
         }
+    }
+
+    /// The same with another answer to rows that could not be fetched than [`OnFailure::Error`].
+    pub fn on_failure(self, on_failure: OnFailure) -> CachedTable {
+        CachedTable { on_failure, ..self }
+    }
+
+    /// What becomes of bags whose rows could not all be fetched.
+    pub(crate) fn when_it_fails(&self) -> OnFailure {
+        self.on_failure
     }
 
     /// Looks rows up: the slot of each, or [`MISS`](crate::store::MISS).

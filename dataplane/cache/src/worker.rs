@@ -6,7 +6,7 @@ use rowmill_arena::ReadWindow;
 
 use crate::fetch::{self, BagId, Fetches, Limits, Ready, Ticket};
 use crate::store::{self, Found, MISS, Turn};
-use crate::table::{CachedTable, Counters};
+use crate::table::{CachedTable, Counters, OnFailure};
 use crate::tier::{EachRow, FetchesFull, Tier, Wanted};
 
 /// No tier, for a worker without cached tables.
@@ -119,6 +119,12 @@ impl Worker {
     /// Whether a table's rows are to be looked for here.
     pub fn is_cached(&self, table: usize) -> bool {
         self.tables.get(table).is_some_and(Option::is_some)
+    }
+
+    /// What becomes of bags of a cached table whose rows could not all be fetched.
+    pub fn on_failure(&self, table: usize) -> OnFailure {
+        let cached = self.tables[table].as_ref().expect("a cached table");
+        cached.when_it_fails()
     }
 
     /// Most bags that are parked at a time.

@@ -97,7 +97,7 @@ pub struct Read {
 pub struct Ready {
     /// The bag.
     pub bag: BagId,
-    /// Why a row of it is missing, if one is.
+    /// Why a row of it is missing, if one is: there are zeros in its place.
     pub outcome: Result<(), TierError>,
 }
 
@@ -475,6 +475,9 @@ impl Fetches {
     fn end(&mut self, ticket: Ticket, outcome: Result<(), TierError>) -> u32 {
         let fetch = &mut self.fetches[ticket.index as usize];
         let (key, place, mut next) = (fetch.key, fetch.place, fetch.wait);
+        if place != NONE && outcome.is_err() {
+            self.slab.row(place).fill(0);
+        }
         fetch.state = State::Free;
         fetch.turn = fetch.turn.wrapping_add(1);
         self.rows.remove(key, ticket.index);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rowmill_arena::HugePages;
 use rowmill_cache::store::{Epochs, Shape, Store, Tags};
 use rowmill_cache::tier::{EachRow, FetchesFull, Tier, TierError, Wanted};
-use rowmill_cache::{CachedTable, Worker, fetch};
+use rowmill_cache::{CachedTable, OnFailure, Worker, fetch};
 use rowmill_engine::{Conn, Engine, Limits};
 use rowmill_pooling::{Isa, Kernels};
 use rowmill_table::Resident;
@@ -86,13 +86,25 @@ impl Tier for Shelf {
     }
 }
 
-/// An engine with every `step`-th table cached.
+/// An engine with every `step`-th table cached, whose bags fail where a row does.
 pub(crate) fn engine_with(
     model: &Model,
     limits: Limits,
     fetch: fetch::Limits,
     step: usize,
     fate: fn(Wanted) -> Fate,
+) -> Engine {
+    engine_that(model, limits, fetch, step, fate, OnFailure::Error)
+}
+
+/// The same with an answer to rows that fail.
+pub(crate) fn engine_that(
+    model: &Model,
+    limits: Limits,
+    fetch: fetch::Limits,
+    step: usize,
+    fate: fn(Wanted) -> Fate,
+    on_failure: OnFailure,
 ) -> Engine {
     let tables = model.tables.tables().len();
     let shelf = Shelf {
@@ -111,7 +123,7 @@ pub(crate) fn engine_with(
             Store::new(shape, 3, 8, &epochs, tags, HugePages::Off).expect("memory");
         table
             .is_multiple_of(step)
-            .then(|| CachedTable::new(table as u32, store, writers, 4))
+            .then(|| CachedTable::new(table as u32, store, writers, 4).on_failure(on_failure))
     };
     let cached = (0..tables).map(cached).collect();
     let cache = Worker::new(cached, fetch, Box::new(shelf), 7);
