@@ -14,6 +14,8 @@ pub mod store;
 mod table;
 pub mod tier;
 mod worker;
+mod workers;
 
 pub use table::{CachedTable, Counters, OnFailure};
 pub use worker::{Parker, Worker};
+pub use workers::{Options, Parts, TableOptions, workers};

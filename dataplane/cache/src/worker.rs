@@ -94,7 +94,7 @@ impl Worker {
     ///
     /// # Panics
     /// If a table has longer rows than the limits say.
-    pub fn new(
+    pub(crate) fn new(
         tables: Box<[Option<CachedTable>]>,
         limits: Limits,
         tier: Box<dyn Tier + Send>,

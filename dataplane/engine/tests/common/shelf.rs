@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use rowmill_arena::HugePages;
-use rowmill_cache::store::{Epochs, Shape, Store, Tags};
+use rowmill_cache::store::{Shape, Tags};
 use rowmill_cache::tier::{EachRow, FetchesFull, Tier, TierError, Wanted};
-use rowmill_cache::{CachedTable, OnFailure, Worker, fetch};
+use rowmill_cache::{OnFailure, Options, Parts, TableOptions, fetch};
 use rowmill_engine::{Conn, Engine, Limits};
 use rowmill_pooling::{Isa, Kernels};
 use rowmill_table::Resident;
@@ -114,21 +114,31 @@ pub(crate) fn engine_that(
         state: 1,
         fate,
     };
-    let (epochs, mut turns) = Epochs::new(1);
     let cached = |table: usize| {
         let info = &model.tables.tables()[table];
         let shape = Shape::new(SLOTS, 1, info.stride(), info.stride()).expect("a good shape");
-        let tags = Tags::detect();
-        let (store, writers) =
-            Store::new(shape, 3, 8, &epochs, tags, HugePages::Off).expect("memory");
-        table
-            .is_multiple_of(step)
-            .then(|| CachedTable::new(table as u32, store, writers, 4).on_failure(on_failure))
+        table.is_multiple_of(step).then_some(TableOptions {
+            shape,
+            in_tier: table as u32,
+            on_failure,
+        })
     };
-    let cached = (0..tables).map(cached).collect();
-    let cache = Worker::new(cached, fetch, Box::new(shelf), 7);
+    let cached: Vec<Option<TableOptions>> = (0..tables).map(cached).collect();
+    let options = Options {
+        limits: fetch,
+        limbo: 8,
+        tags: Tags::detect(),
+        huge_pages: HugePages::Off,
+        seed: 3,
+    };
+    let parts = Parts {
+        tier: Box::new(shelf),
+        wake: Box::new(|| ()),
+    };
+    let made = rowmill_cache::workers(&options, &cached, vec![parts]);
+    let (turns, cache) = made.expect("memory").remove(0);
     let kernels = Kernels::new(Isa::detect().isa);
-    let mut engine = Engine::with_cache(limits, kernels, turns.remove(0), cache);
+    let mut engine = Engine::with_cache(limits, kernels, turns, cache);
     attach(&mut engine, model, Conn(0));
     engine
 }
