@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use rowmill_arena::HugePages;
 use rowmill_cache::store::{self, Shape, Tags, WAYS};
 use rowmill_cache::tier::{EachRow, FetchesFull, Tier, Wanted};
-use rowmill_cache::{Options, Parts, TableOptions, Worker, fetch};
+use rowmill_cache::{OnFailure, Options, Parts, TableOptions, Worker, fetch};
 
 use super::reference;
 
@@ -65,7 +65,11 @@ impl Adaptive {
             tier: Box::new(AtOnce(Vec::with_capacity(ids))),
             wake: Box::new(|| ()),
         };
-        let table = TableOptions { shape, in_tier: 0 };
+        let table = TableOptions {
+            shape,
+            in_tier: 0,
+            on_failure: OnFailure::Error,
+        };
         let made = rowmill_cache::workers(&options, &[Some(table)], vec![parts]);
         let made = made.context("the store")?.pop();
         let (turns, worker) = made.context("a worker")?;

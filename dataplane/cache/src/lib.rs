@@ -19,6 +19,6 @@ pub mod tier;
 mod worker;
 mod workers;
 
-pub use table::CachedTable;
+pub use table::{CachedTable, OnFailure};
 pub use worker::{Counters, Parker, Worker};
 pub use workers::{Options, Parts, TableOptions, workers};

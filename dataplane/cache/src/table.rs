@@ -8,11 +8,24 @@ use crate::figures::{Count, TableFigures};
 use crate::policy::{Draw, Newcomer, Policy, Resident, Reuses, Word};
 use crate::store::{Candidate, Found, Held, Sample, Spread, Store, Ticket, Turn, WAYS, Writer};
 
+/// What becomes of a bag that wants a row which could not be fetched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnFailure {
+    /// The bag has no result.
+    #[default]
+    Error,
+    /// It has one, in which the row is all zeros: a row that adds nothing to a sum, counts as one in the divisor of a mean, and is looked
+    /// at for a maximum. Nobody is told which results these are, only how many rows failed
+    /// ([`late` and `failed`](crate::fetch::Counters)).
+    DefaultRow,
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct CachedTable {
     /// The number by which the tier knows it.
     in_tier: u32,
+    on_failure: OnFailure,
     store: Arc<Store>,
     /// By shard; `None` for those that other workers write.
     writers: Box<[Option<Writer>]>,
@@ -51,6 +64,7 @@ impl CachedTable {
             policy: Policy::new(slots, shape.slots(), seed),
             reuses: Reuses::new(),
             draw: Draw::new(!seed),
+            on_failure: OnFailure::default(),
             sample: Sample::new(store.sample_every(), seed),
             store,
             figures: Arc::default(),
@@ -60,6 +74,16 @@ impl CachedTable {
     /// What was counted of it by this worker.
     pub(crate) fn figures(&self) -> &Arc<TableFigures> {
         &self.figures
+    }
+
+    /// The same with another answer to rows that could not be fetched than [`OnFailure::Error`].
+    pub fn on_failure(self, on_failure: OnFailure) -> CachedTable {
+        CachedTable { on_failure, ..self }
+    }
+
+    /// What becomes of bags whose rows could not all be fetched.
+    pub(crate) fn when_it_fails(&self) -> OnFailure {
+        self.on_failure
     }
 
     /// Looks rows up: the slot of each, or [`MISS`](crate::store::MISS).

@@ -10,7 +10,7 @@ use crate::fetch::{self, BagId, Fetches, Limits, Ready, Source, Ticket};
 use crate::figures::{Count, TableFigures};
 use crate::owners::{Hint, Mail, Owners, Room};
 use crate::store::{Found, MISS, Spread, Turn};
-use crate::table::{CachedTable, Taken};
+use crate::table::{CachedTable, OnFailure, Taken};
 use crate::tier::{EachRow, FetchesFull, Tier, TierError, Wanted};
 
 /// Messages of other workers that a poll takes: copying the row of each takes a tenth of a microsecond or so, all together less than
@@ -162,6 +162,12 @@ impl Worker {
     /// Whether a table's rows are to be looked for here.
     pub fn is_cached(&self, table: usize) -> bool {
         self.tables.get(table).is_some_and(Option::is_some)
+    }
+
+    /// What becomes of bags of a cached table whose rows could not all be fetched.
+    pub fn on_failure(&self, table: usize) -> OnFailure {
+        let cached = self.tables[table].as_ref().expect("a cached table");
+        cached.when_it_fails()
     }
 
     /// Most bags that are parked at a time.

@@ -2,15 +2,15 @@
 
 mod common;
 
-use common::shelf::{FETCH, Fate, engine_with};
+use common::shelf::{FETCH, Fate, engine_that, engine_with};
 use common::{
     Carry, HeapMemory, LIMITS, Model, REGION, Remote, answer, frame, lookup, memory_for, run,
     statuses,
 };
 use proptest::prelude::*;
-use rowmill_cache::fetch;
 use rowmill_cache::figures::Count;
 use rowmill_cache::tier::{TierError, Wanted};
+use rowmill_cache::{OnFailure, fetch};
 use rowmill_engine::{Conn, Engine, Limits, STAGE_BYTES_MIN, Turn};
 use rowmill_wire::{CompletionKind, Element, Status};
 
@@ -108,6 +108,43 @@ fn a_row_that_fails_ends_its_request_and_no_other() {
     let mut batch = model.batch(6, 40, 9);
     batch.features[1] = vec![vec![]; 40];
     answer(&model, &mut engine, &batch, WIDE, 0);
+}
+
+#[test]
+fn where_a_row_fails_the_table_may_say_that_it_is_zeros() {
+    let model = Model::every();
+    // A part of each table, which fails at once; or all of them, in time.
+    let part = |wanted: Wanted| match wanted.row % 5 {
+        1 | 2 => Fate::Fails(TierError::Gone),
+        _ => Fate::Comes,
+    };
+    let answer_to = OnFailure::DefaultRow;
+    let mut some = engine_that(&model, LIMITS, FETCH, 1, part, answer_to);
+    gives_without(&model, &mut some, |row| matches!(row % 5, 1 | 2));
+    let fetches = *some.cache().fetch_counters();
+    assert!(fetches.failed > 100 && fetches.late == 0, "{fetches:?}");
+    let budget_ns = 200_000;
+    let fetch = fetch::Limits { budget_ns, ..FETCH };
+    let mut none = engine_that(&model, LIMITS, fetch, 1, |_| Fate::Never, answer_to);
+    gives_without(&model, &mut none, |_| true);
+    assert_eq!(none.cache().counters().admitted, 0);
+}
+
+/// Sends a batch, and compares the answer with the oracle's where some rows are zeros.
+fn gives_without(model: &Model, engine: &mut Engine, lacks: fn(u32) -> bool) {
+    let batch = model.batch(8, 40, 9);
+    let mut source = vec![];
+    let frame = frame(lookup(9, 40), &batch, WIDE, &mut source);
+    let mut memory = memory_for(model, 40, source);
+    engine
+        .request(0, Conn(0), 0, &frame, &mut memory)
+        .expect("the slot is free");
+    let records = run(engine, &mut memory, &mut 0);
+    assert_eq!(statuses(&records), [Status::Ok]);
+    let wanted = model.oracle_without(&batch, lacks);
+    let target = &memory.regions[&(0, common::TARGET)];
+    common::assert_bytes(model, &target[..wanted.len()], &wanted);
+    assert_eq!(engine.counters().row_unavailable, 0);
 }
 
 fn run_until_nothing_is_held(engine: &mut Engine, memory: &mut HeapMemory) {

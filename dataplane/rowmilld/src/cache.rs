@@ -7,7 +7,7 @@ use anyhow::Context;
 use rowmill_arena::{DIRECT_ALIGN, HugePages};
 use rowmill_cache::store::{self, Shape, ShapeError, Tags};
 use rowmill_cache::tier::{FileTable, FileTier, FileTierOptions};
-use rowmill_cache::{Options, Parts, TableOptions, fetch};
+use rowmill_cache::{OnFailure, Options, Parts, TableOptions, fetch};
 use rowmill_table::{Generation, Keep, TableInfo};
 
 use crate::cache_view::{CacheView, TableView};
@@ -29,6 +29,7 @@ struct Listed {
     in_tier: u32,
     /// Its share of the arena where it is cached.
     shape: Shape,
+    on_failure: OnFailure,
 }
 
 /// What will be done about tables that are not simply resident.
@@ -79,6 +80,7 @@ impl CachePlan {
                 placement: table.placement,
                 in_tier: in_tier as u32,
                 shape,
+                on_failure: table.on_failure.into(),
             });
         }
         let listed = |(table, info): (&Option<Listed>, &TableInfo)| table.map(|_| info.stride);
@@ -258,6 +260,7 @@ impl CachePlan {
             Some(TableOptions {
                 shape: listed.shape,
                 in_tier: listed.in_tier,
+                on_failure: listed.on_failure,
             })
         };
         let tables: Vec<Option<TableOptions>> = self.tables.iter().map(cached).collect();

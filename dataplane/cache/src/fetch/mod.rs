@@ -458,6 +458,9 @@ impl Fetches {
         let fetch = &mut self.fetches[ticket.index as usize];
         let (key, place, mut next) = (fetch.key, fetch.place, fetch.wait);
         self.prefetched -= u32::from(!fetch.is_wanted);
+        if place != NONE && outcome.is_err() {
+            self.slab.row(place).fill(0);
+        }
         fetch.state = State::Free;
         fetch.turn = fetch.turn.wrapping_add(1);
         self.rows.remove(key, ticket.index);

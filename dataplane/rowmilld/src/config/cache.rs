@@ -4,6 +4,7 @@ use core::fmt;
 use core::str::FromStr;
 
 use rowmill_arena::PageCache;
+use rowmill_cache::OnFailure;
 use rowmill_cache::tier::{MAX_READ_BYTES, MIN_READ_BYTES};
 use rowmill_wire::limits::MAX_IDS_PER_BAG;
 use serde::{Deserialize, Serialize};
@@ -40,6 +41,29 @@ pub struct Table {
     pub placement: Placement,
     /// Its share of the arena when it is cached, in bytes: rows, and six bytes a row besides.
     pub cache_bytes: u64,
+    /// What becomes of what wants rows that can't be fetched.
+    #[serde(default)]
+    pub on_failure: Failure,
+}
+
+/// As [`OnFailure`], written `"error"` or `"default-row"`.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Failure {
+    /// The request is refused.
+    #[default]
+    Error,
+    /// The row is taken for one of zeros.
+    DefaultRow,
+}
+
+impl From<Failure> for OnFailure {
+    fn from(failure: Failure) -> OnFailure {
+        match failure {
+            Failure::Error => OnFailure::Error,
+            Failure::DefaultRow => OnFailure::DefaultRow,
+        }
+    }
 }
 
 /// What each worker has for cached tables.
