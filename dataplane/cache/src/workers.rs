@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rowmill_arena::{ArenaError, HugePages};
 
 use crate::fetch::Limits;
+use crate::owners::{Owners, Room};
 use crate::store::{self, Epochs, Shape, Store, Tags};
 use crate::table::{CachedTable, OnFailure};
 use crate::tier::Tier;
@@ -41,8 +42,8 @@ pub struct Options {
 pub struct Parts {
     /// What rows are fetched from.
     pub tier: Box<dyn Tier + Send>,
-    /// Ends the worker's sleep, the current one or the next. Called by the others' threads when there is something for it, once a
-    /// sleep at most.
+    /// Ends the worker's sleep, the current one or the next. Called by the others' threads when there is something for it, once for each
+    /// [`Worker::rest`] at most.
     pub wake: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -59,7 +60,7 @@ impl fmt::Debug for Parts {
 /// As [`rowmill_arena::Arena::allocate`].
 ///
 /// # Panics
-/// If a table has longer rows than the limits say, or fewer shards than there are workers.
+/// If a table has longer rows than the limits say, or fewer shards than there are workers, or they can't ask one another for rows.
 pub fn workers(
     options: &Options,
     tables: &[Option<TableOptions>],
@@ -102,12 +103,20 @@ pub fn workers(
             dealt[worker].push(Some(table));
         }
     }
-    let made = turns.into_iter().zip(dealt).zip(parts).enumerate();
-    let made = made.map(|(number, ((turns, tables), parts))| {
-        let seed = options.seed.wrapping_add(number as u64);
+    let (tiers, wakes): (Vec<_>, Vec<_>) = parts.into_iter().map(|p| (p.tier, p.wake)).unzip();
+    let limits = options.limits;
+    let is_alone = count == 1 || tables.iter().all(Option::is_none);
+    assert!(
+        is_alone || limits.asked > 0,
+        "workers have to ask one another for rows"
+    );
+    let owners = Owners::all(Room::of(&limits), wakes);
+    let parts = dealt.into_iter().zip(tiers).zip(owners);
+    let made = turns.into_iter().zip(parts).zip(0..);
+    let made = made.map(|((turns, ((tables, tier), owners)), number)| {
+        let seed = options.seed.wrapping_add(number);
         let tables = tables.into_boxed_slice();
-        let worker = Worker::new(tables, options.limits, parts.tier, seed);
-        (turns, worker)
+        (turns, Worker::new(tables, limits, tier, owners, seed))
     });
     Ok(made.collect())
 }

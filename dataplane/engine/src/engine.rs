@@ -112,6 +112,11 @@ impl Engine {
         self.slots.len() - self.free.len()
     }
 
+    /// Whether no request is in progress and no row of a cached table on its way, for requests of this worker or of others.
+    pub fn is_idle(&self) -> bool {
+        self.in_progress() == 0 && self.cached.worker.is_idle()
+    }
+
     /// What it knows of cached tables.
     pub fn cache(&self) -> &Worker {
         &self.cached.worker
@@ -345,9 +350,15 @@ impl Engine {
         (slot != NONE).then_some(slot)
     }
 
-    /// The driver is about to sleep: nobody waits for this engine's next turn.
-    pub fn rest(&mut self) {
-        self.turns.rest();
+    /// The driver is about to sleep: nobody waits for this engine's next turn. Returns whether it may: not where another worker has
+    /// just asked for a row, which the next turn takes up.
+    #[must_use = "an engine that others wait for does not sleep"]
+    pub fn rest(&mut self) -> bool {
+        let may = self.cached.worker.rest();
+        if may {
+            self.turns.rest();
+        }
+        may
     }
 
     /// The next status record to announce, in the order in which they came about.

@@ -4,6 +4,7 @@ use rowmill_cache::OnFailure;
 use rowmill_wire::{Refusal, Status};
 
 use crate::accept;
+use crate::ahead;
 use crate::batch::Work;
 use crate::engine::{Engine, bound};
 use crate::limits::{AHEAD_CONNECTIONS, BATCH_BYTES, CHECK_AHEAD, TURN_BYTES};
@@ -17,7 +18,7 @@ use crate::step::step;
 pub enum Turn {
     /// There is no request in progress and nothing to announce.
     Idle,
-    /// All requests in progress wait for room or for data of theirs.
+    /// All requests in progress wait for room or for data of theirs, or there is none and rows are on their way.
     Blocked,
     /// A micro-batch of this many bytes was done.
     Worked {
@@ -63,7 +64,7 @@ impl Engine {
         // What has just expired has still to be announced.
         if !self.done.is_empty() || !seen_all {
             Turn::Worked { bytes: 0 }
-        } else if self.in_progress() > 0 {
+        } else if !self.is_idle() {
             Turn::Blocked
         } else {
             Turn::Idle
@@ -73,7 +74,7 @@ impl Engine {
     /// Takes rows that have come: bags that waited for them can be pooled, or their requests end.
     fn take_rows(&mut self, now_ns: u64, memory: &mut impl Memory) {
         self.turns.pass();
-        if !self.cached.worker.is_idle() {
+        if self.cached.worker.has_work() {
             self.poll_rows(now_ns, memory);
         }
         // Room that has become free is for the first that waits for some.
@@ -85,6 +86,7 @@ impl Engine {
     }
 
     fn poll_rows(&mut self, now_ns: u64, memory: &mut impl Memory) {
+        ahead::tell(&mut self.cached, &self.slots, &self.connections);
         self.cached.worker.poll(now_ns);
         while let Some(ready) = self.cached.worker.next_ready() {
             let bag = self.cached.parked.bag(ready.bag);

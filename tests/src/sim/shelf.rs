@@ -33,6 +33,7 @@ impl Drawn {
             limits: fetch::Limits {
                 staged: max_ids + rng.u32(0..=100),
                 prefetched: 0,
+                asked: rng.u32(1..=40),
                 bags: rng.u32(1..=60),
                 row_bytes: 4 * 256,
                 budget_ns: u64::MAX,

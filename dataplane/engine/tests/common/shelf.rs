@@ -15,6 +15,7 @@ use super::{Model, attach};
 pub(crate) const FETCH: fetch::Limits = fetch::Limits {
     staged: 64,
     prefetched: 4,
+    asked: 4,
     bags: 16,
     row_bytes: 512,
     budget_ns: u64::MAX,
@@ -106,24 +107,34 @@ pub(crate) fn engine_that(
     fate: fn(Wanted) -> Fate,
     on_failure: OnFailure,
 ) -> Engine {
-    let tables = model.tables.tables().len();
-    let shelf = Shelf {
-        tables: Arc::clone(&model.tables),
-        wanted: Vec::new(),
-        most: 5,
-        state: 1,
-        fate,
-    };
+    let mut engines = engines_with(model, limits, fetch, step, fate, on_failure, 1);
+    engines.remove(0)
+}
+
+/// The engines of so many workers, with every `step`-th table cached.
+pub(crate) fn engines_with(
+    model: &Model,
+    limits: Limits,
+    fetch: fetch::Limits,
+    step: usize,
+    fate: fn(Wanted) -> Fate,
+    on_failure: OnFailure,
+    workers: usize,
+) -> Vec<Engine> {
+    let shards = workers as u32;
     let cached = |table: usize| {
-        let info = &model.tables.tables()[table];
-        let shape = Shape::new(SLOTS, 1, info.stride(), info.stride()).expect("a good shape");
-        table.is_multiple_of(step).then_some(TableOptions {
+        let stride = model.tables.tables()[table].stride();
+        let shape = Shape::new(SLOTS * shards, shards, stride, stride).expect("a good shape");
+        let in_tier = table as u32;
+        let is_cached = table.is_multiple_of(step);
+        is_cached.then_some(TableOptions {
             shape,
-            in_tier: table as u32,
+            in_tier,
             on_failure,
         })
     };
-    let cached: Vec<Option<TableOptions>> = (0..tables).map(cached).collect();
+    let tables = 0..model.tables.tables().len();
+    let cached: Vec<Option<TableOptions>> = tables.map(cached).collect();
     let options = Options {
         limits: fetch,
         limbo: 8,
@@ -131,14 +142,23 @@ pub(crate) fn engine_that(
         huge_pages: HugePages::Off,
         seed: 3,
     };
-    let parts = Parts {
-        tier: Box::new(shelf),
+    let parts = |_| Parts {
+        tier: Box::new(Shelf {
+            tables: Arc::clone(&model.tables),
+            wanted: Vec::with_capacity(5),
+            most: 5,
+            state: 1,
+            fate,
+        }),
         wake: Box::new(|| ()),
     };
-    let made = rowmill_cache::workers(&options, &cached, vec![parts]);
-    let (turns, cache) = made.expect("memory").remove(0);
-    let kernels = Kernels::new(Isa::detect().isa);
-    let mut engine = Engine::with_cache(limits, kernels, turns, cache);
-    attach(&mut engine, model, Conn(0));
-    engine
+    let parts = (0..workers).map(parts).collect();
+    let made = rowmill_cache::workers(&options, &cached, parts).expect("memory");
+    let engine = |(turns, cache)| {
+        let kernels = Kernels::new(Isa::detect().isa);
+        let mut engine = Engine::with_cache(limits, kernels, turns, cache);
+        attach(&mut engine, model, Conn(0));
+        engine
+    };
+    made.into_iter().map(engine).collect()
 }

@@ -4,11 +4,13 @@ use core::fmt;
 use core::str::FromStr;
 
 use rowmill_arena::PageCache;
+use rowmill_cache::OnFailure;
 use rowmill_cache::tier::{MAX_READ_BYTES, MIN_READ_BYTES};
 use rowmill_wire::limits::MAX_IDS_PER_BAG;
 use serde::{Deserialize, Serialize};
 
 use super::{Config, from_text};
+use crate::cache::ASKED;
 
 /// Where the rows of a table are.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -39,6 +41,29 @@ pub struct Table {
     pub placement: Placement,
     /// Its share of the arena when it is cached, in bytes: rows, and six bytes a row besides.
     pub cache_bytes: u64,
+    /// What becomes of what wants rows that can't be fetched.
+    #[serde(default)]
+    pub on_failure: Failure,
+}
+
+/// As [`OnFailure`], written `"error"` or `"default-row"`.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Failure {
+    /// The request is refused.
+    #[default]
+    Error,
+    /// The row is taken for one of zeros.
+    DefaultRow,
+}
+
+impl From<Failure> for OnFailure {
+    fn from(failure: Failure) -> OnFailure {
+        match failure {
+            Failure::Error => OnFailure::Error,
+            Failure::DefaultRow => OnFailure::DefaultRow,
+        }
+    }
 }
 
 /// What each worker has for cached tables.
@@ -95,11 +120,12 @@ impl FromStr for PageCacheUse {
 }
 
 impl Cache {
-    /// Bytes that a worker has for cached tables whose longest rows have so many bytes.
-    pub(crate) fn worker_bytes(&self, row_bytes: u64) -> u64 {
+    /// Bytes that one of so many workers has for cached tables whose longest rows have so many bytes.
+    pub(crate) fn worker_bytes(&self, row_bytes: u64, workers: u64) -> u64 {
         // What is kept of a staged row, a row on its way, what waits for it, and a parked bag: 100 bytes or less each.
-        let rows = u64::from(self.staged_rows) + u64::from(self.prefetched_rows);
-        u64::from(self.staged_rows) * row_bytes
+        let asked = u64::from(ASKED) * workers;
+        let rows = u64::from(self.staged_rows) + u64::from(self.prefetched_rows) + asked;
+        (u64::from(self.staged_rows) + u64::from(ASKED)) * row_bytes
             + u64::from(self.reads) * u64::from(self.read_bytes)
             + (2 * rows + u64::from(self.parked_bags)) * 100
     }
