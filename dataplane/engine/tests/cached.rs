@@ -234,6 +234,29 @@ fn who_does_not_wait_any_more_gives_everything_back() {
 }
 
 #[test]
+fn rows_that_nobody_waits_for_any_more_are_taken_without_another_request() {
+    let model = Model::mixed();
+    let mut engine = engine_with(&model, LIMITS, FETCH, 3, |_| Fate::Comes);
+    let mut memory = memory_for(&model, 4, vec![]);
+    send(&model, &mut engine, &mut memory, 0, 4, 0);
+    engine.turn(0, &mut memory);
+    engine.cancel(0, Conn(0), 0, &mut memory);
+    let on_the_way = engine.cache().held().0;
+    assert!(on_the_way > 0, "rows were asked for");
+    let mut turns = 0;
+    // A driver sleeps when it hears that there is nothing to do.
+    while engine.turn(turns, &mut memory) != Turn::Idle {
+        _ = engine.poll_completion();
+        turns += 1;
+        assert!(turns < 100_000, "{:?} rows are held", engine.cache().held());
+    }
+    assert_eq!(engine.cache().held(), (0, 0));
+    let figures = engine.cache().figures(0).expect("a cached table");
+    assert_eq!(figures.get(Count::Arrived), on_the_way as u64);
+    assert!(figures.get(Count::Admitted) > 0);
+}
+
+#[test]
 fn requests_without_misses_go_on() {
     let model = Model::mixed();
     let mut engine = engine_with(&model, LIMITS, FETCH, 3, |_| Fate::Never);
