@@ -86,6 +86,11 @@ impl CachedTable {
         self.on_failure
     }
 
+    /// Looks whether rows are there, and counts nothing: the slot of each, or [`MISS`](crate::store::MISS).
+    pub(crate) fn look(&self, turn: Turn<'_>, rows: &[u32], places: &mut [u32]) {
+        self.store.find(turn, rows, places);
+    }
+
     /// Looks rows up: the slot of each, or [`MISS`](crate::store::MISS).
     pub(crate) fn find<'t>(
         &'t mut self,

@@ -283,8 +283,30 @@ impl Worker {
     /// shards, as far as these have room ([`Limits::prefetched`] for rows on their way and as many that wait for that); others
     /// are dropped. Between two turns.
     pub fn prefetch(&mut self, table: usize, rows: &[u32]) {
+        self.hint(table, rows.iter().copied());
+    }
+
+    /// The same of rows that are looked for first: of those that are there nobody is told. `places` has one for each.
+    pub fn prefetch_lacking(
+        &mut self,
+        turn: Turn<'_>,
+        table: usize,
+        rows: &[u32],
+        places: &mut [u32],
+    ) {
+        cached(&mut self.tables, table as u32).look(turn, rows, places);
+        let lacking = rows.iter().zip(&*places);
+        self.hint(
+            table,
+            lacking
+                .filter(|(_, place)| **place == MISS)
+                .map(|(row, _)| *row),
+        );
+    }
+
+    fn hint(&mut self, table: usize, rows: impl Iterator<Item = u32>) {
         let spread = *cached(&mut self.tables, table as u32).spread();
-        for &row in rows {
+        for row in rows {
             let owner = self.owners.owner(spread.shard(row));
             let table = table as u32;
             let is_taken = self.owners.hint(owner, Hint { table, row });

@@ -5,7 +5,7 @@
 use rowmill_pooling::check_ids;
 use rowmill_wire::limits::MAX_IDS_PER_BAG;
 use rowmill_wire::request::FLAG_PARTIALS;
-use rowmill_wire::{Element, Place, Refusal, Request, Segment, Status};
+use rowmill_wire::{Element, Op, Place, Refusal, Request, Segment, Status};
 
 use rowmill_pooling::Mode;
 use rowmill_table::ResidentTable;
@@ -112,10 +112,12 @@ pub(crate) fn fill(
     slot.header = *header;
     slot.check = Check::default();
     slot.walk = Walk::default();
-    let (low, high) = target_extent(request, schema)?;
-    memory
-        .check(slot.conn, header.target_region, low, high - low)
-        .map_err(Refusal::whole)?;
+    if header.op == Op::Lookup {
+        let (low, high) = target_extent(request, schema)?;
+        memory
+            .check(slot.conn, header.target_region, low, high - low)
+            .map_err(Refusal::whole)?;
+    }
     let mut ids_from = 0;
     for (span, from) in slot.spans.iter_mut().zip(request.spans()) {
         *span = Span {

@@ -2,7 +2,7 @@
 
 use rowmill_wire::request::Header;
 use rowmill_wire::status::NOWHERE;
-use rowmill_wire::{Completion, CompletionKind, Refusal, Status};
+use rowmill_wire::{Completion, CompletionKind, Op, Refusal, Status};
 
 use crate::batch::Made;
 use crate::engine::Engine;
@@ -46,7 +46,10 @@ impl Engine {
         memory: &mut impl Memory,
     ) {
         if made.finished {
-            self.counters.bags += u64::from(self.slots[index as usize].header.bags);
+            let header = &self.slots[index as usize].header;
+            if header.op == Op::Lookup {
+                self.counters.bags += u64::from(header.bags);
+            }
             self.finish(now_ns, index, Refusal::whole(Status::Ok), memory);
         } else if let Some(slice) = made.slice {
             let slot = &self.slots[index as usize];

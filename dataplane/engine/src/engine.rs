@@ -226,7 +226,8 @@ impl Engine {
         memory: &mut impl Memory,
     ) -> Result<(), Refusal> {
         // Said first, so that it costs least when there is most to do.
-        if self.free.is_empty() && frame.get(2) == Some(&(Op::Lookup as u8)) {
+        let takes_slot = [Op::Lookup, Op::Prefetch].map(|op| Some(op as u8));
+        if self.free.is_empty() && takes_slot.contains(&frame.get(2).copied()) {
             return Err(Refusal::whole(Status::Busy));
         }
         let request = Request::parse(frame)?;

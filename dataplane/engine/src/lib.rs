@@ -27,6 +27,7 @@ mod limits;
 mod memory;
 mod parked;
 mod piece;
+mod prefetch;
 mod ready;
 mod rows;
 mod schedule;

@@ -1,12 +1,13 @@
 //! One step of a request in progress.
 
-use rowmill_wire::Refusal;
+use rowmill_wire::{Op, Refusal};
 
 use crate::accept;
 use crate::batch::{self, Made, Work};
 use crate::bind::BoundSchema;
 use crate::limits::CHECK_IDS;
 use crate::memory::{Denied, Memory};
+use crate::prefetch;
 use crate::slot::{Slot, Stage};
 
 /// Ids are checked first; what is left of the budget goes to pooling.
@@ -34,6 +35,9 @@ pub(crate) fn step(
     match slot.stage {
         Stage::Pooling if spent < work.budget => {
             work.budget -= spent;
+            if slot.header.op == Op::Prefetch {
+                return Ok(Ok(prefetch::run(work, slot, schema)));
+            }
             match batch::run(work, slot, schema, memory) {
                 Ok(made) => Ok(Ok(Made {
                     bytes: made.bytes + spent,

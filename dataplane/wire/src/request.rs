@@ -26,6 +26,9 @@ pub enum Op {
     Null = 0,
     /// Look rows up and pool them.
     Lookup = 1,
+    /// Have rows of cached tables fetched that are not there, as far as there is room. There is no result: `Ok` says that the ids
+    /// were taken.
+    Prefetch = 2,
 }
 
 /// The type of a segment's elements.
@@ -224,6 +227,7 @@ impl<'a> Request<'a> {
         let op = match r.u8()? {
             0 => Op::Null,
             1 => Op::Lookup,
+            2 => Op::Prefetch,
             _ => return Err(whole(Status::Unsupported)),
         };
         let flags = r.u8()?;
@@ -308,6 +312,10 @@ impl<'a> Request<'a> {
             };
         }
         if h.bags == 0 || self.features == 0 {
+            return Err(whole(Status::Malformed));
+        }
+        let aims = h.target_region != 0 || h.target_base != 0 || h.slice_bags != 0 || h.flags != 0;
+        if h.op == Op::Prefetch && aims {
             return Err(whole(Status::Malformed));
         }
         let last_bag = h

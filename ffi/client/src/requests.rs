@@ -58,6 +58,28 @@ impl<P: ClientPort> Session<P> {
         sent
     }
 
+    /// Says that rows may be wanted soon: those of a batch that are not in memory are fetched, as far as the dataplane has room for
+    /// that. Nothing is answered but that the ids were taken, with an empty target; of `options` the deadline counts alone.
+    ///
+    /// # Errors
+    /// As [`Session::submit`].
+    pub fn prefetch(
+        &mut self,
+        schema: &BoundSchema,
+        batch: &Batch,
+        options: &RequestOptions,
+    ) -> Result<Ticket, ClientError> {
+        let options = RequestOptions {
+            slice_bags: 0,
+            partials: false,
+            ..*options
+        };
+        let source = self.prepare(schema, batch.shape(), None, &options)?;
+        let target = Target::none(self.id);
+        let sent = self.send(Op::Prefetch, schema, batch, target, &options, source);
+        sent.map_err(|unsent| unsent.error)
+    }
+
     fn submit_content(
         &mut self,
         schema: &BoundSchema,
@@ -65,8 +87,8 @@ impl<P: ClientPort> Session<P> {
         target: Target,
         options: &RequestOptions,
     ) -> Result<Ticket, Unsent> {
-        match self.prepare(schema, batch.shape(), &target, options) {
-            Ok(source) => self.send(schema, batch, target, options, source),
+        match self.prepare(schema, batch.shape(), Some(&target), options) {
+            Ok(source) => self.send(Op::Lookup, schema, batch, target, options, source),
             Err(error) => Err(Unsent {
                 error,
                 target: Some(target),
@@ -79,11 +101,13 @@ impl<P: ClientPort> Session<P> {
         &mut self,
         schema: &BoundSchema,
         batch: &Shape,
-        target: &Target,
+        target: Option<&Target>,
         options: &RequestOptions,
     ) -> Result<Option<Extent>, ClientError> {
         self.own(schema.session);
-        self.own(target.session);
+        if let Some(target) = target {
+            self.own(target.session);
+        }
         if self.closed {
             return Err(self.gone());
         }
@@ -97,16 +121,8 @@ impl<P: ClientPort> Session<P> {
             "bind the schema with a larger max_batch",
         )?;
         check_blocks(schema, batch)?;
-        let (offset, element) = (target.extent.offset, schema.element_bytes());
-        if !offset.is_multiple_of(element) {
-            return Err(ClientError::TargetMisaligned { offset, element });
-        }
-        let needed = schema.target_bytes(bags);
-        if needed > target.bytes {
-            return Err(ClientError::TargetTooSmall {
-                needed,
-                bytes: target.bytes,
-            });
+        if let Some(target) = target {
+            check_target(schema, bags, target)?;
         }
         let welcome = self.port.welcome();
         let rule = SplitRule {
@@ -170,6 +186,7 @@ impl<P: ClientPort> Session<P> {
 
     fn send(
         &mut self,
+        op: Op,
         schema: &BoundSchema,
         batch: &impl Content,
         target: Target,
@@ -191,7 +208,7 @@ impl<P: ClientPort> Session<P> {
         };
         let split = self.plan.pieces.len() > 1;
         let mut header = Header::null(self.flight.next_serial());
-        header.op = Op::Lookup;
+        header.op = op;
         header.flags = if options.partials { FLAG_PARTIALS } else { 0 };
         header.attempt = options.attempt;
         header.schema = schema.id;
@@ -445,6 +462,21 @@ fn check_blocks(schema: &BoundSchema, batch: &Shape) -> Result<(), ClientError> 
             schema.schema().features[f].max_ids.into(),
             "bind the schema with a larger max_ids, or split the batch",
         )?;
+    }
+    Ok(())
+}
+
+fn check_target(schema: &BoundSchema, bags: u32, target: &Target) -> Result<(), ClientError> {
+    let (offset, element) = (target.extent.offset, schema.element_bytes());
+    if !offset.is_multiple_of(element) {
+        return Err(ClientError::TargetMisaligned { offset, element });
+    }
+    let needed = schema.target_bytes(bags);
+    if needed > target.bytes {
+        return Err(ClientError::TargetTooSmall {
+            needed,
+            bytes: target.bytes,
+        });
     }
     Ok(())
 }
