@@ -239,6 +239,13 @@ impl Worker {
         (found, parker)
     }
 
+    /// Counts lookups that were made use of, and how many of them were hits. (One that finds no room is made again.)
+    pub fn count(&self, table: usize, lookups: u64, hits: u64) {
+        let table = self.tables[table].as_ref().expect("a cached table");
+        table.figures().count(Count::Lookups, lookups);
+        table.figures().count(Count::Hits, hits);
+    }
+
     /// The slots of a cached table, the bytes from one to the next, and how many there are.
     pub fn slots(&self, table: usize) -> (ReadWindow<'_>, usize, u32) {
         let cached = self.tables[table].as_ref().expect("a cached table");
@@ -429,6 +436,12 @@ impl Worker {
                 break;
             }
         }
+    }
+
+    /// Rows that there is room for in staging, and for how many in all.
+    pub fn room(&self) -> (u32, u32) {
+        let all = self.fetches.limits().staged;
+        (all - self.fetches.staged() as u32, all)
     }
 
     /// Whether a bag of so many rows can be parked now.

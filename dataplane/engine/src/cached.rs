@@ -7,6 +7,11 @@ use crate::crowd::Crowd;
 use crate::parked::Parked;
 use crate::slot::Slot;
 
+/// Who waits for room in staging goes on when this part of it is free.
+const SOME_ROOM: u32 = 8;
+/// Fewest rows to look up at a time: they take about a microsecond.
+const LOOKUPS_LEAST: u32 = 256;
+
 /// The rows of cached tables, and bags that wait for some.
 #[derive(Debug)]
 pub(crate) struct Cached {
@@ -30,9 +35,19 @@ impl Cached {
     }
 
     /// Whether the request in a slot can go on as far as it needs room: it waits for none, or is the first that does and there is
-    /// enough.
+    /// enough, for some more bags too, since each time it goes on costs a lookup.
     pub(crate) fn has_room(&self, index: u32, slot: &Slot) -> bool {
-        slot.crowded == 0 || (self.crowd.lets(index) && self.worker.has_room(slot.crowded as usize))
+        let (free, all) = self.worker.room();
+        slot.crowded == 0
+            || (self.crowd.lets(index)
+                && free >= all / SOME_ROOM
+                && self.worker.has_room(slot.crowded as usize))
+    }
+
+    /// Rows to look up at a time: if all bags have to be parked there is room for most.
+    pub(crate) fn lookups(&self) -> u32 {
+        let (free, _) = self.worker.room();
+        free.clamp(LOOKUPS_LEAST, MAX_IDS_PER_BAG)
     }
 
     /// Gives up the parked bags of the request in a slot, and its wait for room.

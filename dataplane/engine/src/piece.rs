@@ -5,7 +5,6 @@
 use arrayvec::ArrayVec;
 use rowmill_cache::store::MISS;
 use rowmill_pooling::{Bags, Mode};
-use rowmill_wire::limits::MAX_IDS_PER_BAG;
 use rowmill_wire::request::FLAG_PARTIALS;
 
 use crate::batch::{Made, Work};
@@ -90,7 +89,12 @@ pub(crate) fn next(
         let feature = &schema.features[slot.walk.feature as usize];
         let is_cached = work.cached.worker.is_cached(feature.table);
         let left = work.budget - made.bytes;
-        let next = fitting(slot, feature, left, is_cached);
+        let most_ids = if is_cached {
+            work.cached.lookups()
+        } else {
+            u32::MAX
+        };
+        let next = fitting(slot, feature, left, most_ids);
         let taken = if is_cached {
             look_up(work, slot, feature, next, &mut pieces)
         } else {
@@ -120,9 +124,8 @@ fn bytes(feature: &BoundFeature, piece: &Piece) -> u64 {
         + u64::from(piece.vectors) * feature.vector_bytes.max(64)
 }
 
-/// The next bags of the current feature in the run, at least one, cut where `budget` is used up; where they are looked up,
-/// at most so many that their places have room.
-fn fitting(slot: &Slot, feature: &BoundFeature, budget: u64, is_cached: bool) -> Piece {
+/// The next bags of the current feature in the run, at least one, cut where `budget` or the ids are used up.
+fn fitting(slot: &Slot, feature: &BoundFeature, budget: u64, most_ids: u32) -> Piece {
     let Walk {
         feature: f,
         bag,
@@ -131,7 +134,6 @@ fn fitting(slot: &Slot, feature: &BoundFeature, budget: u64, is_cached: bool) ->
         run,
         ..
     } = slot.walk;
-    let most_ids = if is_cached { MAX_IDS_PER_BAG } else { u32::MAX };
     let mut piece = Piece {
         feature: f,
         from: From::Table,
@@ -150,7 +152,8 @@ fn fitting(slot: &Slot, feature: &BoundFeature, budget: u64, is_cached: bool) ->
     }
     let lengths = &slot.data.lengths[piece.lengths_at as usize..][..(run - done) as usize];
     for &length in lengths {
-        if piece.vectors > 0 && (bytes(feature, &piece) >= budget || length > most_ids - piece.ids)
+        if piece.vectors > 0
+            && (bytes(feature, &piece) >= budget || length > most_ids.saturating_sub(piece.ids))
         {
             break;
         }
@@ -183,6 +186,7 @@ fn look_up(
     if found.misses() == 0 {
         crowd.leave_front(work.index);
         slot.data.ids[all].copy_from_slice(found.places());
+        worker.count(feature.table, next.ids.into(), next.ids.into());
         pieces.push(Piece {
             from: From::Slots,
             ..next
@@ -196,6 +200,7 @@ fn look_up(
     };
     // Whether the bag before is in the last piece.
     let mut goes_on = false;
+    let mut hits = 0;
     for i in 0..next.vectors {
         let ids = match feature.mode {
             Mode::None => 1,
@@ -251,8 +256,10 @@ fn look_up(
             last.ids += ids;
         }
         crowd.leave_front(work.index);
+        hits += places.iter().filter(|&&place| place != MISS).count() as u64;
         taken.vectors += 1;
         taken.ids += ids;
     }
+    worker.count(feature.table, taken.ids.into(), hits);
     taken
 }

@@ -1,5 +1,7 @@
 //! `rowmill-bench demo`, what `make run` shows: a model sized to the machine, a service, queries over
-//! shared memory, every answer checked bit by bit against the scalar oracle, and a report.
+//! shared memory, every answer checked bit by bit against the scalar oracle, and a report; then the same with a table that is cached.
+
+mod cached;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -48,6 +50,21 @@ struct Tally {
     checked_vectors: u64,
 }
 
+impl Tally {
+    fn new() -> Tally {
+        Tally {
+            queries: 0,
+            samples: 0,
+            lookups: 0,
+            serving: Duration::ZERO,
+            latencies: histogram(),
+            service_times: histogram(),
+            wrong_vectors: 0,
+            checked_vectors: 0,
+        }
+    }
+}
+
 /// Runs the demo.
 ///
 /// # Errors
@@ -67,16 +84,8 @@ pub(crate) fn run(trace: Option<&Path>, seconds: u64, bytes: Option<u64>) -> Res
     let tables = model.load()?;
     let (schema, _) = model.schema(SAMPLES_MAX);
     let mut driver = Driver::new(service.connect("demo")?, schema.clone(), SAMPLES_MAX, ROUND)?;
-    let mut tally = Tally {
-        queries: 0,
-        samples: 0,
-        lookups: 0,
-        serving: Duration::ZERO,
-        latencies: histogram(),
-        service_times: histogram(),
-        wrong_vectors: 0,
-        checked_vectors: 0,
-    };
+    let again = source.again(&model);
+    let mut tally = Tally::new();
     let began = Instant::now();
     let time_left =
         |tally: &Tally| tally.queries == 0 || began.elapsed() < Duration::from_secs(seconds);
@@ -88,24 +97,30 @@ pub(crate) fn run(trace: Option<&Path>, seconds: u64, bytes: Option<u64>) -> Res
     let failed = report(&tally);
     drop(driver);
     service.stop()?;
-    Ok(if failed {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    })
+    if failed {
+        return Ok(ExitCode::FAILURE);
+    }
+    cached::run(&model, &tables, again, seconds)
 }
 
 /// Where queries come from.
 enum Source {
     Synthetic(Box<Workload>),
-    Trace(std::vec::IntoIter<Query>),
+    /// A trace is replayed whole.
+    Trace {
+        queries: Vec<Query>,
+        next: usize,
+    },
 }
 
 impl Source {
     fn next_round(&mut self, time_left: bool) -> Option<Vec<Query>> {
         let queries: Vec<Query> = match self {
-            // A trace is replayed whole.
-            Source::Trace(queries) => queries.take(ROUND).collect(),
+            Source::Trace { queries, next } => {
+                let from = *next;
+                *next = queries.len().min(from + ROUND);
+                queries[from..*next].to_vec()
+            }
             Source::Synthetic(workload) if time_left => {
                 (0..ROUND).map(|_| workload.server_query()).collect()
             }
@@ -113,6 +128,29 @@ impl Source {
         };
         (!queries.is_empty()).then_some(queries)
     }
+
+    /// The same from the beginning.
+    fn again(&self, model: &Model) -> Source {
+        match self {
+            Source::Synthetic(_) => synthetic_source(model),
+            Source::Trace { queries, .. } => Source::Trace {
+                queries: queries.clone(),
+                next: 0,
+            },
+        }
+    }
+
+    /// How many queries there are, where they are replayed.
+    fn replayed(&self) -> Option<usize> {
+        match self {
+            Source::Synthetic(_) => None,
+            Source::Trace { queries, .. } => Some(queries.len()),
+        }
+    }
+}
+
+fn synthetic_source(model: &Model) -> Source {
+    Source::Synthetic(Box::new(Workload::dlrm_v2(&model.rows(), 1)))
 }
 
 fn replay(path: &Path) -> Result<(Model, Source)> {
@@ -124,7 +162,7 @@ fn replay(path: &Path) -> Result<(Model, Source)> {
         ids.len()
     );
     let queries = trace_queries(&ids, 1);
-    Ok((Model::single(rows)?, Source::Trace(queries.into_iter())))
+    Ok((Model::single(rows)?, Source::Trace { queries, next: 0 }))
 }
 
 fn synthetic(bytes: Option<u64>) -> Result<(Model, Source)> {
@@ -139,8 +177,8 @@ fn synthetic(bytes: Option<u64>) -> Result<(Model, Source)> {
     println!(
         "queries    synthetic: 100 to 700 samples, popularity fitted to 2021 reuse statistics"
     );
-    let workload = Workload::dlrm_v2(&model.rows(), 1);
-    Ok((model, Source::Synthetic(Box::new(workload))))
+    let source = synthetic_source(&model);
+    Ok((model, source))
 }
 
 /// Bytes of rows that this machine has room for, twice in memory and once on disk; a power of two, so
