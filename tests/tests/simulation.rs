@@ -12,7 +12,7 @@ fn all_rules_are_kept() {
         .and_then(|s| s.parse().ok())
         .unwrap_or(1);
     let (mut frames, mut answered, mut busy, mut expired, mut cancelled) = (0, 0, 0, 0, 0);
-    let (mut unknown_ids, mut overflows) = (0, 0);
+    let (mut unknown_ids, mut overflows, mut row_unavailable) = (0, 0, 0);
     let (mut silences, mut placed, mut placed_late) = (0, 0, 0);
     for seed in first..first + SEEDS {
         println!("seed {seed}");
@@ -26,16 +26,17 @@ fn all_rules_are_kept() {
         cancelled += tally.cancelled;
         unknown_ids += tally.unknown_ids;
         overflows += tally.overflows;
+        row_unavailable += tally.row_unavailable;
         silences += tally.silences;
         placed += tally.placed;
         placed_late += tally.placed_late;
     }
     println!(
-        "{frames} frames, {answered} answered, {busy} busy, {expired} expired, {cancelled} cancelled, {unknown_ids} unknown ids, {overflows} blocks overflowing"
+        "{frames} frames, {answered} answered, {busy} busy, {expired} expired, {cancelled} cancelled, {unknown_ids} unknown ids, {overflows} blocks overflowing, {row_unavailable} rows unavailable"
     );
     // The worlds are lively: everything that can become of a request happens often.
     assert!(answered > frames / 4 && busy > SEEDS && expired > SEEDS / 4 && cancelled > SEEDS / 4);
-    assert!(unknown_ids > SEEDS / 10 && overflows > SEEDS / 10);
+    assert!(unknown_ids > SEEDS / 10 && overflows > SEEDS / 10 && row_unavailable > SEEDS / 10);
     println!(
         "{silences} silent links, {placed} pieces placed, {placed_late} of a failed connection"
     );

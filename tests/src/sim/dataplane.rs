@@ -37,6 +37,11 @@ struct Lane {
 }
 
 impl Lane {
+    fn rows_failed(&self) -> u64 {
+        let fetches = self.worker.engine().cache().fetch_counters();
+        fetches.failed + fetches.late
+    }
+
     /// Whether there is nothing to do but what clients send. Other workers may have asked for rows since its last step.
     fn is_idle(&self) -> bool {
         self.idle && self.worker.engine().is_idle()
@@ -157,6 +162,7 @@ impl Dataplane {
             lane.ready_ns += self.rng.u64(0..=self.pace.stop_ns_max);
         }
         let entries = self.net.take_log();
+        self.ledger.rows_failed = self.lanes.iter().map(Lane::rows_failed).sum();
         let outcome = self
             .ledger
             .after_step(i as u16, now_ns, bytes, quantum, &entries);

@@ -112,6 +112,8 @@ pub struct Flight {
     pub entangled: bool,
     /// Bytes that the lane had worked on when this arrived.
     pub lane_bytes: u64,
+    /// Rows of cached tables that had failed by then.
+    pub rows_failed: u64,
     /// Whether nothing else of its connection was in progress on the lane.
     pub alone: bool,
     spans: Vec<FeatureSpan>,
@@ -162,6 +164,7 @@ impl Flight {
             cancelled: false,
             entangled: false,
             lane_bytes: 0,
+            rows_failed: 0,
             alone: false,
             spans,
             captures: [

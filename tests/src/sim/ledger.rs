@@ -42,6 +42,8 @@ pub struct Ledger {
     /// Bytes worked on, of each lane.
     lane_bytes: Vec<u64>,
     quantum_max: u64,
+    /// Rows of cached tables that have failed or were given up so far, as the lanes' engines count them.
+    pub rows_failed: u64,
     /// What was counted.
     pub tally: Tally,
 }
@@ -60,6 +62,7 @@ impl Ledger {
             granted: Vec::new(),
             lane_bytes: vec![0; lanes.into()],
             quantum_max: 0,
+            rows_failed: 0,
             tally: Tally::default(),
         }
     }
@@ -345,6 +348,7 @@ impl Ledger {
             schemas.find(entry.conn, number)
         });
         flight.lane_bytes = self.lane_bytes[usize::from(lane)];
+        flight.rows_failed = self.rows_failed;
         let holder = self.holders.get_mut(&entry.conn).expect("looked up before");
         if holder.lanes[usize::from(lane)].flights.contains_key(&slot) {
             // The engine can't answer: it cuts the client off, and the request before goes on until then.
@@ -453,6 +457,7 @@ impl Ledger {
             in_progress,
             slots: self.slots,
             worked: self.lane_bytes[at] - flight.lane_bytes,
+            rows_failed: self.rows_failed - flight.rows_failed,
             // Each other connection's round is a quantum, and as much again for what was left of the
             // one before and for the bag with which it ends.
             wait_most: match self.far {

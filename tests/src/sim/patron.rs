@@ -170,7 +170,8 @@ impl Patron {
             Err(Failure::Disconnected) if stage.is_cut(visit.pass) => {}
             Err(Failure::Refused(refusal)) => {
                 let expected = match refusal.status {
-                    Status::Busy => true,
+                    // Of both the ledger looks whether they can be.
+                    Status::Busy | Status::RowUnavailable => true,
                     Status::Expired => sent.options.remaining.is_some(),
                     Status::Cancelled => sent.cancelled,
                     Status::RegionLost => visit.lost,

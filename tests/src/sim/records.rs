@@ -27,6 +27,8 @@ pub struct Tally {
     pub unknown_ids: u64,
     /// Parts refused for more ids than a block holds.
     pub overflows: u64,
+    /// Parts ended because a row of a cached table did not come.
+    pub row_unavailable: u64,
     /// Parts refused for anything else that they said.
     pub refused: u64,
     /// Connections cut off by the dataplane.
@@ -52,6 +54,7 @@ impl Tally {
             Status::RegionLost | Status::UnknownRegion => &mut self.region_gone,
             Status::UnknownId => &mut self.unknown_ids,
             Status::BlockOverflow => &mut self.overflows,
+            Status::RowUnavailable => &mut self.row_unavailable,
             _ => &mut self.refused,
         } += 1;
     }
@@ -70,6 +73,8 @@ pub struct Circumstances {
     pub slots: usize,
     /// Bytes that the lane has worked on since the request came.
     pub worked: u64,
+    /// Rows of cached tables, on whatever lane, that have failed or were given up since the request came.
+    pub rows_failed: u64,
     /// The most that a single bag may have to wait for.
     pub wait_most: u64,
 }
@@ -129,7 +134,10 @@ pub fn check_final(
             ))
         }
         Status::Cancelled if !flight.cancelled => Err("CANCELLED, but nobody cancelled it".into()),
-        Status::Internal | Status::Unavailable | Status::RowUnavailable | Status::Draining => {
+        Status::RowUnavailable if now.rows_failed == 0 => {
+            Err("a row is said to be unavailable, but none has failed".into())
+        }
+        Status::Internal | Status::Unavailable | Status::Draining => {
             Err(format!("{} is never right here", record.status))
         }
         _ => Ok(()),

@@ -1,5 +1,5 @@
-//! Cached tables of the simulated world: a store that all workers share, and for each a tier that gives rows out late and in
-//! any order.
+//! Cached tables of the simulated world: a store that all workers share, and for each a tier that gives rows out late, in
+//! any order, and in some worlds not all of them.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use fastrand::Rng;
 use rowmill_arena::HugePages;
 use rowmill_cache::store::{self, Shape, Tags, WAYS};
-use rowmill_cache::tier::{EachRow, FetchesFull, Tier, Wanted};
+use rowmill_cache::tier::{EachRow, FetchesFull, Tier, TierError, Wanted};
 use rowmill_cache::{OnFailure, Options, Parts, TableOptions, Worker, fetch};
 use rowmill_table::Resident;
 
@@ -20,6 +20,10 @@ pub(super) struct Drawn {
     /// Rows that a tier fetches at a time.
     fetches: usize,
     delay_ns: RangeInclusive<u64>,
+    /// Of 10,000 rows, how many can't be read.
+    bad: u32,
+    /// Of 10,000 rows, how many never come. None where rows have all the time that they need.
+    lost: u32,
     limbo: usize,
 }
 
@@ -28,15 +32,24 @@ impl Drawn {
     pub(super) fn draw(rng: &mut Rng, tables: usize, max_ids: u32) -> Drawn {
         let none = rng.bool();
         let set = |_| (!none && rng.bool()).then(|| rng.u32(2..=8));
+        let sets = (0..tables).map(set).collect();
+        // Most worlds' tiers are well, so that requests come far.
+        let bad = (rng.u8(0..4) == 0).then(|| rng.u32(1..=100));
+        let hurried = rng.u8(0..4) == 0;
         Drawn {
-            sets: (0..tables).map(set).collect(),
+            sets,
+            bad: bad.unwrap_or(0),
+            lost: if hurried { rng.u32(0..=50) } else { 0 },
             limits: fetch::Limits {
                 staged: max_ids + rng.u32(0..=100),
                 prefetched: 0,
                 asked: rng.u32(1..=40),
                 bags: rng.u32(1..=60),
                 row_bytes: 4 * 256,
-                budget_ns: u64::MAX,
+                budget_ns: match hurried {
+                    true => rng.u64(100_000..=3_000_000),
+                    false => u64::MAX,
+                },
             },
             fetches: rng.usize(1..=40),
             delay_ns: 0..=rng.u64(0..=300_000),
@@ -75,6 +88,8 @@ impl Drawn {
                 rng: rng.fork(),
                 fetches: self.fetches,
                 delay_ns: self.delay_ns.clone(),
+                bad: self.bad,
+                lost: self.lost,
                 wanted: vec![],
             };
             Parts {
@@ -94,8 +109,10 @@ struct Shelf {
     rng: Rng,
     fetches: usize,
     delay_ns: RangeInclusive<u64>,
-    /// When each comes.
-    wanted: Vec<(u64, Wanted)>,
+    bad: u32,
+    lost: u32,
+    /// When each comes, `u64::MAX` for never, and whether it can be read then.
+    wanted: Vec<(u64, Wanted, bool)>,
 }
 
 impl Tier for Shelf {
@@ -103,20 +120,29 @@ impl Tier for Shelf {
         if self.wanted.len() == self.fetches {
             return Err(FetchesFull);
         }
-        let due_ns = now_ns + self.rng.u64(self.delay_ns.clone());
-        self.wanted.push((due_ns, wanted));
+        let due_ns = match self.rng.u32(0..10_000) < self.lost {
+            true => u64::MAX,
+            false => now_ns + self.rng.u64(self.delay_ns.clone()),
+        };
+        let is_bad = self.rng.u32(0..10_000) < self.bad;
+        self.wanted.push((due_ns, wanted, is_bad));
         Ok(())
     }
 
     fn poll(&mut self, now_ns: u64, each: EachRow<'_>) {
         self.rng.shuffle(&mut self.wanted);
-        for (_, wanted) in self.wanted.extract_if(.., |(due_ns, _)| *due_ns <= now_ns) {
+        let is_over = |(due_ns, wanted, _): &mut (u64, Wanted, bool)| {
+            *due_ns <= now_ns || wanted.deadline_ns <= now_ns
+        };
+        for (due_ns, wanted, is_bad) in self.wanted.extract_if(.., is_over) {
             let table = &self.tables.tables()[wanted.table as usize];
             let from = wanted.row as usize * table.stride();
-            each(
-                wanted.token,
-                Ok(&table.bytes()[from..from + table.stride()]),
-            );
+            let outcome = match is_bad {
+                _ if due_ns > now_ns => Err(TierError::Late),
+                true => Err(TierError::Os(5)),
+                false => Ok(&table.bytes()[from..from + table.stride()]),
+            };
+            each(wanted.token, outcome);
         }
     }
 

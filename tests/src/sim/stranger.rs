@@ -183,6 +183,8 @@ impl Stranger {
             (Status::Busy, _) => true,
             (Status::Expired, _) => sent.limited,
             (Status::Cancelled, _) => sent.cancelled,
+            // The ledger looks whether it can be.
+            (Status::RowUnavailable, None) => true,
             (status, Some(refused)) => status == refused,
             (status, None) => status == Status::Ok,
         };
