@@ -2,7 +2,8 @@
 //!
 //! [`store`] keeps rows in slots of the arena, found by all workers without a lock and changed by one writer a shard. [`fetch`]
 //! knows which rows are on their way and which bags wait for them, and [`tier`] fetches them. [`Worker`] is all of it for one
-//! worker; [`workers()`] makes those of a dataplane, which ask one another for rows of shards that they don't write. [`policy`] says which rows are kept; the worker does not ask it yet.
+//! worker; [`workers()`] makes those of a dataplane, which ask one another for rows of shards that they don't write. [`warm`] keeps
+//! a list of the rows that are there for the next start. [`policy`] says which rows are kept; the worker does not ask it yet.
 //!
 //! Nothing here knows requests, ports or clocks.
 #![deny(unsafe_code, unsafe_op_in_unsafe_fn)]
@@ -14,9 +15,12 @@ mod recency;
 pub mod store;
 mod table;
 pub mod tier;
+pub mod warm;
+mod warming;
 mod worker;
 mod workers;
 
 pub use table::{CachedTable, Counters};
+pub use warming::WarmRows;
 pub use worker::{Parker, Worker};
 pub use workers::{Options, Parts, TableOptions, workers};
