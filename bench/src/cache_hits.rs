@@ -98,9 +98,8 @@ fn measure(
                 seconds_of(|| {
                     let found = store.find(cache.worker.turn(), asked, &mut places);
                     assert_eq!(found.misses(), 0);
-                    found.draw(&mut sample, |word| word & 0xff00 | stamp);
-                    pool.pool(rows, found.places());
                     found.touch(&mut sample, |word| word & 0xff00 | stamp);
+                    pool.pool(rows, found.places());
                 })
             }));
         }

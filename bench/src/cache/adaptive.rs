@@ -1,20 +1,17 @@
-//! The built-in policy with the store that it is made for, in one thread: rows are there as soon as they are asked for.
+//! A cached table as a worker has it, with its store, staging and built-in policy; rows come as soon as they are asked for.
 
-use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::iter;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rowmill_arena::HugePages;
-use rowmill_cache::policy::{Draw, Lookahead, Policy, Resident, Reuses, Word};
-use rowmill_cache::store::{
-    Candidate, Epochs, Held, MISS, Sample, Shape, Store, Tags, WAYS, Worker, Writer,
-};
+use rowmill_cache::store::{self, Shape, Tags, WAYS};
+use rowmill_cache::tier::{EachRow, FetchesFull, Tier, Wanted};
+use rowmill_cache::{OnFailure, Options, Parts, TableOptions, Worker, fetch};
 
 use super::reference;
 
-/// Slots besides those of the sets, for rows that are passed on without being taken in. One is used here, for rows come one
-/// by one; what is left over from whole sets is counted as held all the same.
-const FETCH_SLOTS: usize = 8;
+/// Ids of a bag in batches.
+const BAG: usize = 80;
 /// A row is its number.
 const ROW_BYTES: usize = 4;
 /// Of hash functions and draws.
@@ -22,124 +19,143 @@ const SEED: u64 = 1;
 
 /// A cache of a table.
 pub(crate) struct Adaptive {
-    store: Arc<Store>,
-    writer: Writer,
+    turns: store::Worker,
     worker: Worker,
-    policy: Policy,
-    reuses: Reuses,
-    all: Sample,
-    draw: Draw,
-    lookahead: Lookahead,
+    places: Vec<u32>,
+    bag: Vec<u32>,
 }
 
 impl Adaptive {
-    /// A cache that holds at most `capacity` rows, slots for fetching included, and knows up to `ahead` lookups before they are done.
+    /// A cache that holds at most `capacity` rows, where rows are looked up one by one.
     ///
     /// # Errors
     /// Where there can be none of that size.
-    pub(crate) fn new(capacity: usize, ahead: usize) -> Result<Adaptive> {
-        let slots = (capacity - FETCH_SLOTS) / WAYS * WAYS;
-        let shape = Shape::new(slots as u32, 1, ROW_BYTES, ROW_BYTES).context("--rows")?;
-        let (epochs, mut workers) = Epochs::new(1);
+    pub(crate) fn of_single(capacity: usize) -> Result<Adaptive> {
+        Adaptive::new(capacity, 1)
+    }
 
-        let (store, mut writers) =
-            Store::new(shape, SEED, 1, &epochs, Tags::detect(), HugePages::Off)
-                .context("the store")?;
+    /// The same where whole bags are looked up.
+    ///
+    /// # Errors
+    /// Where there can be none of that size.
+    pub(crate) fn of_bags(capacity: usize) -> Result<Adaptive> {
+        Adaptive::new(capacity, BAG)
+    }
+
+    /// Bags have at most `ids` ids: for as many rows there is staging, to which they are fetched. Slots are whole sets.
+    fn new(capacity: usize, ids: usize) -> Result<Adaptive> {
+        ensure!(capacity > ids, "--rows {capacity} is less than a bag has");
+        let slots = (capacity - ids) / WAYS * WAYS;
+        let shape = Shape::new(slots as u32, 1, ROW_BYTES, ROW_BYTES).context("--rows")?;
+        let options = Options {
+            limits: fetch::Limits {
+                staged: ids as u32,
+                prefetched: 0,
+                asked: 0,
+                bags: 1,
+                row_bytes: ROW_BYTES,
+                budget_ns: u64::MAX,
+            },
+            limbo: ids,
+            tags: Tags::detect(),
+            huge_pages: HugePages::Off,
+            seed: SEED,
+        };
+        let parts = Parts {
+            tier: Box::new(AtOnce(Vec::with_capacity(ids))),
+            wake: Box::new(|| ()),
+        };
+        let table = TableOptions {
+            shape,
+            in_tier: 0,
+            on_failure: OnFailure::Error,
+        };
+        let made = rowmill_cache::workers(&options, &[Some(table)], vec![parts]);
+        let made = made.context("the store")?.pop();
+        let (turns, worker) = made.context("a worker")?;
         Ok(Adaptive {
-            store,
-            writer: writers.pop().context("a shard")?,
-            worker: workers.pop().context("a worker")?,
-            policy: Policy::new(shape.slots(), SEED),
-            reuses: Reuses::new(),
-            all: Sample::new(NonZeroU32::MIN, SEED),
-            draw: Draw::new(SEED),
-            lookahead: Lookahead::new(ahead),
+            turns,
+            worker,
+            places: vec![0; ids],
+            bag: Vec::with_capacity(ids),
         })
     }
 
-    /// Hits of a trace that comes in batches of so many lookups, each known as a whole when its first is done, and `waiting`
-    /// batches after it, too.
+    /// Lookups of a trace without a fetch, where it comes in batches of so many lookups: each is known as a whole when its first is
+    /// done, and `waiting` batches after it, too.
     pub(crate) fn hits_of_batches(
         &mut self,
         trace: &[u32],
         lookups: usize,
         waiting: usize,
     ) -> usize {
-        let mut hits = 0;
         for from in (0..trace.len()).step_by(lookups) {
-            let known = trace[from..].iter().take(lookups * (1 + waiting));
-            self.lookahead.load(known.copied());
-            for (at, &row) in trace[from..].iter().take(lookups).enumerate() {
-                self.lookahead.done(at);
-                hits += usize::from(reference::Cache::access(self, row));
+            let end = trace.len().min(from + lookups);
+            let known = trace.len().min(from + lookups * (1 + waiting));
+            for at in (from..end).step_by(BAG) {
+                let next = end.min(at + BAG);
+                self.look_up(&trace[at..next], &trace[next..known]);
             }
         }
-        hits
+        trace.len() - self.fetched()
     }
 
-    /// Whether the row was there, which is then noted.
-    fn hit(&mut self, row: u32) -> bool {
-        let mut place = [MISS];
-        let found = self
-            .store
-            .find(self.worker.turn(), std::slice::from_ref(&row), &mut place);
-        let now = self.policy.now();
-        let mut noted = |bits| {
-            let word = Word::from_bits(bits);
-            self.reuses.count(word, now);
-            word.touched(now, &mut self.draw).bits()
-        };
-        found.draw(&mut self.all, &mut noted);
-        found.touch(&mut self.all, &mut noted);
-        found.misses() == 0
+    /// Rows fetched so far.
+    fn fetched(&self) -> usize {
+        self.worker.fetch_counters().fetched as usize
     }
 
-    /// Fetches a row, and takes it in or passes it on.
-    fn miss(&mut self, row: u32) {
-        let newcomer = self.policy.newcomer(row);
-        let empty = |slot: &Candidate| slot.held == Held::Nothing;
-        let empty = self.writer.candidates(row).find(empty).map(|c| c.slot);
-        let residents = self.writer.candidates(row).filter_map(resident);
-        let slot = empty.or_else(|| self.policy.victim(&newcomer, residents, &self.lookahead));
-        let Some(slot) = slot else {
-            self.policy.refused(newcomer);
+    /// Looks a bag up, and fetches what it lacks; `ahead` is looked up next.
+    fn look_up(&mut self, bag: &[u32], ahead: &[u32]) {
+        let places = &mut self.places[..bag.len()];
+        let (found, mut parker) = self.worker.find(self.turns.turn(), 0, bag, places);
+        if found.misses() == 0 {
             return;
-        };
-        let (ticket, evicted) = self.writer.begin(row, slot).expect("limbo is empty");
-        if let Some(evicted) = evicted {
-            let word = Word::from_bits(evicted.meta);
-            self.policy.evicted(evicted.row, word);
         }
-        // The worker itself is the only one who might have found the row that was there.
-        self.writer.advance();
-        self.worker.pass();
-        self.writer.advance();
-        let bytes = row.to_ne_bytes();
-        self.writer.publish(ticket, &bytes, newcomer.word.bits());
+        self.bag.clear();
+        self.bag.extend(bag);
+        let parked = parker.park(0, &mut self.bag, &found, 0);
+        let parked = parked.expect("there is room for a bag");
+        loop {
+            if self.worker.asks_ahead() {
+                self.worker.ahead(iter::once((0, ahead)));
+            }
+            self.worker.poll(0);
+            if let Some(ready) = self.worker.next_ready() {
+                assert_eq!((ready.bag, ready.outcome), (parked, Ok(())));
+                self.worker.release(parked, &self.bag);
+                return;
+            }
+            self.turns.pass();
+        }
     }
 }
 
 impl reference::Cache for Adaptive {
     fn access(&mut self, row: u32) -> bool {
-        let hit = self.hit(row);
-        if !hit {
-            self.miss(row);
-        }
-        let words = |set| self.writer.set(set).filter_map(resident).map(|r| r.word);
-        self.policy.advance(1, &mut self.reuses, 1, words);
-        hit
+        let before = self.fetched();
+        self.look_up(&[row], &[]);
+        self.fetched() == before
     }
 }
 
-/// The row in a slot, if there is one.
-fn resident(slot: Candidate) -> Option<Resident> {
-    match slot.held {
-        Held::Row(row) => Some(Resident {
-            slot: slot.slot,
-            row,
-            word: Word::from_bits(slot.meta),
-        }),
-        Held::Nothing | Held::Taken => None,
+/// A tier that has all rows.
+struct AtOnce(Vec<Wanted>);
+
+impl Tier for AtOnce {
+    fn fetch(&mut self, _: u64, wanted: Wanted) -> Result<(), FetchesFull> {
+        self.0.push(wanted);
+        Ok(())
+    }
+
+    fn poll(&mut self, _: u64, each: EachRow<'_>) {
+        for wanted in self.0.drain(..) {
+            each(wanted.token, Ok(&wanted.row.to_ne_bytes()));
+        }
+    }
+
+    fn unanswered(&self) -> usize {
+        self.0.len()
     }
 }
 
@@ -163,7 +179,7 @@ mod tests {
                 reference::hits(&mut *cache, &trace)
             };
             let best = reference::ONLINE.map(hits).into_iter().max();
-            let mut cache = Adaptive::new(5_000, 0).expect("a cache");
+            let mut cache = Adaptive::of_single(5_000).expect("a cache");
             let found = reference::hits(&mut cache, &trace);
             // Half a point less is allowed.
             let least = best.expect("policies") - trace.len() / 200;
@@ -174,10 +190,10 @@ mod tests {
     #[test]
     fn batches_that_are_known_hit_more_often() {
         let trace = part("weak-recency");
-        let mut single = Adaptive::new(1_000, 0).expect("a cache");
+        let mut single = Adaptive::of_single(1_000).expect("a cache");
         let single = reference::hits(&mut single, &trace);
         let batches = |waiting: usize| {
-            let mut cache = Adaptive::new(1_000, 5_120 * (1 + waiting)).expect("a cache");
+            let mut cache = Adaptive::of_bags(1_000).expect("a cache");
             cache.hits_of_batches(&trace, 5_120, waiting)
         };
         let (known, more_known) = (batches(0), batches(1));

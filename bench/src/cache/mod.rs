@@ -161,14 +161,14 @@ impl Compared<'_> {
 
     /// The built-in policy, lookup by lookup.
     fn single(&self) -> Result<f64> {
-        let mut cache = Adaptive::new(self.capacity, 0)?;
+        let mut cache = Adaptive::of_single(self.capacity)?;
         let hits = reference::hits(&mut cache, &self.trace.accesses);
         Ok(hits as f64 / self.trace.accesses.len() as f64)
     }
 
     /// The built-in policy, with so many more batches known than the one in hand.
     fn batches(&self, waiting: usize) -> Result<f64> {
-        let mut cache = Adaptive::new(self.capacity, BATCH * (1 + waiting))?;
+        let mut cache = Adaptive::of_bags(self.capacity)?;
         let hits = cache.hits_of_batches(&self.trace.accesses, BATCH, waiting);
         Ok(hits as f64 / self.trace.accesses.len() as f64)
     }

@@ -4,58 +4,86 @@ use std::sync::Arc;
 
 use rowmill_arena::ReadWindow;
 
-use crate::recency::Recency;
-use crate::store::{Found, Held, LimboFull, Sample, Spread, Store, Ticket, Turn, Writer};
+use crate::figures::{Count, TableFigures};
+use crate::policy::{Draw, Newcomer, Policy, Resident, Reuses, Word};
+use crate::store::{Candidate, Found, Held, Sample, Spread, Store, Ticket, Turn, WAYS, Writer};
+
+/// What becomes of a bag that wants a row which could not be fetched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnFailure {
+    /// The bag has no result.
+    #[default]
+    Error,
+    /// It has one, in which the row is all zeros: a row that adds nothing to a sum, counts as one in the divisor of a mean, and is looked
+    /// at for a maximum. Nobody is told which results these are, only how many rows failed
+    /// ([`late` and `failed`](crate::fetch::Counters)).
+    DefaultRow,
+}
 
 /// See the module's text.
 #[derive(Debug)]
 pub struct CachedTable {
     /// The number by which the tier knows it.
     in_tier: u32,
+    on_failure: OnFailure,
     store: Arc<Store>,
     /// By shard; `None` for those that other workers write.
     writers: Box<[Option<Writer>]>,
+    /// The others, which the policy is for.
+    own: Box<[u32]>,
+    policy: Policy,
+    /// Of hits, in whatever shard.
+    reuses: Reuses,
+    draw: Draw,
     sample: Sample,
-    recency: Recency,
+    figures: Arc<TableFigures>,
 }
 
-/// What was counted since the start, of the shards that a worker writes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Rows that were looked up, in whatever shard, and those of them that were there.
-    pub lookups: u64,
-    /// See above.
-    pub hits: u64,
-    /// Rows that other workers asked for.
-    pub asked: u64,
-    /// Rows that were said to be wanted soon, and those of them that there was no room for. What was begun of the others
-    /// is among the fetches.
-    pub hinted: u64,
-    /// See above.
-    pub hints_dropped: u64,
-    /// Rows that came into the store.
-    pub admitted: u64,
-    /// Rows that had to leave it for others.
-    pub evicted: u64,
-    /// Rows that were fetched and found no slot, since all that they may be in were taken or still being read.
-    pub refused: u64,
+/// A slot that was taken for a row on its way.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    ticket: Ticket,
+    newcomer: Newcomer,
 }
 
 impl CachedTable {
     /// A table as the worker sees it that writes the shards of `writers`. Its tier knows it by the number `in_tier`.
     pub fn new(in_tier: u32, store: Arc<Store>, writers: Vec<Writer>, seed: u64) -> CachedTable {
-        let mut own: Vec<Option<Writer>> = (0..store.shape().shards()).map(|_| None).collect();
+        let shape = *store.shape();
+        let own: Box<[u32]> = writers.iter().map(Writer::shard).collect();
+        let slots = own.len() as u32 * shape.shard_sets() * WAYS as u32;
+        let mut by_shard: Vec<Option<Writer>> = (0..shape.shards()).map(|_| None).collect();
         for writer in writers {
             let shard = writer.shard() as usize;
-            own[shard] = Some(writer);
+            by_shard[shard] = Some(writer);
         }
         CachedTable {
             in_tier,
+            writers: by_shard.into_boxed_slice(),
+            own,
+            policy: Policy::new(slots, shape.slots(), seed),
+            reuses: Reuses::new(),
+            draw: Draw::new(!seed),
+            on_failure: OnFailure::default(),
             sample: Sample::new(store.sample_every(), seed),
-            recency: Recency::new(store.shape().slots()),
-            writers: own.into_boxed_slice(),
             store,
+            figures: Arc::default(),
         }
+    }
+
+    /// What was counted of it by this worker.
+    pub(crate) fn figures(&self) -> &Arc<TableFigures> {
+        &self.figures
+    }
+
+    /// The same with another answer to rows that could not be fetched than [`OnFailure::Error`].
+    pub fn on_failure(self, on_failure: OnFailure) -> CachedTable {
+        CachedTable { on_failure, ..self }
+    }
+
+    /// What becomes of bags whose rows could not all be fetched.
+    pub(crate) fn when_it_fails(&self) -> OnFailure {
+        self.on_failure
     }
 
     /// Looks rows up: the slot of each, or [`MISS`](crate::store::MISS).
@@ -64,14 +92,22 @@ impl CachedTable {
         turn: Turn<'t>,
         rows: &[u32],
         places: &'t mut [u32],
-        counters: &mut Counters,
     ) -> Found<'t> {
         let found = self.store.find(turn, rows, places);
-        let recency = &self.recency;
-        found.draw(&mut self.sample, |word| recency.touched(word));
-        found.touch(&mut self.sample, |word| recency.touched(word));
-        counters.lookups += rows.len() as u64;
-        counters.hits += (rows.len() - found.misses()) as u64;
+        let (now, reuses, draw) = (self.policy.now(), &mut self.reuses, &mut self.draw);
+        found.touch(&mut self.sample, |bits| {
+            let word = Word::from_bits(bits);
+            reuses.count(word, now);
+            word.touched(now, draw).bits()
+        });
+        let shard_sets = self.store.shape().shard_sets();
+        let words = |set| words(&self.writers, &self.own, shard_sets, set);
+        let one_in = self.store.sample_every().get();
+        let (usage, lookups) = (self.store.usage(), rows.len() as u64);
+        self.policy.advance(lookups, reuses, one_in, usage, words);
+        let hits = lookups - found.misses() as u64;
+        self.figures.count(Count::Lookups, lookups);
+        self.figures.count(Count::Hits, hits);
         found
     }
 
@@ -116,59 +152,81 @@ impl CachedTable {
         writer.expect("a row of an own shard")
     }
 
-    /// Takes a slot for a row that is about to be fetched, where this worker writes the row's shard: an empty one, or that of the
-    /// row which was used least recently.
-    pub(crate) fn begin(&mut self, row: u32, counters: &mut Counters) -> Option<Ticket> {
+    /// Takes a slot for a row that is about to be fetched, where this worker writes the row's shard: an empty one, or that of a row
+    /// which is worth less. `next_use` says when a row of the table is looked up next, where that is known.
+    pub(crate) fn begin(
+        &mut self,
+        row: u32,
+        next_use: impl Fn(u32) -> Option<u32>,
+    ) -> Option<Taken> {
         let shard = self.store.spread().shard(row) as usize;
         let writer = self.writers[shard].as_mut()?;
         if writer.slot_of(row).is_some() {
             return None; // It was prefetched though it is there.
         }
-        let recency = &self.recency;
-        // One that holds nothing is older than all.
-        let age = |candidate: &crate::store::Candidate| match candidate.held {
-            Held::Nothing => Some(u32::MAX),
-            Held::Row(_) => Some(u32::from(recency.age(candidate.meta))),
-            Held::Taken => None,
+        let newcomer = self.policy.newcomer(row);
+        let is_empty = |candidate: &Candidate| candidate.held == Held::Nothing;
+        let empty = writer.candidates(row).find(is_empty);
+        let slot = empty.map(|candidate| candidate.slot).or_else(|| {
+            let residents = writer.candidates(row).filter_map(resident);
+            self.policy.victim(&newcomer, residents, next_use)
+        });
+        let Some(slot) = slot else {
+            let is_refused = writer.candidates(row).filter_map(resident).next().is_some();
+            let why = if is_refused {
+                Count::Refused
+            } else {
+                Count::Crowded
+            };
+            self.figures.count(why, 1);
+            self.policy.refused(newcomer);
+            return None;
         };
-        // Of those that are as old the first: it is in the set that is looked at first.
-        let mut oldest: Option<(u32, u32)> = None;
-        for candidate in writer.candidates(row) {
-            let Some(age) = age(&candidate) else { continue };
-            if oldest.is_none_or(|(_, most)| age > most) {
-                oldest = Some((candidate.slot, age));
-            }
+        let Ok((ticket, evicted)) = writer.begin(row, slot) else {
+            self.figures.count(Count::Crowded, 1);
+            self.policy.refused(newcomer);
+            return None;
+        };
+        if let Some(evicted) = evicted {
+            self.figures.count(Count::Evicted, 1);
+            let word = Word::from_bits(evicted.meta);
+            self.policy.evicted(evicted.row, word);
         }
-        let begun = oldest.map(|(slot, _)| writer.begin(row, slot));
-        match begun {
-            Some(Ok((ticket, evicted))) => {
-                counters.evicted += u64::from(evicted.is_some());
-                self.recency.admitted();
-                Some(ticket)
-            }
-            None | Some(Err(LimboFull)) => {
-                counters.refused += 1;
-                None
-            }
-        }
+        Some(Taken { ticket, newcomer })
     }
 
-    /// The row of a ticket has come.
-    pub(crate) fn publish(&mut self, ticket: Ticket, bytes: &[u8], counters: &mut Counters) {
+    /// The row of a slot has come.
+    pub(crate) fn publish(&mut self, taken: Taken, bytes: &[u8]) {
+        let Taken { ticket, newcomer } = taken;
         let writer = writer(&mut self.writers, &self.store, &ticket);
+        if !writer.is_free(&ticket) {
+            writer.advance(); // It came within a turn.
+        }
         if writer.is_free(&ticket) {
-            writer.publish(ticket, bytes, self.recency.now());
-            counters.admitted += 1;
+            writer.publish(ticket, bytes, newcomer.word.bits());
+            self.figures.count(Count::Admitted, 1);
         } else {
             // A worker has been in one turn for as long as the row took to come.
             writer.abandon(ticket);
-            counters.refused += 1;
+            self.policy.refused(newcomer);
+            self.figures.count(Count::Crowded, 1);
         }
     }
 
-    /// The row of a ticket does not come.
-    pub(crate) fn abandon(&mut self, ticket: Ticket) {
-        writer(&mut self.writers, &self.store, &ticket).abandon(ticket);
+    /// The row of a slot does not come.
+    pub(crate) fn abandon(&mut self, taken: Taken) {
+        writer(&mut self.writers, &self.store, &taken.ticket).abandon(taken.ticket);
+        self.policy.refused(taken.newcomer);
+    }
+
+    /// Learns from what other workers looked up. Before slots are taken.
+    pub(crate) fn catch_up(&mut self) {
+        let shard_sets = self.store.shape().shard_sets();
+        let words = |set| words(&self.writers, &self.own, shard_sets, set);
+        let one_in = self.store.sample_every().get();
+        let reuses = &mut self.reuses;
+        self.policy
+            .catch_up(reuses, one_in, self.store.usage(), words);
     }
 
     /// Lets slots go that nobody reads any more. Once a turn.
@@ -185,6 +243,31 @@ fn writer<'w>(writers: &'w mut [Option<Writer>], store: &Store, ticket: &Ticket)
     writers[shard].as_mut().expect("tickets are of own shards")
 }
 
+/// The words of rows in a set of a worker's own shards, by its number among their sets.
+fn words(
+    writers: &[Option<Writer>],
+    own: &[u32],
+    shard_sets: u32,
+    set: u32,
+) -> impl Iterator<Item = Word> {
+    let shard = own[(set / shard_sets) as usize] as usize;
+    let writer = writers[shard].as_ref().expect("an own shard");
+    let residents = writer.set(set % shard_sets).filter_map(resident);
+    residents.map(|resident| resident.word)
+}
+
+/// The row in a slot, if there is one.
+fn resident(candidate: Candidate) -> Option<Resident> {
+    match candidate.held {
+        Held::Row(row) => Some(Resident {
+            slot: candidate.slot,
+            row,
+            word: Word::from_bits(candidate.meta),
+        }),
+        Held::Nothing | Held::Taken => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use rowmill_arena::HugePages;
@@ -193,28 +276,32 @@ mod tests {
     use crate::store::{Epochs, MISS, Shape, Tags};
 
     #[test]
-    fn a_row_that_is_hit_stays_and_others_make_way() {
+    fn a_row_that_is_hit_stays_and_others_make_way_or_do_not_come() {
         let (epochs, mut workers) = Epochs::new(1);
         let shape = Shape::new(64, 1, 4, 4).unwrap();
         let (store, writers) =
             Store::new(shape, 1, 4, &epochs, Tags::detect(), HugePages::Off).unwrap();
         let mut table = CachedTable::new(0, store, writers, 1);
-        let mut counters = Counters::default();
+        let figures = Arc::clone(table.figures());
+        let count = |what| figures.get(what);
         let mut place = [0];
         for row in 0..1000 {
             let turn = workers[0].turn();
-            table.find(turn, &[0], &mut place, &mut counters);
+            table.find(turn, &[0], &mut place);
             assert!(row < 1 || place != [MISS], "row 0 at {row}");
-            let ticket = table.begin(row, &mut counters).unwrap();
+            let taken = table.begin(row, |_| None);
             table.advance();
             workers[0].pass();
             table.advance();
-            table.publish(ticket, &row.to_le_bytes(), &mut counters);
+            if let Some(taken) = taken {
+                table.publish(taken, &row.to_le_bytes());
+            }
         }
-        assert_eq!((counters.admitted, counters.refused), (1000, 0));
-        assert!(counters.evicted >= 1000 - 64);
+        assert_eq!(count(Count::Admitted) + count(Count::Refused), 1000);
+        assert_eq!(count(Count::Admitted), count(Count::Evicted) + 64);
+        assert_eq!(count(Count::Crowded), 0);
         let turn = workers[0].turn();
-        table.find(turn, &[1], &mut place, &mut counters);
+        table.find(turn, &[1], &mut place);
         assert_eq!(place, [MISS]);
     }
 }

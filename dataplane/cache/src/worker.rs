@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use rowmill_arena::ReadWindow;
 
+use crate::ahead::Ahead;
 use crate::fetch::{self, BagId, Fetches, Limits, Ready, Source, Ticket};
+use crate::figures::{Count, TableFigures};
 use crate::owners::{Hint, Mail, Owners, Room};
-use crate::store::{self, Found, MISS, Spread, Store, Turn};
-use crate::table::{CachedTable, Counters};
+use crate::store::{Found, MISS, Spread, Store, Turn};
+use crate::table::{CachedTable, OnFailure, Taken};
 use crate::tier::{EachRow, FetchesFull, Tier, TierError, Wanted};
 use crate::warming::{WarmRows, Warming};
 
@@ -31,18 +33,32 @@ impl Tier for Nowhere {
     }
 }
 
+/// What was counted since the start of what workers ask one another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Rows that other workers asked for.
+    pub asked: u64,
+    /// Rows that were said to be wanted soon, and those of them that there was no room for. What was begun of the others
+    /// is among the fetches.
+    pub hinted: u64,
+    /// See above.
+    pub hints_dropped: u64,
+}
+
 /// What one worker knows of cached tables: the rows that are there, and the fetches that it has begun.
 pub struct Worker {
     /// By the table's number; `None` for resident ones.
     tables: Box<[Option<CachedTable>]>,
     fetches: Fetches,
     /// The slots that were taken for rows on their way, by the number of their fetch.
-    slots: Box<[Option<store::Ticket>]>,
+    slots: Box<[Option<Taken>]>,
+    ahead: Ahead,
     tier: Box<dyn Tier + Send>,
     owners: Owners,
     warming: Option<Warming>,
-    /// Of all tables.
     counters: Counters,
+    /// When a row on its way was asked of the tier, by the number of its fetch.
+    asked_ns: Box<[u64]>,
 }
 
 impl fmt::Debug for Worker {
@@ -132,7 +148,9 @@ impl Worker {
             );
         }
         let fetches = Fetches::new(limits, owners.most_taken(), seed);
+        let asked_ns = vec![0; fetches.most()].into_boxed_slice();
         Worker {
+            ahead: Ahead::new(tables.iter().flatten().next().is_none()),
             tables,
             slots: (0..fetches.most()).map(|_| None).collect(),
             fetches,
@@ -140,12 +158,19 @@ impl Worker {
             owners,
             warming: None,
             counters: Counters::default(),
+            asked_ns,
         }
     }
 
     /// Whether a table's rows are to be looked for here.
     pub fn is_cached(&self, table: usize) -> bool {
         self.tables.get(table).is_some_and(Option::is_some)
+    }
+
+    /// What becomes of bags of a cached table whose rows could not all be fetched.
+    pub fn on_failure(&self, table: usize) -> OnFailure {
+        let cached = self.tables[table].as_ref().expect("a cached table");
+        cached.when_it_fails()
     }
 
     /// Most bags that are parked at a time.
@@ -188,9 +213,15 @@ impl Worker {
         self.fetches.counters()
     }
 
-    /// What was counted of all cached tables.
+    /// What was counted of what workers ask one another, of all tables.
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// What this worker counts of a cached table, for others to read.
+    pub fn figures(&self, table: usize) -> Option<Arc<TableFigures>> {
+        let table = self.tables.get(table)?.as_ref()?;
+        Some(Arc::clone(table.figures()))
     }
 
     /// Looks rows of a cached table up: the slot of each, or [`MISS`], and what parks bags that miss some.
@@ -203,7 +234,7 @@ impl Worker {
     ) -> (Found<'t>, Parker<'t>) {
         let cached = self.tables[table].as_mut().expect("a cached table");
         let spread = *cached.spread();
-        let found = cached.find(turn, rows, places, &mut self.counters);
+        let found = cached.find(turn, rows, places);
         let parker = Parker {
             fetches: &mut self.fetches,
             owners: &self.owners,
@@ -230,6 +261,26 @@ impl Worker {
         let fetches = &self.fetches;
         let window = ReadWindow::over(fetches.staging());
         (window, fetches.stride(), fetches.limits().staged)
+    }
+
+    /// Whether it pays now to tell by [`ahead`](Self::ahead) what will be looked up next: rows are about to be fetched, which may take
+    /// the slots of others.
+    pub fn asks_ahead(&self) -> bool {
+        self.fetches.has_reads() && self.ahead.is_paid()
+    }
+
+    /// Before [`poll`](Self::poll): what will be looked up next, in order, as far as that is known. `lookups` gives tables and rows of
+    /// each, until enough are known; tables that are not cached are left out.
+    pub fn ahead<'r>(&mut self, lookups: impl Iterator<Item = (usize, &'r [u32])>) {
+        self.ahead.clear();
+        for (table, rows) in lookups {
+            if self.is_cached(table) {
+                self.ahead.extend(table, rows);
+            }
+            if self.ahead.is_full() {
+                return;
+            }
+        }
     }
 
     /// Says that rows of a cached table may be wanted soon. Those that are not there are fetched, by the workers that write their
@@ -317,7 +368,7 @@ impl Worker {
             slots,
             tier,
             owners,
-            counters,
+            asked_ns,
             ..
         } = self;
         tier.poll(now_ns, &mut |token, outcome| {
@@ -328,10 +379,19 @@ impl Worker {
             while let Some(ask) = fetches.next_told() {
                 owners.answer_kept(ask, outcome);
             }
-            let slot = slots[ticket.number()].take();
+            let (table, slot) = (cached(tables, table), slots[ticket.number()].take());
+            let figures = table.figures();
+            match outcome {
+                Ok(_) => {
+                    let took_ns = now_ns.saturating_sub(asked_ns[ticket.number()]);
+                    figures.count(Count::Arrived, 1);
+                    figures.fetch_times.record(took_ns);
+                }
+                Err(why) => figures.failed(why),
+            }
             match (slot, outcome) {
-                (Some(slot), Ok(bytes)) => cached(tables, table).publish(slot, bytes, counters),
-                (Some(slot), Err(_)) => cached(tables, table).abandon(slot),
+                (Some(slot), Ok(bytes)) => table.publish(slot, bytes),
+                (Some(slot), Err(_)) => table.abandon(slot),
                 (None, _) => {}
             }
         });
@@ -339,8 +399,10 @@ impl Worker {
             while let Some(ask) = fetches.next_told() {
                 owners.answer_kept(ask, Err(TierError::Late));
             }
+            let table = cached(tables, table);
+            table.figures().failed(TierError::Late);
             if let Some(slot) = slots[ticket.number()].take() {
-                cached(tables, table).abandon(slot);
+                table.abandon(slot);
             }
         }
     }
@@ -380,6 +442,10 @@ impl Worker {
 
     /// Asks the tier and other workers for what is wanted.
     fn fetch(&mut self, now_ns: u64) {
+        if self.fetches.has_reads() {
+            let tables = self.tables.iter_mut().flatten();
+            tables.for_each(CachedTable::catch_up);
+        }
         while let Some(read) = self.fetches.next_read() {
             let table = cached(&mut self.tables, read.table);
             let wanted = Wanted {
@@ -392,7 +458,12 @@ impl Worker {
                 self.fetches.put_back(read);
                 break;
             }
-            self.slots[read.ticket.number()] = table.begin(read.row, &mut self.counters);
+            let next_use = |row| self.ahead.next_use(read.table, row);
+            let taken = table.begin(read.row, next_use);
+            table.figures().count(Count::Fetched, 1);
+            self.slots[read.ticket.number()] = taken;
+            self.asked_ns[read.ticket.number()] = now_ns;
+            self.ahead.begun();
         }
         while let Some(read) = self.fetches.next_ask() {
             let shard = cached(&mut self.tables, read.table)

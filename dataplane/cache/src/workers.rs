@@ -8,7 +8,7 @@ use rowmill_arena::{ArenaError, HugePages};
 use crate::fetch::Limits;
 use crate::owners::{Owners, Room};
 use crate::store::{self, Epochs, Shape, Store, Tags};
-use crate::table::CachedTable;
+use crate::table::{CachedTable, OnFailure};
 use crate::tier::Tier;
 use crate::worker::Worker;
 
@@ -19,6 +19,8 @@ pub struct TableOptions {
     pub shape: Shape,
     /// The number by which all tiers know the table.
     pub in_tier: u32,
+    /// What becomes of bags whose rows could not all be fetched.
+    pub on_failure: OnFailure,
 }
 
 /// What all workers have in common.
@@ -68,7 +70,12 @@ pub fn workers(
     let (epochs, turns) = Epochs::new(count);
     let mut dealt: Vec<Vec<Option<CachedTable>>> = (0..count).map(|_| Vec::new()).collect();
     for (number, table) in tables.iter().enumerate() {
-        let Some(TableOptions { shape, in_tier }) = *table else {
+        let Some(TableOptions {
+            shape,
+            in_tier,
+            on_failure,
+        }) = *table
+        else {
             dealt.iter_mut().for_each(|own| own.push(None));
             continue;
         };
@@ -92,6 +99,7 @@ pub fn workers(
         for (worker, writers) in writers_of.into_iter().enumerate() {
             let seed = seed.rotate_left(32).wrapping_add(worker as u64);
             let table = CachedTable::new(in_tier, Arc::clone(&store), writers, seed);
+            let table = table.on_failure(on_failure);
             dealt[worker].push(Some(table));
         }
     }

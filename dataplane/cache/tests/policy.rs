@@ -1,15 +1,18 @@
 //! The policy from outside: which row goes, that nothing is allocated, that the same is the same.
 
 use proptest::prelude::*;
-use rowmill_cache::policy::{CLASSES, Draw, Lookahead, Policy, Resident, Reuses, Tick, Word};
+use rowmill_cache::policy::{
+    CLASSES, Draw, Lookahead, Policy, Resident, Reuses, Tick, Usage, Word,
+};
 
 const SLOTS: u32 = 1024;
 
 /// A policy for which rows of class `c` were used `4 c` times in a hundred after each tick, in 100,000 lookups.
 fn experienced() -> Policy {
-    let mut policy = Policy::new(SLOTS, 7);
+    let mut policy = Policy::new(SLOTS, SLOTS, 7);
     let mut reuses = Reuses::new();
     let mut draw = Draw::new(1);
+    let usage = Usage::new();
     for _ in 0..100_000 / 32 {
         let now = policy.now();
         for _ in 0..32 {
@@ -24,7 +27,7 @@ fn experienced() -> Policy {
             }
         }
         let mut seen = draw.clone();
-        policy.advance(32, &mut reuses, 1, |_| {
+        policy.advance(32, &mut reuses, 1, &usage, |_| {
             let words: Vec<Word> = (0..16)
                 .map(|_| {
                     let class = seen.below(CLASSES as u32) as u16;
@@ -65,15 +68,13 @@ fn rows_of_classes_that_are_used_less_go_first() {
             aged(class, 9, now),
             aged(15, 9, now),
         ];
-        let mut wanted = Lookahead::new(1);
-        wanted.load([1].into_iter());
-        let victim = policy.victim(&newcomer, residents(&words).into_iter(), &wanted);
+        let wanted = |row| (row == 1).then_some(0);
+        let victim = policy.victim(&newcomer, residents(&words).into_iter(), wanted);
         assert_eq!(victim, Some(1), "class {class}");
     }
     // What was never used again is worth less than all that is there.
     let words = [aged(9, 9, now), aged(5, 9, now)];
-    let unknown = Lookahead::new(0);
-    let victim = policy.victim(&newcomer, residents(&words).into_iter(), &unknown);
+    let victim = policy.victim(&newcomer, residents(&words).into_iter(), |_| None);
     assert_eq!(victim, None);
 }
 
@@ -86,9 +87,8 @@ fn a_row_that_was_away_is_known() {
     assert!(known.word.class() >= 9);
     assert_eq!(known.word.age(policy.now()), 0);
     let words = [aged(2, 1, now); 4];
-    let unknown = Lookahead::new(0);
     let victim = |policy: &Policy, newcomer| {
-        policy.victim(newcomer, residents(&words).into_iter(), &unknown)
+        policy.victim(newcomer, residents(&words).into_iter(), |_| None)
     };
     assert!(victim(&policy, &known).is_some());
     // It was taken out of the ghost, so the second time it is new; refused, it is remembered.
@@ -108,17 +108,15 @@ proptest! {
     fn rows_that_are_wanted_stay(
         classes in prop::collection::vec(0..CLASSES as u16, 1..32),
         lookups in prop::collection::vec(99..132u32, 0..60),
-        done in 0..60usize,
     ) {
-        let mut policy = Policy::new(SLOTS, 7);
+        let mut policy = Policy::new(SLOTS, SLOTS, 7);
         let newcomer = policy.newcomer(99);
         let words: Vec<Word> = classes.iter().map(|&class| aged(class, 0, policy.now())).collect();
         let mut lookahead = Lookahead::new(64);
-        lookahead.load(lookups.iter().copied());
-        (0..=done).for_each(|at| lookahead.done(at));
-        let next = |row: u32| (done + 1..lookups.len()).find(|&at| lookups[at] == row);
+        lookahead.extend(5, &lookups);
+        let next = |row: u32| lookups.iter().position(|&at| at == row);
         let rows = residents(&words);
-        let victim = policy.victim(&newcomer, rows.iter().copied(), &lookahead);
+        let victim = policy.victim(&newcomer, rows.iter().copied(), |row| lookahead.next_use(5, row));
         let unwanted: Vec<&Resident> = rows.iter().filter(|r| next(r.row).is_none()).collect();
         if unwanted.is_empty() {
             let last = rows.iter().max_by_key(|r| next(r.row)).expect("residents");
@@ -134,16 +132,17 @@ proptest! {
 
 #[test]
 fn nothing_is_allocated_and_the_same_is_the_same() {
-    let mut policies = [Policy::new(SLOTS, 3), Policy::new(SLOTS, 3)];
+    let mut policies = [Policy::new(SLOTS, SLOTS, 3), Policy::new(SLOTS, SLOTS, 3)];
     let mut lookahead = Lookahead::new(80);
     let mut reuses = Reuses::new();
     let mut outcomes = [0u64; 2];
     for (policy, outcome) in policies.iter_mut().zip(&mut outcomes) {
         let mut draw = Draw::new(11);
+        let usage = Usage::new();
         let info = allocation_counter::measure(|| {
             for turn in 0..2_000u32 {
-                lookahead.load((0..80).map(|at| at * turn % 97));
-                lookahead.done(1);
+                lookahead.clear();
+                (0..80).for_each(|at| lookahead.extend(0, &[at * turn % 97]));
                 let now = policy.now();
                 let word = |at: u32| aged((at % 16) as u16, (at % 900) as u16, now);
                 let newcomer = policy.newcomer(draw.below(5_000));
@@ -152,12 +151,12 @@ fn nothing_is_allocated_and_the_same_is_the_same() {
                     row: draw.below(97),
                     word: word(slot * turn),
                 });
-                match policy.victim(&newcomer, rows, &lookahead) {
+                match policy.victim(&newcomer, rows, |row| lookahead.next_use(0, row)) {
                     Some(slot) => policy.evicted(slot + turn, word(slot)),
                     None => policy.refused(newcomer),
                 }
                 reuses.count(word(turn), now);
-                policy.advance(u64::from(turn % 100), &mut reuses, 2, |set| {
+                policy.advance(u64::from(turn % 100), &mut reuses, 2, &usage, |set| {
                     (0..16).map(move |way| word(set + way))
                 });
                 let bits = u64::from(newcomer.word.bits());

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod ahead;
 mod answer;
 mod batch;
 mod bind;

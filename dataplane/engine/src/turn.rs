@@ -1,12 +1,15 @@
 //! A turn of the engine: one micro-batch of the request whose turn it is.
 
+use rowmill_cache::OnFailure;
 use rowmill_wire::{Refusal, Status};
 
 use crate::accept;
+use crate::ahead;
 use crate::batch::Work;
 use crate::engine::{Engine, bound};
 use crate::limits::{AHEAD_CONNECTIONS, BATCH_BYTES, CHECK_AHEAD, TURN_BYTES};
 use crate::memory::{Denied, Memory};
+use crate::parked::Bag;
 use crate::slot::{Slot, Stage};
 use crate::step::step;
 
@@ -83,10 +86,11 @@ impl Engine {
     }
 
     fn poll_rows(&mut self, now_ns: u64, memory: &mut impl Memory) {
+        ahead::tell(&mut self.cached, &self.slots, &self.connections);
         self.cached.worker.poll(now_ns);
         while let Some(ready) = self.cached.worker.next_ready() {
             let bag = self.cached.parked.bag(ready.bag);
-            if ready.outcome.is_err() {
+            if ready.outcome.is_err() && self.fails(&bag) {
                 let index = bag.first_id
                     - self.slots[bag.slot as usize].spans[bag.feature as usize].ids_from;
                 let refusal = Refusal::at(Status::RowUnavailable, bag.feature, index);
@@ -98,6 +102,13 @@ impl Engine {
             self.cached.parked.push(&mut slot.ready, bag);
             self.wake(bag.slot);
         }
+    }
+
+    /// Whether a bag has no result without all of its rows.
+    fn fails(&self, bag: &Bag) -> bool {
+        let slot = &self.slots[bag.slot as usize];
+        let table = bound(&self.connections, slot).features[bag.feature as usize].table;
+        self.cached.worker.on_failure(table) == OnFailure::Error
     }
 
     /// A request can go on, if it waited.

@@ -7,6 +7,7 @@ use common::shelf::{FETCH, Fate, engines_with};
 use common::{
     Carry, HeapMemory, INLINE, LIMITS, Model, REGION, SOURCE, TARGET, attach, engine, frame, lookup,
 };
+use rowmill_cache::OnFailure;
 use rowmill_engine::{Conn, Engine, Turn};
 use rowmill_wire::Element;
 
@@ -115,7 +116,15 @@ fn no_mode_output_or_hashed_table_allocates() {
 #[test]
 fn workers_with_cached_tables_allocate_nothing() {
     let model = Model::mixed();
-    let mut engines = engines_with(&model, LIMITS, FETCH, 1, |_| Fate::Comes, 2);
+    let mut engines = engines_with(
+        &model,
+        LIMITS,
+        FETCH,
+        1,
+        |_| Fate::Comes,
+        OnFailure::Error,
+        2,
+    );
     let mut source = vec![];
     let frames: Vec<Vec<u8>> = (0..6)
         .map(|seed| {

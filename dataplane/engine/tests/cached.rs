@@ -2,14 +2,15 @@
 
 mod common;
 
-use common::shelf::{FETCH, Fate, engine_with};
+use common::shelf::{FETCH, Fate, engine_that, engine_with};
 use common::{
     Carry, HeapMemory, LIMITS, Model, REGION, Remote, answer, frame, lookup, memory_for, run,
     statuses,
 };
 use proptest::prelude::*;
-use rowmill_cache::fetch;
+use rowmill_cache::figures::Count;
 use rowmill_cache::tier::{TierError, Wanted};
+use rowmill_cache::{OnFailure, fetch};
 use rowmill_engine::{Conn, Engine, Limits, STAGE_BYTES_MIN, Turn};
 use rowmill_wire::{CompletionKind, Element, Status};
 
@@ -37,12 +38,13 @@ fn every_mode_gives_the_oracles_bytes() {
         let fetches = engine.cache().fetch_counters();
         assert!(fetches.joined > 0 && fetches.refused > 0, "{fetches:?}");
         assert_eq!(fetches.fetched, fetches.arrived);
-        let counters = engine.cache().counters();
-        assert!(counters.hits > 0 && counters.evicted > 0, "{counters:?}");
-        assert!(
-            counters.admitted + counters.refused == fetches.fetched,
-            "{counters:?}"
-        );
+        let tables = 0..model.tables.tables().len();
+        let figures: Vec<_> = tables.filter_map(|t| engine.cache().figures(t)).collect();
+        let all = |what| figures.iter().map(|table| table.get(what)).sum::<u64>();
+        assert!(all(Count::Hits) > 0 && all(Count::Evicted) > 0);
+        let kept_or_not = all(Count::Admitted) + all(Count::Refused) + all(Count::Crowded);
+        assert_eq!(kept_or_not, fetches.fetched);
+        assert_eq!(all(Count::Arrived), fetches.arrived);
     }
 }
 
@@ -106,6 +108,49 @@ fn a_row_that_fails_ends_its_request_and_no_other() {
     let mut batch = model.batch(6, 40, 9);
     batch.features[1] = vec![vec![]; 40];
     answer(&model, &mut engine, &batch, WIDE, 0);
+}
+
+#[test]
+fn where_a_row_fails_the_table_may_say_that_it_is_zeros() {
+    let model = Model::every();
+    // A part of each table, which fails at once; or all of them, in time.
+    let part = |wanted: Wanted| match wanted.row % 5 {
+        1 | 2 => Fate::Fails(TierError::Gone),
+        _ => Fate::Comes,
+    };
+    let answer_to = OnFailure::DefaultRow;
+    let mut some = engine_that(&model, LIMITS, FETCH, 1, part, answer_to);
+    gives_without(&model, &mut some, |row| matches!(row % 5, 1 | 2));
+    let fetches = *some.cache().fetch_counters();
+    assert!(fetches.failed > 100 && fetches.late == 0, "{fetches:?}");
+    let budget_ns = 200_000;
+    let fetch = fetch::Limits { budget_ns, ..FETCH };
+    let mut none = engine_that(&model, LIMITS, fetch, 1, |_| Fate::Never, answer_to);
+    gives_without(&model, &mut none, |_| true);
+    let none = |t| {
+        none.cache()
+            .figures(t)
+            .map_or(0, |table| table.get(Count::Admitted))
+    };
+    let tables = 0..model.tables.tables().len();
+    assert_eq!(tables.map(none).sum::<u64>(), 0);
+}
+
+/// Sends a batch, and compares the answer with the oracle's where some rows are zeros.
+fn gives_without(model: &Model, engine: &mut Engine, lacks: fn(u32) -> bool) {
+    let batch = model.batch(8, 40, 9);
+    let mut source = vec![];
+    let frame = frame(lookup(9, 40), &batch, WIDE, &mut source);
+    let mut memory = memory_for(model, 40, source);
+    engine
+        .request(0, Conn(0), 0, &frame, &mut memory)
+        .expect("the slot is free");
+    let records = run(engine, &mut memory, &mut 0);
+    assert_eq!(statuses(&records), [Status::Ok]);
+    let wanted = model.oracle_without(&batch, lacks);
+    let target = &memory.regions[&(0, common::TARGET)];
+    common::assert_bytes(model, &target[..wanted.len()], &wanted);
+    assert_eq!(engine.counters().row_unavailable, 0);
 }
 
 fn run_until_nothing_is_held(engine: &mut Engine, memory: &mut HeapMemory) {

@@ -7,15 +7,19 @@ use anyhow::Context;
 use rowmill_arena::{DIRECT_ALIGN, HugePages};
 use rowmill_cache::store::{self, Shape, ShapeError, Tags};
 use rowmill_cache::tier::{FileTable, FileTier, FileTierOptions};
-use rowmill_cache::{Options, Parts, TableOptions, fetch};
+use rowmill_cache::{OnFailure, Options, Parts, TableOptions, fetch};
 use rowmill_table::{Generation, Keep, TableInfo};
 
+use crate::cache_view::{CacheView, TableView};
 use crate::config::{Cache, Config, Placement};
 use crate::mailbox::Mailbox;
 use crate::plan::{Choice, PlanError, bytes_text};
 
 /// Rows that a worker may have asked its file tier for, for each read in flight: those that share a read, and some that wait for one.
 const FETCHES_A_READ: u32 = 8;
+
+/// Rows that a worker asks of other workers at a time: more than their tiers have in flight by default.
+pub(crate) const ASKED: u32 = 1024;
 
 /// A listed table of the generation.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +29,7 @@ struct Listed {
     in_tier: u32,
     /// Its share of the arena where it is cached.
     shape: Shape,
+    on_failure: OnFailure,
 }
 
 /// What will be done about tables that are not simply resident.
@@ -75,6 +80,7 @@ impl CachePlan {
                 placement: table.placement,
                 in_tier: in_tier as u32,
                 shape,
+                on_failure: table.on_failure.into(),
             });
         }
         let listed = |(table, info): (&Option<Listed>, &TableInfo)| table.map(|_| info.stride);
@@ -137,7 +143,7 @@ impl CachePlan {
             .sum();
         let workers = match self.row_bytes {
             0 => 0,
-            bytes => self.workers * self.cache.worker_bytes(self.workers, bytes as u64),
+            bytes => self.workers * self.cache.worker_bytes(bytes as u64, self.workers),
         };
         rows + checksums + workers
     }
@@ -171,7 +177,7 @@ impl CachePlan {
         let mut choices: Vec<Choice> = self.listed().map(about).collect();
         if self.row_bytes > 0 {
             let cache = &self.cache;
-            let bytes = cache.worker_bytes(self.workers, self.row_bytes as u64);
+            let bytes = cache.worker_bytes(self.row_bytes as u64, self.workers);
             choices.push(Choice::new(
                 "cached tables",
                 format!(
@@ -237,8 +243,8 @@ impl CachePlan {
         let options = Options {
             limits: fetch::Limits {
                 staged: self.cache.staged_rows,
+                asked: ASKED,
                 prefetched: self.cache.prefetched_rows,
-                asked: self.cache.asked_rows,
                 bags: self.cache.parked_bags,
                 row_bytes: self.row_bytes,
                 budget_ns: self.budget_ns(),
@@ -254,6 +260,7 @@ impl CachePlan {
             Some(TableOptions {
                 shape: listed.shape,
                 in_tier: listed.in_tier,
+                on_failure: listed.on_failure,
             })
         };
         let tables: Vec<Option<TableOptions>> = self.tables.iter().map(cached).collect();
@@ -266,6 +273,24 @@ impl CachePlan {
             choices.push(Choice::warning("files", "by way of the page cache", why));
         }
         Ok((workers, choices))
+    }
+
+    /// Listed tables as others see them, counted by these workers.
+    pub(crate) fn view(&self, generation: &Generation, parts: &[Part]) -> CacheView {
+        let figures = |number| {
+            let of = parts.iter().map(|(_, worker)| worker.figures(number));
+            of.flatten().collect()
+        };
+        let table = |(number, listed): (usize, &Listed)| TableView {
+            name: generation.tables()[number].name.clone(),
+            placement: listed.placement,
+            share_bytes: listed.shape.bytes() as u64,
+            share_rows: listed.shape.slots().into(),
+            figures: figures(number),
+        };
+        CacheView {
+            tables: self.listed().map(table).collect(),
+        }
     }
 
     fn budget_ns(&self) -> u64 {

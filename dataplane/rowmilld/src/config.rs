@@ -22,7 +22,7 @@ use serde::de::{self, Deserializer};
 
 use crate::ports::Port;
 
-pub use cache::{Cache, PageCacheUse, Placement, Table};
+pub use cache::{Cache, Failure, PageCacheUse, Placement, Table};
 pub use cpus::Cpus;
 pub use filter::filter_fault;
 pub use rdma::Rdma;

@@ -80,6 +80,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     choices
         .into_iter()
         .for_each(|choice| overview.choose(choice));
+    overview.set_cache(plan.cache.view(&plan.generation, &parts));
     let mut workers = start_workers(config, &plan, &overview, &mailboxes, parts)?;
     let sessions = Arc::new(Sessions::new(
         config.model.name(),

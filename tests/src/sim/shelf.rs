@@ -8,7 +8,7 @@ use fastrand::Rng;
 use rowmill_arena::HugePages;
 use rowmill_cache::store::{self, Shape, Tags, WAYS};
 use rowmill_cache::tier::{EachRow, FetchesFull, Tier, Wanted};
-use rowmill_cache::{Options, Parts, TableOptions, Worker, fetch};
+use rowmill_cache::{OnFailure, Options, Parts, TableOptions, Worker, fetch};
 use rowmill_table::Resident;
 
 /// Which tables are cached, and how little there is of everything.
@@ -65,6 +65,7 @@ impl Drawn {
             sets.map(|sets| TableOptions {
                 shape: shape(sets).expect("at least two sets a shard"),
                 in_tier: number as u32,
+                on_failure: OnFailure::Error,
             })
         };
         let cached: Vec<Option<TableOptions>> = self.sets.iter().enumerate().map(cached).collect();

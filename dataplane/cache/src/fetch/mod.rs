@@ -354,6 +354,11 @@ impl Fetches {
         push(&mut self.ready, bag, |b| is_parked(&self.bags, b));
     }
 
+    /// Whether there are rows to be read, as far as is known: some may have been given up meanwhile.
+    pub fn has_reads(&self) -> bool {
+        !(self.wanted.is_empty() && self.unwanted.is_empty())
+    }
+
     /// The next row to be read from the tier: those that somebody waits for come first, each in the order in which it was first
     /// wanted. Whoever takes it tells [`Fetches::arrived`], some time.
     pub fn next_read(&mut self) -> Option<Read> {
@@ -453,6 +458,9 @@ impl Fetches {
         let fetch = &mut self.fetches[ticket.index as usize];
         let (key, place, mut next) = (fetch.key, fetch.place, fetch.wait);
         self.prefetched -= u32::from(!fetch.is_wanted);
+        if place != NONE && outcome.is_err() {
+            self.slab.row(place).fill(0);
+        }
         fetch.state = State::Free;
         fetch.turn = fetch.turn.wrapping_add(1);
         self.rows.remove(key, ticket.index);

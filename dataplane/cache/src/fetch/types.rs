@@ -94,7 +94,7 @@ pub enum Source {
 pub struct Ready {
     /// The bag.
     pub bag: BagId,
-    /// Why a row of it is missing, if one is.
+    /// Why a row of it is missing, if one is: there are zeros in its place.
     pub outcome: Result<(), TierError>,
 }
 

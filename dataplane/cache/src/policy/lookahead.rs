@@ -2,26 +2,22 @@
 
 use super::draw::mixed;
 
-/// Stands for no lookup.
-const NEVER: u32 = u32::MAX;
-
-/// An entry of the table of rows: the row, whose lookup comes next, and in which loading it was written.
+/// An entry of the table of rows: the row, when it is looked up next, and in which filling that was written.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    row: u32,
+    key: u64,
     next: u32,
-    loading: u32,
+    filling: u32,
 }
 
-/// The lookups that are known to come, as one sequence.
+/// The lookups that are known to come, of all tables, as one sequence.
 #[derive(Clone, Debug)]
 pub struct Lookahead {
     capacity: usize,
-    /// A hash table of rows with linear probing, half full at most. What was not written in this loading is free.
-    table: Vec<Entry>,
-    loading: u32,
-    /// For each lookup its row, and the next lookup of that.
-    lookups: Vec<(u32, u32)>,
+    /// A hash table of rows with linear probing, half full at most. What was not written in this filling is free.
+    entries: Vec<Entry>,
+    filling: u32,
+    known: usize,
 }
 
 impl Lookahead {
@@ -32,78 +28,74 @@ impl Lookahead {
     pub fn new(capacity: usize) -> Lookahead {
         assert!(capacity < 1 << 30, "{capacity} lookups");
         let free = Entry {
-            row: 0,
-            next: NEVER,
-            loading: 0,
+            key: 0,
+            next: 0,
+            filling: 0,
         };
         Lookahead {
             capacity,
-            table: vec![free; (2 * capacity).next_power_of_two()],
-            loading: 1,
-            lookups: Vec::with_capacity(capacity),
+            entries: vec![free; (2 * capacity).next_power_of_two()],
+            filling: 1,
+            known: 0,
         }
     }
 
-    /// Forgets what it knew. These lookups come now, in this order; those that there is no room for are not known. Takes some
-    /// nanoseconds a lookup, and nothing while they are done.
-    pub fn load(&mut self, rows: impl Iterator<Item = u32>) {
-        if self.loading == u32::MAX {
-            self.table.iter_mut().for_each(|entry| entry.loading = 0);
-            self.loading = 0;
-        }
-        self.loading += 1;
-        self.lookups.clear();
-        let known = rows.take(self.capacity).map(|row| (row, NEVER));
-        self.lookups.extend(known);
-        for at in (0..self.lookups.len()).rev() {
-            let row = self.lookups[at].0;
-            let loading = self.loading;
-            let entry = self.entry(row);
-            let next = if entry.loading == loading {
-                entry.next
-            } else {
-                NEVER
-            };
-            *entry = Entry {
-                row,
-                next: at as u32,
-                loading,
-            };
-            self.lookups[at].1 = next;
-        }
+    /// How many lookups are known.
+    pub fn known(&self) -> usize {
+        self.known
     }
 
-    /// The lookup at a place in the sequence is being done: its row's next use is another one. Lookups are done in order; places
-    /// beyond those that are known change nothing.
-    pub fn done(&mut self, at: usize) {
-        if let Some(&(row, next)) = self.lookups.get(at) {
-            self.entry(row).next = next;
+    /// Forgets them all.
+    pub fn clear(&mut self) {
+        if self.filling == u32::MAX {
+            self.entries.iter_mut().for_each(|entry| entry.filling = 0);
+            self.filling = 0;
+        }
+        self.filling += 1;
+        self.known = 0;
+    }
+
+    /// These lookups of a table come after those that are known, in this order. Those that there is no room for are not known. Takes
+    /// some nanoseconds a lookup.
+    pub fn extend(&mut self, table: u32, rows: &[u32]) {
+        let fitting = rows.len().min(self.capacity - self.known);
+        for &row in &rows[..fitting] {
+            let key = key(table, row);
+            let slot = self.slot(key);
+            let entry = &mut self.entries[slot];
+            if entry.filling != self.filling {
+                *entry = Entry {
+                    key,
+                    next: self.known as u32,
+                    filling: self.filling,
+                };
+            }
+            self.known += 1;
         }
     }
 
     /// The place in the sequence of a row's next use, if one is known to come.
-    pub fn next_use(&self, row: u32) -> Option<u32> {
-        let entry = self.table[self.slot(row)];
-        (entry.loading == self.loading && entry.next != NEVER).then_some(entry.next)
+    pub fn next_use(&self, table: u32, row: u32) -> Option<u32> {
+        let entry = self.entries[self.slot(key(table, row))];
+        (entry.filling == self.filling).then_some(entry.next)
     }
 
-    fn entry(&mut self, row: u32) -> &mut Entry {
-        let slot = self.slot(row);
-        &mut self.table[slot]
-    }
-
-    /// Where the row is in the table, or may be written.
-    fn slot(&self, row: u32) -> usize {
-        let mask = self.table.len() - 1;
-        let mut slot = mixed(row.into()) as usize & mask;
+    /// Where the row is among the entries, or may be written.
+    fn slot(&self, key: u64) -> usize {
+        let mask = self.entries.len() - 1;
+        let mut slot = mixed(key) as usize & mask;
         loop {
-            let entry = &self.table[slot];
-            if entry.loading != self.loading || entry.row == row {
+            let entry = &self.entries[slot];
+            if entry.filling != self.filling || entry.key == key {
                 return slot;
             }
             slot = (slot + 1) & mask;
         }
     }
+}
+
+fn key(table: u32, row: u32) -> u64 {
+    u64::from(table) << 32 | u64::from(row)
 }
 
 #[cfg(test)]
@@ -114,32 +106,36 @@ mod tests {
 
     proptest! {
         #[test]
-        fn next_uses_are_those_of_the_sequence(sequences in prop::collection::vec(prop::collection::vec(0..30u32, 0..80), 1..4)) {
+        fn next_uses_are_those_of_the_sequence(
+            sequences in prop::collection::vec(prop::collection::vec((0..3u32, prop::collection::vec(0..20u32, 0..30)), 0..5), 1..4),
+        ) {
             const CAPACITY: usize = 60;
             let mut lookahead = Lookahead::new(CAPACITY);
-            for rows in sequences {
-                lookahead.load(rows.iter().copied());
-                let known = &rows[..rows.len().min(CAPACITY)];
-                for done in 0..rows.len() {
-                    lookahead.done(done);
-                    for row in 0..31 {
-                        let next = (done + 1..known.len()).find(|&at| known[at] == row);
-                        prop_assert_eq!(lookahead.next_use(row), next.map(|at| at as u32));
-                    }
+            for parts in sequences {
+                lookahead.clear();
+                parts.iter().for_each(|(table, rows)| lookahead.extend(*table, rows));
+                let all = parts.iter().flat_map(|(table, rows)| rows.iter().map(|&row| (*table, row)));
+                let all: Vec<_> = all.take(CAPACITY).collect();
+                prop_assert_eq!(lookahead.known(), all.len());
+                for one in (0..3).flat_map(|table| (0..21).map(move |row| (table, row))) {
+                    let next = all.iter().position(|&known| known == one);
+                    prop_assert_eq!(lookahead.next_use(one.0, one.1), next.map(|at| at as u32));
                 }
             }
         }
     }
 
     #[test]
-    fn loadings_that_wrap_around_forget_all() {
+    fn fillings_that_wrap_around_forget_all() {
         let mut lookahead = Lookahead::new(4);
-        lookahead.load([1, 2].into_iter());
-        lookahead.loading = u32::MAX;
-        lookahead.load([3].into_iter());
+        lookahead.extend(0, &[1, 2]);
+        lookahead.filling = u32::MAX;
+        lookahead.extend(0, &[4]);
+        lookahead.clear();
+        lookahead.extend(0, &[3]);
         assert_eq!(
-            [1, 2, 3].map(|row| lookahead.next_use(row)),
-            [None, None, Some(0)]
+            [1, 2, 3, 4].map(|row| lookahead.next_use(0, row)),
+            [None, None, Some(0), None]
         );
     }
 }

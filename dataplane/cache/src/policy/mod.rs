@@ -1,4 +1,4 @@
-//! Which rows are kept. The policy of one shard; it learns from what happens, and has nothing to set.
+//! Which rows of a table are kept. A policy of the shards that one worker writes; it learns from what happens, and has nothing to set.
 //!
 //! - A hit changes the meta word of its slot at most ([`Word::touched`]), by whoever found the row.
 //! - A row that was missed is a [`Newcomer`]. It takes the place of the row with the lowest rank of those whose slots it may have, or
@@ -17,15 +17,17 @@ mod lookahead;
 mod model;
 mod newcomers;
 mod reuses;
+mod usage;
 mod word;
 
 pub use draw::Draw;
 pub use lookahead::Lookahead;
 pub use reuses::Reuses;
+pub use usage::Usage;
 pub use word::{CLASSES, TICKS, Tick, Word};
 
 use crate::store::WAYS;
-use ages::band;
+use ages::{BANDS, band};
 use ghost::Ghost;
 use model::Model;
 use newcomers::Newcomers;
@@ -34,10 +36,14 @@ use newcomers::Newcomers;
 /// twice as many have 0.1 points more, half as many 0.4 less.
 const GHOST_ROWS_PER_SLOT: usize = 4;
 /// Ticks in which as many rows are looked up as there are slots. A stamp can tell the age up to 64 times that.
-const TICKS_PER_TURNOVER: usize = 64;
+const TICKS_PER_TURNOVER: u64 = 64;
 /// Lookups for each line of words that is looked at: half a word a lookup. Eight times as many words changed hit rates by less
 /// than 0.1 points.
 const LOOKUPS_PER_LINE: u64 = 32;
+/// Slots up to which it is so few. A line of more is one from memory, and there are as many lookups more before counts fade.
+const SLOTS_NEAR: u64 = 1 << 16;
+/// The most that it is then: what a line costs is not to be seen any more.
+const LOOKUPS_PER_LINE_MAX: u64 = 1024;
 /// Lines looked at in one call at most.
 const LINES_MAX: u64 = 16;
 /// What is left of counts when they fade.
@@ -68,14 +74,24 @@ pub struct Resident {
     pub word: Word,
 }
 
-/// The policy of a shard.
+/// The policy of the shards of a table that one worker writes.
 #[derive(Clone, Debug)]
 pub struct Policy {
+    /// Slots of its shards, and of all shards of the table.
     slots: u64,
+    of_slots: u64,
+    lookups_per_line: u64,
+    /// Lookups of the whole table, by which time goes, as far as is known.
+    now: u64,
     lookups_per_tick: u64,
-    lookups: u64,
-    /// How many lookups had been done when it learnt last.
+    /// Lookups that others don't know of.
+    untold: u64,
+    /// When it learnt last.
     learnt: u64,
+    /// Lookups of its shards until then.
+    lookups: u64,
+    /// Uses that it has learnt of.
+    known: [[u64; BANDS]; CLASSES],
     model: Model,
     ghost: Ghost,
     newcomers: Newcomers,
@@ -87,55 +103,88 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// A policy for so many slots that knows nothing. The same seed and the same calls have the same results.
+    /// A policy that knows nothing, for so many slots of the table's `of_slots`; for none it only keeps the time. The same seed and the
+    /// same calls have the same results.
     ///
     /// # Panics
-    /// If there are fewer slots than a set has.
-    pub fn new(slots: u32, seed: u64) -> Policy {
-        let slots = slots as usize;
-        assert!(slots >= WAYS, "{slots} slots");
+    /// If the table has fewer slots than a set, or fewer than the policy.
+    pub fn new(slots: u32, of_slots: u32, seed: u64) -> Policy {
+        assert!(
+            of_slots as usize >= WAYS && of_slots >= slots,
+            "{slots} slots of {of_slots}"
+        );
+        let (slots, of_slots) = (u64::from(slots), u64::from(of_slots));
+        let more = (slots / SLOTS_NEAR).max(1);
         Policy {
-            slots: slots as u64,
-            lookups_per_tick: (slots / TICKS_PER_TURNOVER).max(1) as u64,
-            lookups: 0,
+            slots,
+            of_slots,
+            lookups_per_line: (LOOKUPS_PER_LINE * more).min(LOOKUPS_PER_LINE_MAX),
+            now: 0,
+            lookups_per_tick: (of_slots / TICKS_PER_TURNOVER).max(1),
+            untold: 0,
             learnt: 0,
+            lookups: 0,
+            known: [[0; BANDS]; CLASSES],
             model: Model::new(),
-            ghost: Ghost::new(GHOST_ROWS_PER_SLOT * slots),
-            newcomers: Newcomers::new(slots),
+            ghost: Ghost::new(GHOST_ROWS_PER_SLOT * slots as usize),
+            newcomers: Newcomers::new(slots as usize),
             next_class: 0,
             ranks_due: 0,
-            fading_due: fading_period(slots as u64),
+            fading_due: fading_period(slots),
             draw: Draw::new(seed),
         }
     }
 
-    /// The coarse time, for touching words.
+    /// The coarse time, for touching words. It is that of the whole table.
+    #[inline]
     pub fn now(&self) -> Tick {
-        Tick::new(self.lookups / self.lookups_per_tick)
+        Tick::new(self.now / self.lookups_per_tick)
     }
 
-    /// So many more lookups of the shard's rows were done, hits and misses. `reuses` has hits among them, one in `one_in`;
-    /// it is emptied now or in a later call. `words` gives the words of rows in a set of the shard; it is asked for a few sets.
+    /// This worker did so many more lookups of the table, hits and misses, in whatever shard. `reuses` has hits among them, one in
+    /// `one_in`; it is emptied now or in a later call. `usage` is what the workers tell one another. `words` gives the words of rows in
+    /// a set of the policy's shards; it is asked for a few sets.
     ///
     /// Time stands still between calls, and rows that are used twice meanwhile seem to be used at once. So call it for each piece:
     /// with 80 lookups a call hit rates are what they are with one, with five times as many lookups a call as there are slots
     /// more than a third of the hits can be lost. Of drawing one hit in 2 comes a loss of up to 1.3 points, of one in 8, up to 3.
+    #[inline]
     pub fn advance<I: Iterator<Item = Word>>(
         &mut self,
         lookups: u64,
         reuses: &mut Reuses,
         one_in: u32,
+        usage: &Usage,
         words: impl FnMut(u32) -> I,
     ) {
-        self.lookups += lookups;
-        let passed = self.lookups - self.learnt;
-        if passed < LOOKUPS_PER_LINE {
+        self.now += lookups;
+        self.untold += lookups;
+        if self.untold >= self.lookups_per_line {
+            self.catch_up(reuses, one_in, usage, words);
+        }
+    }
+
+    /// Tells other workers of the lookups done here, and learns from what they told, as [`advance`](Self::advance) does now and then:
+    /// for a worker that has rows to choose and may have looked up none for long.
+    pub fn catch_up<I: Iterator<Item = Word>>(
+        &mut self,
+        reuses: &mut Reuses,
+        one_in: u32,
+        usage: &Usage,
+        words: impl FnMut(u32) -> I,
+    ) {
+        self.now = usage.add(std::mem::take(&mut self.untold), reuses, one_in);
+        // Of its shards' lookups as many as its slots are of the table's: rows are spread evenly.
+        let done = u128::from(self.now) * u128::from(self.slots) / u128::from(self.of_slots);
+        let passed = done as u64 - self.lookups;
+        if passed < self.lookups_per_line {
             return;
         }
-        self.learnt = self.lookups;
+        let since = self.now - self.learnt;
+        (self.lookups, self.learnt) = (done as u64, self.now);
         self.newcomers.pass(passed as f64);
-        self.learn(reuses, one_in);
-        self.look(passed, words);
+        self.learn(usage);
+        self.look(passed, since, words);
         self.fade();
         self.rank();
     }
@@ -156,18 +205,19 @@ impl Policy {
     }
 
     /// The slot whose row a newcomer is to replace. `None`: all of them are worth more, and the newcomer is only passed on to
-    /// who asked for it. Where a slot is empty there is nothing to ask.
+    /// who asked for it. Where a slot is empty there is nothing to ask. `next_use` says when a row is looked up next, where that is
+    /// known: see [`Lookahead`].
     pub fn victim(
         &self,
         newcomer: &Newcomer,
         residents: impl Iterator<Item = Resident>,
-        lookahead: &Lookahead,
+        next_use: impl Fn(u32) -> Option<u32>,
     ) -> Option<u32> {
         let now = self.now();
         let mut last_wanted: Option<(u32, u32)> = None;
         let mut lowest: Option<(f32, u32)> = None;
         for resident in residents {
-            if let Some(next) = lookahead.next_use(resident.row) {
+            if let Some(next) = next_use(resident.row) {
                 if last_wanted.is_none_or(|(last, _)| next > last) {
                     last_wanted = Some((next, resident.slot));
                 }
@@ -178,7 +228,7 @@ impl Policy {
                 lowest = Some((rank, resident.slot));
             }
         }
-        match (lookahead.next_use(newcomer.row), lowest, last_wanted) {
+        match (next_use(newcomer.row), lowest, last_wanted) {
             (Some(_), Some((_, slot)), _) => Some(slot),
             (None, Some((rank, slot)), _) => (newcomer.rank >= rank).then_some(slot),
             (Some(next), None, Some((last, slot))) => (next < last).then_some(slot),
@@ -204,31 +254,40 @@ impl Policy {
         }
     }
 
-    fn learn(&mut self, reuses: &mut Reuses, one_in: u32) {
-        for (class, bands) in reuses.take().into_iter().enumerate() {
-            for (band, count) in bands.into_iter().enumerate() {
-                if count > 0 {
-                    self.reused(class, band, f64::from(count) * f64::from(one_in));
-                }
+    /// Takes its share of the uses that all workers have counted: hits are spread as evenly as rows are.
+    fn learn(&mut self, usage: &Usage) {
+        let share = self.slots as f64 / self.of_slots as f64;
+        let (model, newcomers) = (&mut self.model, &mut self.newcomers);
+        usage.since(&mut self.known, |class, band, uses| {
+            let uses = uses as f64 * share;
+            model.reused(class, band, uses);
+            if class == 0 {
+                newcomers.again(uses);
             }
-        }
+        });
     }
 
     /// Looks at some lines of words, of slots and of the ghost, drawn at random: in order, it would be long before the first words of
     /// rows that are away were seen. They stand for all lines, and for all the time that has passed: ages are those of moments
-    /// drawn from it, lest it be always the beginning of a tick, or the end of a batch.
-    fn look<I: Iterator<Item = Word>>(&mut self, passed: u64, mut words: impl FnMut(u32) -> I) {
+    /// drawn from it, lest it be always the beginning of a tick, or the end of a batch. `passed` lookups of the policy's shards were
+    /// done, and `since` of the table.
+    fn look<I: Iterator<Item = Word>>(
+        &mut self,
+        passed: u64,
+        since: u64,
+        mut words: impl FnMut(u32) -> I,
+    ) {
         let now = self.now();
         let sets = (self.slots / WAYS as u64) as u32;
         let lines = sets + self.ghost.lines() as u32;
-        let looks = (passed / LOOKUPS_PER_LINE).min(LINES_MAX);
-        let ticks = passed as f64 / self.lookups_per_tick as f64;
+        let looks = (passed / self.lookups_per_line).min(LINES_MAX);
+        let tick = self.lookups_per_tick;
+        let ticks = since as f64 / tick as f64;
         let row_ticks = ticks * f64::from(lines) / looks as f64;
         for _ in 0..looks {
             let line = self.draw.below(lines);
-            let ago = self.draw.below(u32::try_from(passed).unwrap_or(u32::MAX));
-            let then = (self.lookups - u64::from(ago)) / self.lookups_per_tick;
-            let ticks_ago = self.lookups / self.lookups_per_tick - then;
+            let ago = self.draw.below(u32::try_from(since).unwrap_or(u32::MAX));
+            let ticks_ago = self.now / tick - (self.now - u64::from(ago)) / tick;
             // A row that was used since was, for all that is known, used shortly before, too.
             let seen = |word: Word| {
                 let age = u64::from(word.age(now)).saturating_sub(ticks_ago);

@@ -4,7 +4,7 @@ use super::ages::{BANDS, band};
 use super::word::{CLASSES, Tick, Word};
 
 /// Counts of uses by the class of the row and by its age then. Each worker has one of its own, in which it counts the hits whose
-/// words it touches, and hands it to the [`Policy`](super::Policy) now and then.
+/// words it touches, and hands it to its [`Policy`](super::Policy).
 #[derive(Clone, Debug)]
 pub struct Reuses {
     counts: [[u32; BANDS]; CLASSES],
@@ -26,8 +26,14 @@ impl Reuses {
         *count = count.saturating_add(1);
     }
 
-    /// What was counted, by class and band; from then on it counts from zero.
-    pub(super) fn take(&mut self) -> [[u32; BANDS]; CLASSES] {
-        std::mem::replace(&mut self.counts, [[0; BANDS]; CLASSES])
+    /// Calls `each` with class, band and number of what was counted; from then on it counts from zero.
+    pub(super) fn take(&mut self, mut each: impl FnMut(usize, usize, u32)) {
+        for (class, bands) in self.counts.iter_mut().enumerate() {
+            for (band, count) in bands.iter_mut().enumerate() {
+                if *count > 0 {
+                    each(class, band, std::mem::take(count));
+                }
+            }
+        }
     }
 }

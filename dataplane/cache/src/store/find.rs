@@ -8,9 +8,8 @@ use rowmill_arena::prefetch_line;
 use super::memory::Memory;
 use super::tags::MISS;
 
-/// Hits that are drawn before the first of them is touched: as many lines as may be on their way, and more than a piece has where
-/// few are drawn.
-const DRAWN: usize = 128;
+/// Hits that are drawn before the first of them is touched: some more lines than a core has on their way at once.
+const DRAWN: usize = 64;
 
 /// The places of a piece's rows, found in a turn and good while it lasts.
 #[derive(Clone, Copy, Debug)]
@@ -62,44 +61,35 @@ impl<'t> Found<'t> {
         }
     }
 
-    /// Draws hits whose meta words are to be touched, and asks for these; [`touch`](Self::touch) follows in the same turn, best when
-    /// the rows have been pooled. Where more are drawn than are kept, the first ones are touched now.
-    #[inline]
-    pub fn draw(&self, sample: &mut Sample, mut touched: impl FnMut(u16) -> u16) {
-        let metas = self.memory.metas();
-        let mut position = sample.skip;
-        sample.count = 0;
-        while position < self.places.len() {
-            // A miss is no slot.
-            let place = self.places[position];
-            if let Some(meta) = metas.get(place as usize) {
-                if sample.count == DRAWN {
-                    self.touch(sample, &mut touched);
-                }
-                prefetch_line(meta);
-                sample.drawn[sample.count] = place;
-                sample.count += 1;
-            }
-            position += sample.step();
-        }
-        sample.skip = position - self.places.len();
-    }
-
-    /// Puts `touched(word)` into the place of the meta word of each hit that was drawn.
+    /// Draws hits, and puts `touched(word)` into the place of the meta word of each one that is drawn.
     ///
-    /// A word is stored only where it changes: its line is shared by all workers.
+    /// A word is stored only where it changes: its line is shared by all workers. Lines are asked for before the first is touched.
     #[inline]
     pub fn touch(&self, sample: &mut Sample, mut touched: impl FnMut(u16) -> u16) {
         let metas = self.memory.metas();
-        for &place in &sample.drawn[..sample.count] {
-            let meta = &metas[place as usize];
-            let old = meta.load(Ordering::Relaxed);
-            let new = touched(old);
-            if new != old {
-                meta.store(new, Ordering::Relaxed);
+        let mut position = sample.skip;
+        while position < self.places.len() {
+            let mut count = 0;
+            while position < self.places.len() && count < DRAWN {
+                // A miss is no slot.
+                let place = self.places[position];
+                if let Some(meta) = metas.get(place as usize) {
+                    prefetch_line(meta);
+                    sample.drawn[count] = place;
+                    count += 1;
+                }
+                position += sample.step();
+            }
+            for &place in &sample.drawn[..count] {
+                let meta = &metas[place as usize];
+                let old = meta.load(Ordering::Relaxed);
+                let new = touched(old);
+                if new != old {
+                    meta.store(new, Ordering::Relaxed);
+                }
             }
         }
-        sample.count = 0;
+        sample.skip = position - self.places.len();
     }
 }
 
@@ -112,9 +102,8 @@ pub struct Sample {
     state: u64,
     /// Positions until the next one that is drawn.
     skip: usize,
-    /// The slots that were drawn and not touched yet.
+    /// The slots that were drawn and are touched next.
     drawn: [u32; DRAWN],
-    count: usize,
 }
 
 impl Sample {
@@ -125,7 +114,6 @@ impl Sample {
             state: seed,
             skip: 0,
             drawn: [0; DRAWN],
-            count: 0,
         };
         sample.skip = sample.step() - 1;
         sample
@@ -166,7 +154,6 @@ mod tests {
         let mut sample = Sample::new(NonZeroU32::MIN, 1);
         for piece in places.chunks(77) {
             let found = Found::new(&memory, piece, 0);
-            found.draw(&mut sample, |word| word + 1);
             found.touch(&mut sample, |word| word + 1);
         }
         for slot in 0..1024 {
@@ -188,7 +175,6 @@ mod tests {
                     drawn += 1;
                     word
                 };
-                found.draw(&mut sample, &mut count);
                 found.touch(&mut sample, &mut count);
             }
             let expected = f64::from(pieces * length) / f64::from(every);

@@ -34,6 +34,7 @@ pub use spread::Spread;
 pub use tags::{Isa, MISS, Tags};
 pub use writer::{Candidate, Counts, Evicted, Held, LimboFull, Ticket, Writer};
 
+use crate::policy::Usage;
 use memory::Memory;
 
 /// Meta words that stay in a core's cache beside other things: an eighth of 1 MiB.
@@ -46,6 +47,7 @@ pub struct Store {
     epochs: Arc<Epochs>,
     spread: Spread,
     tags: Tags,
+    usage: Usage,
 }
 
 impl Store {
@@ -74,6 +76,7 @@ impl Store {
             epochs: Arc::clone(epochs),
             spread,
             tags,
+            usage: Usage::new(),
         };
         Ok((Arc::new(store), writers))
     }
@@ -109,7 +112,7 @@ impl Store {
         &self.spread
     }
 
-    /// One hit in how many to [draw](Found::draw): all while the meta words stay in a core's cache, and else as many as cost
+    /// One hit in how many to [touch](Found::touch): all while the meta words stay in a core's cache, and else as many as cost
     /// little, since each is a line from memory.
     pub fn sample_every(&self) -> NonZeroU32 {
         let every = if self.memory.metas().len() <= METAS_NEAR {
@@ -123,6 +126,11 @@ impl Store {
     /// What its memory is made of.
     pub fn backing(&self) -> &Backing {
         self.memory.backing()
+    }
+
+    /// What all workers tell one another of lookups.
+    pub(crate) fn usage(&self) -> &Usage {
+        &self.usage
     }
 
     /// How tags are compared.

@@ -13,7 +13,7 @@ use rowmill_arena::HugePages;
 use rowmill_cache::fetch::{BagId, Limits};
 use rowmill_cache::store::{MISS, Shape, Tags, Worker as Turns};
 use rowmill_cache::tier::TierError;
-use rowmill_cache::{Options, Parts, TableOptions, WarmRows, Worker, workers};
+use rowmill_cache::{OnFailure, Options, Parts, TableOptions, WarmRows, Worker, workers};
 use shelf::{Book, Fate, ROW_BYTES, Shelf, TABLES, bytes, fate};
 
 const ROWS: u32 = 300;
@@ -40,7 +40,13 @@ fn made(
     let shards = count as u32 + 1;
     let shape = Shape::new(32 * shards, shards, ROW_BYTES, ROW_BYTES).expect("a shape");
     let tables: Vec<Option<TableOptions>> = (0..TABLES + 1)
-        .map(|in_tier| (in_tier < TABLES).then_some(TableOptions { shape, in_tier }))
+        .map(|in_tier| {
+            (in_tier < TABLES).then_some(TableOptions {
+                shape,
+                in_tier,
+                on_failure: OnFailure::Error,
+            })
+        })
         .collect();
     let options = Options {
         limits,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rowmill_arena::HugePages;
 use rowmill_cache::store::{Shape, Tags};
 use rowmill_cache::tier::{EachRow, FetchesFull, Tier, TierError, Wanted};
-use rowmill_cache::{Options, Parts, TableOptions, fetch};
+use rowmill_cache::{OnFailure, Options, Parts, TableOptions, fetch};
 use rowmill_engine::{Conn, Engine, Limits};
 use rowmill_pooling::{Isa, Kernels};
 use rowmill_table::Resident;
@@ -87,7 +87,7 @@ impl Tier for Shelf {
     }
 }
 
-/// An engine with every `step`-th table cached.
+/// An engine with every `step`-th table cached, whose bags fail where a row does.
 pub(crate) fn engine_with(
     model: &Model,
     limits: Limits,
@@ -95,7 +95,19 @@ pub(crate) fn engine_with(
     step: usize,
     fate: fn(Wanted) -> Fate,
 ) -> Engine {
-    let mut engines = engines_with(model, limits, fetch, step, fate, 1);
+    engine_that(model, limits, fetch, step, fate, OnFailure::Error)
+}
+
+/// The same with an answer to rows that fail.
+pub(crate) fn engine_that(
+    model: &Model,
+    limits: Limits,
+    fetch: fetch::Limits,
+    step: usize,
+    fate: fn(Wanted) -> Fate,
+    on_failure: OnFailure,
+) -> Engine {
+    let mut engines = engines_with(model, limits, fetch, step, fate, on_failure, 1);
     engines.remove(0)
 }
 
@@ -106,6 +118,7 @@ pub(crate) fn engines_with(
     fetch: fetch::Limits,
     step: usize,
     fate: fn(Wanted) -> Fate,
+    on_failure: OnFailure,
     workers: usize,
 ) -> Vec<Engine> {
     let shards = workers as u32;
@@ -114,7 +127,11 @@ pub(crate) fn engines_with(
         let shape = Shape::new(SLOTS * shards, shards, stride, stride).expect("a good shape");
         let in_tier = table as u32;
         let is_cached = table.is_multiple_of(step);
-        is_cached.then_some(TableOptions { shape, in_tier })
+        is_cached.then_some(TableOptions {
+            shape,
+            in_tier,
+            on_failure,
+        })
     };
     let tables = 0..model.tables.tables().len();
     let cached: Vec<Option<TableOptions>> = tables.map(cached).collect();

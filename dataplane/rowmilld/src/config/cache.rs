@@ -4,11 +4,13 @@ use core::fmt;
 use core::str::FromStr;
 
 use rowmill_arena::PageCache;
+use rowmill_cache::OnFailure;
 use rowmill_cache::tier::{MAX_READ_BYTES, MIN_READ_BYTES};
 use rowmill_wire::limits::MAX_IDS_PER_BAG;
 use serde::{Deserialize, Serialize};
 
 use super::{Config, from_text};
+use crate::cache::ASKED;
 
 /// Where the rows of a table are.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -39,6 +41,29 @@ pub struct Table {
     pub placement: Placement,
     /// Its share of the arena when it is cached, in bytes: rows, and six bytes a row besides.
     pub cache_bytes: u64,
+    /// What becomes of what wants rows that can't be fetched.
+    #[serde(default)]
+    pub on_failure: Failure,
+}
+
+/// As [`OnFailure`], written `"error"` or `"default-row"`.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Failure {
+    /// The request is refused.
+    #[default]
+    Error,
+    /// The row is taken for one of zeros.
+    DefaultRow,
+}
+
+impl From<Failure> for OnFailure {
+    fn from(failure: Failure) -> OnFailure {
+        match failure {
+            Failure::Error => OnFailure::Error,
+            Failure::DefaultRow => OnFailure::DefaultRow,
+        }
+    }
 }
 
 /// What each worker has for cached tables.
@@ -57,8 +82,6 @@ pub struct Cache {
     pub parked_bags: u32,
     /// Rows on their way on a worker that were asked for in advance and nobody waits for.
     pub prefetched_rows: u32,
-    /// Rows that a worker asks other workers for at a time: those that they write into the cache.
-    pub asked_rows: u32,
     /// Whether a file whose file system has no O_DIRECT is read by way of the page cache.
     #[serde(deserialize_with = "from_text")]
     pub page_cache: PageCacheUse,
@@ -73,7 +96,6 @@ impl Default for Cache {
             staged_rows: 2 * MAX_IDS_PER_BAG,
             parked_bags: 8192,
             prefetched_rows: 256,
-            asked_rows: 512,
             page_cache: PageCacheUse(PageCache::Refuse),
         }
     }
@@ -98,12 +120,12 @@ impl FromStr for PageCacheUse {
 }
 
 impl Cache {
-    /// Bytes that each of so many workers has for cached tables whose longest rows have so many bytes.
-    pub(crate) fn worker_bytes(&self, workers: u64, row_bytes: u64) -> u64 {
-        let (staged, asked) = (u64::from(self.staged_rows), u64::from(self.asked_rows));
-        // What is kept of a staged row, a row on its way, what waits for it, what others ask, and a parked bag: 100 bytes or less each.
-        let rows = staged + u64::from(self.prefetched_rows) + asked * workers;
-        (staged + asked) * row_bytes
+    /// Bytes that one of so many workers has for cached tables whose longest rows have so many bytes.
+    pub(crate) fn worker_bytes(&self, row_bytes: u64, workers: u64) -> u64 {
+        // What is kept of a staged row, a row on its way, what waits for it, and a parked bag: 100 bytes or less each.
+        let asked = u64::from(ASKED) * workers;
+        let rows = u64::from(self.staged_rows) + u64::from(self.prefetched_rows) + asked;
+        (u64::from(self.staged_rows) + u64::from(ASKED)) * row_bytes
             + u64::from(self.reads) * u64::from(self.read_bytes)
             + (2 * rows + u64::from(self.parked_bags)) * 100
     }
@@ -111,14 +133,13 @@ impl Cache {
     fn fault(&self) -> Option<(&'static str, String)> {
         let least = u64::from(MAX_IDS_PER_BAG);
         let (short, long) = (MIN_READ_BYTES as u64, MAX_READ_BYTES as u64);
-        let ranges: [(&'static str, u32, u64, u64); 7] = [
+        let ranges: [(&'static str, u32, u64, u64); 6] = [
             ("cache.reads", self.reads, 1, 4096),
             ("cache.read_bytes", self.read_bytes, short, long),
             ("cache.budget_ms", self.budget_ms, 1, 3_600_000),
             ("cache.staged_rows", self.staged_rows, least, 1 << 20),
             ("cache.parked_bags", self.parked_bags, 1, 1 << 20),
             ("cache.prefetched_rows", self.prefetched_rows, 0, 1 << 20),
-            ("cache.asked_rows", self.asked_rows, 1, 1 << 16),
         ];
         for (key, given, low, high) in ranges {
             if !(low..=high).contains(&u64::from(given)) {
