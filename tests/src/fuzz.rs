@@ -4,6 +4,7 @@
 //! The same bodies run under libFuzzer (`tests/fuzz`) and, with seeded inputs, in every test run
 //! (`tests/tests/fuzz_smoke.rs`).
 
+use rowmill_cache::warm::Warm;
 use rowmill_port::rdma::endpoint::host_and_port;
 use rowmill_port::rdma::private_data::{
     Asked, REPLY_BYTES, REQUEST_BYTES, TEXT_MAX, encode_refusal, encode_reply, parse_refusal,
@@ -255,6 +256,22 @@ fn one_manifest(bytes: &[u8]) {
             assert_eq!(again.expect("what was written is good"), manifest);
         }
         Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
+/// The file of warm rows: these bytes, and again with the checksum that they have.
+pub fn warm_rows(data: &[u8]) {
+    one_warm(data);
+    if let Some((head, rest)) = data.split_at_checked(8) {
+        let sealed = [head, &crc32fast::hash(rest).to_le_bytes(), rest].concat();
+        one_warm(&sealed);
+    }
+}
+
+fn one_warm(bytes: &[u8]) {
+    match Warm::decode(bytes) {
+        Ok(warm) => assert_eq!(warm.encode(), bytes, "each list has one form"),
+        Err(fault) => assert!(!fault.to_string().is_empty()),
     }
 }
 

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
+use rowmill_cache::warm::{Warm, WarmTable};
 use rowmill_port::rdma::bounds::{FRAGMENT_BYTES, FRAGMENT_HEADER};
 use rowmill_port::rdma::private_data::{Asked, encode_refusal, encode_reply};
 use rowmill_port::rdma::stream::fragment;
@@ -42,6 +43,7 @@ fn seeds(target: &str) -> BTreeMap<String, Vec<u8>> {
         "table_header" => table_headers(),
         "table_manifest" => manifests(),
         "table_index" => indexes(),
+        "warm_rows" => warm_rows(),
         "safetensors_header" => safetensors_headers(),
         "npy_header" => npy_headers(),
         kind => {
@@ -101,6 +103,28 @@ fn connection_messages() -> BTreeMap<String, Vec<u8>> {
         ("lane", Asked::Lane { session, lane: 3 }.encode().to_vec()),
         ("reply", reply),
         ("refusal", encode_refusal(Status::LimitReached, "no room")),
+    ]
+    .map(|(name, bytes)| (name.to_owned(), bytes))
+    .into()
+}
+
+/// Files of warm rows, and what of them is behind the checksum, with the magic number.
+fn warm_rows() -> BTreeMap<String, Vec<u8>> {
+    let table = |name: &str, rows: &[u32]| WarmTable {
+        name: name.into(),
+        rows: rows.into(),
+    };
+    let some = Warm {
+        generation: "generation-3".into(),
+        tables: vec![table("cat_0", &[7, 1, 40_000_000]), table("user", &[])],
+    };
+    let (some, none) = (some.encode(), Warm::default().encode());
+    let unsealed = |bytes: &[u8]| [&bytes[..8], &bytes[12..]].concat();
+    [
+        ("some-unsealed", unsealed(&some)),
+        ("none-unsealed", unsealed(&none)),
+        ("some", some),
+        ("none", none),
     ]
     .map(|(name, bytes)| (name.to_owned(), bytes))
     .into()
@@ -320,6 +344,11 @@ fn table_manifest() {
 #[test]
 fn table_index() {
     drive("table_index", fuzz::table_index);
+}
+
+#[test]
+fn warm_rows_files() {
+    drive("warm_rows", fuzz::warm_rows);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! [`store`] keeps rows in slots of the arena, found by all workers without a lock and changed by one writer a shard. [`fetch`]
 //! knows which rows are on their way and which bags wait for them, and [`tier`] fetches them. [`policy`] says which rows
 //! are kept. [`Worker`] is all of it for one worker; [`workers()`] makes those of a dataplane, which ask one another for rows of
-//! shards that they don't write.
+//! shards that they don't write. [`warm`] keeps a list of the rows that are there for the next start.
 //!
 //! Nothing here knows requests, ports or clocks.
 #![deny(unsafe_code, unsafe_op_in_unsafe_fn)]
@@ -16,9 +16,12 @@ pub mod policy;
 pub mod store;
 mod table;
 pub mod tier;
+pub mod warm;
+mod warming;
 mod worker;
 mod workers;
 
 pub use table::{CachedTable, OnFailure};
+pub use warming::WarmRows;
 pub use worker::{Counters, Parker, Worker};
 pub use workers::{Options, Parts, TableOptions, workers};

@@ -129,6 +129,11 @@ impl CachedTable {
         self.store.shape().row_bytes()
     }
 
+    /// What all workers share.
+    pub(crate) fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
     /// How rows are spread over shards.
     pub(crate) fn spread(&self) -> &Spread {
         self.store.spread()

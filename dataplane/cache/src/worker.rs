@@ -9,9 +9,10 @@ use crate::ahead::Ahead;
 use crate::fetch::{self, BagId, Fetches, Limits, Ready, Source, Ticket};
 use crate::figures::{Count, TableFigures};
 use crate::owners::{Hint, Mail, Owners, Room};
-use crate::store::{Found, MISS, Spread, Turn};
+use crate::store::{Found, MISS, Spread, Store, Turn};
 use crate::table::{CachedTable, OnFailure, Taken};
 use crate::tier::{EachRow, FetchesFull, Tier, TierError, Wanted};
+use crate::warming::{WarmRows, Warming};
 
 /// Messages of other workers that a poll takes: copying the row of each takes a tenth of a microsecond or so, all together less than
 /// a micro-batch.
@@ -54,6 +55,7 @@ pub struct Worker {
     ahead: Ahead,
     tier: Box<dyn Tier + Send>,
     owners: Owners,
+    warming: Option<Warming>,
     counters: Counters,
     /// When a row on its way was asked of the tier, by the number of its fetch.
     asked_ns: Box<[u64]>,
@@ -154,6 +156,7 @@ impl Worker {
             fetches,
             tier,
             owners,
+            warming: None,
             counters: Counters::default(),
             asked_ns,
         }
@@ -175,9 +178,11 @@ impl Worker {
         self.fetches.limits().bags
     }
 
-    /// Whether nothing is parked, no row is on its way, and no other worker has asked for any.
+    /// Whether nothing is parked, no row is on its way or to be [loaded](Worker::warm), and no other worker has asked for any.
     pub fn is_idle(&self) -> bool {
-        self.fetches.on_the_way() == 0 && self.fetches.parked() == 0 && !self.owners.has_mail()
+        let fetches = &self.fetches;
+        let is_waited_for = self.warming.is_some() || self.owners.has_mail();
+        fetches.on_the_way() == 0 && fetches.parked() == 0 && !is_waited_for
     }
 
     /// Whether a [poll](Worker::poll) has anything to do. To be asked once a turn.
@@ -244,6 +249,12 @@ impl Worker {
         let table = self.tables[table].as_ref().expect("a cached table");
         table.figures().count(Count::Lookups, lookups);
         table.figures().count(Count::Hits, hits);
+    }
+
+    /// What is kept of a cached table, for other threads to look at.
+    pub fn store(&self, table: usize) -> Option<&Arc<Store>> {
+        let cached = self.tables.get(table)?.as_ref()?;
+        Some(cached.store())
     }
 
     /// The slots of a cached table, the bytes from one to the next, and how many there are.
@@ -316,11 +327,27 @@ impl Worker {
         self.owners.ring();
     }
 
+    /// Loads rows that were there before a restart, as far as they are of shards that this worker writes: in the polls from now on, when
+    /// nothing is wanted more, [`Limits::prefetched`] at a time. Each worker is given the same list. To be called before the
+    /// worker serves; it lets go of the list when it has loaded it.
+    ///
+    /// # Panics
+    /// In a poll, if there is no such cached table or row.
+    pub fn warm(&mut self, tables: Arc<[WarmRows]>) {
+        self.warming = Some(Warming::new(tables)).filter(|warming| !warming.is_done());
+    }
+
+    /// Whether rows are still to be loaded that were there before a restart.
+    pub fn is_warming(&self) -> bool {
+        self.warming.is_some()
+    }
+
     /// Takes what has come, and asks for what is wanted. Between two turns.
     pub fn poll(&mut self, now_ns: u64) {
         self.take_mail(now_ns);
         self.take_rows(now_ns);
         self.take_hints(now_ns);
+        self.load_warm(now_ns);
         self.fetch(now_ns);
         for table in self.tables.iter_mut().flatten() {
             table.advance();
@@ -417,6 +444,28 @@ impl Worker {
             if !cached(&mut self.tables, table).has(row) {
                 self.fetches.prefetch(now_ns, table, row);
             }
+        }
+    }
+
+    /// Begins to fetch rows that were there before a restart.
+    fn load_warm(&mut self, now_ns: u64) {
+        let Worker {
+            tables,
+            fetches,
+            owners,
+            warming,
+            ..
+        } = self;
+        let Some(list) = warming else {
+            return;
+        };
+        list.go_on(|table, row| {
+            let cached = cached(tables, table as u32);
+            let is_own = owners.owner(cached.spread().shard(row)) == owners.number();
+            !is_own || cached.has(row) || fetches.prefetch(now_ns, table as u32, row)
+        });
+        if list.is_done() {
+            *warming = None;
         }
     }
 

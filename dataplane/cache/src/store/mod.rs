@@ -13,6 +13,7 @@
 //!   is lost, which the policy has to bear.
 
 mod find;
+mod hot;
 mod limbo;
 mod memory;
 mod quiescence;

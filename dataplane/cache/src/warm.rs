@@ -1,0 +1,297 @@
+//! Which rows were in a cache, in a small file, so that they are loaded first at the next start.
+//!
+//! ```text
+//! | "rmwarm1\n" | crc32 of what follows: u32 | tables: u16 | generation: name |
+//! and for each table: | its name | rows: u32 | their numbers: u32 each |
+//! ```
+//!
+//! All numbers are little-endian; a name is its length (u16) and as many bytes of UTF-8. Nothing follows.
+//!
+//! The file only makes a start faster. So one that is damaged is an error that says to go on without it, and one that was
+//! written half is not there at all: it gets its name when it is whole and on the disk.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+const MAGIC: &[u8; 8] = b"rmwarm1\n";
+const HEAD_BYTES: usize = MAGIC.len() + size_of::<u32>();
+/// Longest file that is read: the numbers of a quarter of a billion rows.
+const FILE_BYTES_MAX: u64 = 1 << 30;
+
+/// The rows of a table that are to be loaded first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WarmTable {
+    /// The table's name.
+    pub name: String,
+    /// Its rows by their numbers, those first that are wanted most.
+    pub rows: Vec<u32>,
+}
+
+/// What was in a cache.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Warm {
+    /// The generation that has the rows: those of another one may have other numbers.
+    pub generation: String,
+    /// Its cached tables.
+    pub tables: Vec<WarmTable>,
+}
+
+/// Why there is nothing of what was in a cache.
+#[derive(Debug, thiserror::Error)]
+pub enum WarmError {
+    /// The file can't be read or written.
+    #[error("{path}: {source}; the cache begins empty without it", path = path.display())]
+    Io {
+        /// The file or its folder.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is not what was written.
+    #[error("{path} is damaged: {fault}; delete it, the cache begins empty without it", path = path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        fault: WarmFault,
+    },
+}
+
+/// What is wrong with the bytes of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WarmFault {
+    /// It is another file, or longer than one can be.
+    #[error("it is no list of warm rows")]
+    Foreign,
+    /// It was changed, or cut off.
+    #[error("its checksum does not match")]
+    Checksum,
+    /// The checksum is right, and what it says makes no sense.
+    #[error("its lengths do not agree")]
+    Lengths,
+}
+
+impl Warm {
+    /// As the bytes of a file.
+    ///
+    /// # Panics
+    /// If a name has more than 65,535 bytes, or there are more tables than that.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = MAGIC.to_vec();
+        out.extend([0; 4]);
+        let tables = u16::try_from(self.tables.len()).expect("a model has fewer tables");
+        out.extend(tables.to_le_bytes());
+        put_name(&mut out, &self.generation);
+        for table in &self.tables {
+            put_name(&mut out, &table.name);
+            let rows = u32::try_from(table.rows.len()).expect("a table has fewer rows");
+            out.extend(rows.to_le_bytes());
+            out.extend(table.rows.iter().flat_map(|row| row.to_le_bytes()));
+        }
+        let checksum = crc32fast::hash(&out[HEAD_BYTES..]);
+        out[MAGIC.len()..HEAD_BYTES].copy_from_slice(&checksum.to_le_bytes());
+        out
+    }
+
+    /// What the bytes of a file say.
+    ///
+    /// # Errors
+    /// [`WarmFault`]: they are not what [`Warm::encode`] makes of anything.
+    pub fn decode(bytes: &[u8]) -> Result<Warm, WarmFault> {
+        let behind = bytes.strip_prefix(MAGIC).ok_or(WarmFault::Foreign)?;
+        let (checksum, mut rest) = behind.split_first_chunk().ok_or(WarmFault::Checksum)?;
+        if crc32fast::hash(rest) != u32::from_le_bytes(*checksum) {
+            return Err(WarmFault::Checksum);
+        }
+        let whole = |rest: &mut &[u8]| {
+            let tables = u16::from_le_bytes(take(rest)?);
+            let generation = take_name(rest)?;
+            let table = |_| take_table(rest);
+            let tables = (0..tables).map(table).collect::<Option<Vec<WarmTable>>>()?;
+            Some(Warm { generation, tables })
+        };
+        let warm = whole(&mut rest).filter(|_| rest.is_empty());
+        warm.ok_or(WarmFault::Lengths)
+    }
+
+    /// Reads a file. `None`: there is none.
+    ///
+    /// # Errors
+    /// [`WarmError`].
+    pub fn read(path: &Path) -> Result<Option<Warm>, WarmError> {
+        let file = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file.map_err(io_error(path))?,
+        };
+        let mut bytes = Vec::new();
+        let read = file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes);
+        read.map_err(io_error(path))?;
+        let warm = match bytes.len() as u64 {
+            ..=FILE_BYTES_MAX => Warm::decode(&bytes),
+            _ => Err(WarmFault::Foreign),
+        };
+        let damaged = |fault| WarmError::Damaged {
+            path: path.to_owned(),
+            fault,
+        };
+        warm.map(Some).map_err(damaged)
+    }
+
+    /// Writes a file in the place of the one before, which stays as it is until the new one is on the disk. Of two that write the same
+    /// file at a time one may fail.
+    ///
+    /// # Errors
+    /// [`WarmError::Io`]. The file before is still there.
+    pub fn write(&self, path: &Path) -> Result<(), WarmError> {
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".partial");
+        let partial = PathBuf::from(partial);
+        let write = |mut file: File| {
+            file.write_all(&self.encode())?;
+            file.sync_all()
+        };
+        // One that was left by a writer that was interrupted is written over.
+        let written = File::create(&partial).and_then(write);
+        let written = written.and_then(|()| fs::rename(&partial, path));
+        if written.is_err() {
+            // On a disk that is full it would take room for nothing.
+            let _ = fs::remove_file(&partial);
+        }
+        written.map_err(io_error(path))?;
+        let folder = path.parent().filter(|folder| folder != &Path::new(""));
+        let folder = folder.unwrap_or(Path::new("."));
+        let synced = File::open(folder).and_then(|folder| folder.sync_all());
+        synced.map_err(io_error(folder))
+    }
+}
+
+fn io_error(path: &Path) -> impl Fn(io::Error) -> WarmError {
+    move |source| WarmError::Io {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+fn put_name(out: &mut Vec<u8>, name: &str) {
+    let len = u16::try_from(name.len()).expect("names are short");
+    out.extend(len.to_le_bytes());
+    out.extend(name.as_bytes());
+}
+
+fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
+    let (taken, behind) = rest.split_first_chunk()?;
+    *rest = behind;
+    Some(*taken)
+}
+
+fn take_name(rest: &mut &[u8]) -> Option<String> {
+    let len = u16::from_le_bytes(take(rest)?);
+    let (name, behind) = rest.split_at_checked(len.into())?;
+    *rest = behind;
+    String::from_utf8(name.to_vec()).ok()
+}
+
+fn take_table(rest: &mut &[u8]) -> Option<WarmTable> {
+    let name = take_name(rest)?;
+    let rows = u32::from_le_bytes(take(rest)?) as usize;
+    // What is claimed is there, before memory is taken for it.
+    let bytes = rows.checked_mul(size_of::<u32>())?;
+    let (numbers, behind) = rest.split_at_checked(bytes)?;
+    *rest = behind;
+    let (numbers, _) = numbers.as_chunks();
+    let rows = numbers.iter().map(|&row| u32::from_le_bytes(row));
+    Some(WarmTable {
+        name,
+        rows: rows.collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn warm() -> Warm {
+        let table = |name: &str, rows: &[u32]| WarmTable {
+            name: name.into(),
+            rows: rows.into(),
+        };
+        Warm {
+            generation: "7".into(),
+            tables: vec![table("a", &[5, 1, 1 << 30]), table("späte", &[])],
+        }
+    }
+
+    #[test]
+    fn what_is_encoded_is_decoded() {
+        for warm in [warm(), Warm::default()] {
+            assert_eq!(Warm::decode(&warm.encode()), Ok(warm));
+        }
+    }
+
+    #[test]
+    fn whatever_is_cut_off_or_changed_is_seen() {
+        let bytes = warm().encode();
+        for len in 0..bytes.len() {
+            let fault = Warm::decode(&bytes[..len]).unwrap_err();
+            let expected = if len < MAGIC.len() {
+                WarmFault::Foreign
+            } else {
+                WarmFault::Checksum
+            };
+            assert_eq!(fault, expected, "{len} bytes");
+        }
+        for at in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[at] ^= 1 << (at % 8);
+            assert!(Warm::decode(&changed).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn lengths_that_do_not_agree_are_seen() {
+        let sealed = |mut bytes: Vec<u8>| {
+            let checksum = crc32fast::hash(&bytes[HEAD_BYTES..]);
+            bytes[MAGIC.len()..HEAD_BYTES].copy_from_slice(&checksum.to_le_bytes());
+            Warm::decode(&bytes)
+        };
+        let bytes = warm().encode();
+        assert_eq!(sealed(bytes.clone()), Ok(warm()));
+        let mut longer = bytes.clone();
+        longer.push(0);
+        assert_eq!(sealed(longer), Err(WarmFault::Lengths));
+        let mut shorter = bytes.clone();
+        shorter.truncate(bytes.len() - 1);
+        assert_eq!(sealed(shorter), Err(WarmFault::Lengths));
+        // More rows than there are bytes for, and more tables.
+        assert_eq!(bytes[19..24], [b'a', 3, 0, 0, 0]);
+        for (at, claim) in [(20, 0xff), (HEAD_BYTES, 3)] {
+            let mut claims = bytes.clone();
+            claims[at] = claim;
+            assert_eq!(sealed(claims), Err(WarmFault::Lengths), "at {at}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("warm");
+        assert_eq!(Warm::read(&path).unwrap(), None);
+        warm().write(&path).unwrap();
+        assert_eq!(Warm::read(&path).unwrap(), Some(warm()));
+        // What an interrupted writer leaves is in nobody's way.
+        let partial = folder.path().join("warm.partial");
+        fs::write(&partial, [1; 10_000]).unwrap();
+        assert_eq!(Warm::read(&path).unwrap(), Some(warm()));
+        Warm::default().write(&path).unwrap();
+        assert_eq!(Warm::read(&path).unwrap(), Some(Warm::default()));
+        assert!(!partial.exists());
+        // Where no file can be made, the one before stays.
+        fs::create_dir(&partial).unwrap();
+        assert!(matches!(warm().write(&path), Err(WarmError::Io { .. })));
+        assert_eq!(Warm::read(&path).unwrap(), Some(Warm::default()));
+        fs::write(&path, [1; 10]).unwrap();
+        let error = Warm::read(&path).unwrap_err();
+        assert!(error.to_string().contains("begins empty"), "{error}");
+    }
+}

@@ -1,0 +1,106 @@
+//! Loads rows that were warm before, those of a worker's own shards, bit by bit.
+
+use std::sync::Arc;
+
+/// Rows that are looked at in one poll at most: hashing one takes some nanoseconds.
+const ROWS: usize = 1024;
+
+/// Rows of a table, by its number, those first that are wanted most.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WarmRows {
+    /// The table's number, one of a cached table.
+    pub table: usize,
+    /// Rows that it has.
+    pub rows: Vec<u32>,
+}
+
+/// How far a worker has come.
+#[derive(Debug)]
+pub(crate) struct Warming {
+    tables: Arc<[WarmRows]>,
+    longest: usize,
+    /// Which row of each table is next, and of which table.
+    position: usize,
+    table: usize,
+}
+
+impl Warming {
+    pub(crate) fn new(tables: Arc<[WarmRows]>) -> Warming {
+        Warming {
+            longest: tables.iter().map(|t| t.rows.len()).max().unwrap_or(0),
+            position: 0,
+            table: 0,
+            tables,
+        }
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.position == self.longest
+    }
+
+    /// Gives the next rows to `take`, the first of all tables, then the second ones, until it says that there is no room for more.
+    pub(crate) fn go_on(&mut self, mut take: impl FnMut(usize, u32) -> bool) {
+        for _ in 0..ROWS {
+            if self.is_done() {
+                return;
+            }
+            let WarmRows { table, rows } = &self.tables[self.table];
+            let row = rows.get(self.position);
+            if row.is_some_and(|&row| !take(*table, row)) {
+                return; // It is the next again.
+            }
+            self.table += 1;
+            if self.table == self.tables.len() {
+                self.table = 0;
+                self.position += 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_rows_of_all_tables_come_first_and_none_is_left_out() {
+        let rows = |table, rows: &[u32]| WarmRows {
+            table,
+            rows: rows.into(),
+        };
+        let tables = [rows(3, &[7, 8, 9]), rows(1, &[]), rows(0, &[4])];
+        let mut warming = Warming::new(tables.into());
+        let (mut taken, mut room) = (vec![], 1);
+        while !warming.is_done() {
+            warming.go_on(|table, row| {
+                let is_taken = room > 0;
+                if is_taken {
+                    taken.push((table, row));
+                    room -= 1;
+                }
+                is_taken
+            });
+            room = 1;
+        }
+        assert_eq!(taken, [(3, 7), (0, 4), (3, 8), (3, 9)]);
+        assert!(Warming::new(Arc::new([])).is_done());
+    }
+
+    #[test]
+    fn a_poll_looks_at_so_many_rows_at_most() {
+        let rows = WarmRows {
+            table: 0,
+            rows: (0..3000).collect(),
+        };
+        let mut warming = Warming::new(Arc::new([rows]));
+        for expected in [ROWS, ROWS, 3000 - 2 * ROWS] {
+            let mut seen = 0;
+            warming.go_on(|_, _| {
+                seen += 1;
+                true
+            });
+            assert_eq!(seen, expected);
+        }
+        assert!(warming.is_done());
+    }
+}
