@@ -43,7 +43,7 @@ const LOOKUPS_PER_LINE: u64 = 32;
 /// Slots up to which it is so few. A line of more is one from memory, and they have more lookups before counts fade: then it is so
 /// many lines in as many lookups as there are slots, some nanoseconds in thousands of lookups.
 const SLOTS_NEAR: u64 = 1 << 16;
-const LINES_PER_TURNOVER: u64 = 512;
+const LINES_PER_TURNOVER: u64 = 128;
 /// Lines looked at in one call at most.
 const LINES_MAX: u64 = 16;
 /// What is left of counts when they fade.
