@@ -5,6 +5,7 @@
 mod hub;
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,21 +21,55 @@ use rowmill_engine::Engine;
 use rowmill_pooling::{Isa, Kernels, Mode, scalar};
 use rowmill_port::ServerPort;
 use rowmill_port::shm::{ShmConfig, ShmServer};
+use rowmill_rowmilld::cache::CachePlan;
 use rowmill_rowmilld::clock::Clock;
-use rowmill_rowmilld::config::{Idle, Limits};
+use rowmill_rowmilld::config::{Config, Idle, Limits};
 use rowmill_rowmilld::figures::Figures;
 use rowmill_rowmilld::mailbox::{Mailbox, Orders};
 use rowmill_rowmilld::service::Sessions;
 use rowmill_rowmilld::worker::Worker;
-use rowmill_table::{Missing, Resident, ResidentTable, RowFormat, TableKind, TableSpec, silent};
+use rowmill_table::{
+    Generation, LoadOptions, Missing, Resident, ResidentTable, RowFormat, TableKind, TableSpec,
+    generate, silent,
+};
 
 const WORKERS: u16 = 4;
 const CLIENTS: u64 = 4;
 const MAX_BATCH: u32 = 300;
 
+/// Shares of the memory for a quarter of the rows or so, of every format; one table is wide enough for many sets.
+const CACHED: &str = r#"
+    [model]
+    directory = "."
+    [cache]
+    page_cache = "allow"
+    budget_ms = 60000
+    [[tables]]
+    name = "users"
+    placement = "cached"
+    cache_bytes = 1300000
+    [[tables]]
+    name = "items"
+    placement = "cached"
+    cache_bytes = 60000
+    [[tables]]
+    name = "urls"
+    placement = "cached"
+    cache_bytes = 60000
+    [[tables]]
+    name = "words"
+    placement = "cached"
+    cache_bytes = 40000
+    [[tables]]
+    name = "places"
+    placement = "resident"
+    cache_bytes = 10000
+"#;
+
 /// A service of this process; stops when dropped.
 struct InProcess {
     endpoint: String,
+    /// All rows, for the oracle.
     tables: Arc<Resident>,
     server: Option<ShmServer>,
     mailboxes: Vec<Arc<Mailbox>>,
@@ -49,6 +84,10 @@ impl InProcess {
     }
 
     fn start_in(folder: tempfile::TempDir) -> InProcess {
+        InProcess::start_with(folder, "[model]\ndirectory = \".\"")
+    }
+
+    fn start_with(folder: tempfile::TempDir, config: &str) -> InProcess {
         let spec = |name: &str, rows, dim, format, kind| TableSpec {
             name: name.into(),
             rows,
@@ -85,16 +124,20 @@ impl InProcess {
         ];
         let tables =
             Resident::in_memory(&specs, 3, HugePages::Off, &silent).expect("small tables fit");
-        let tables = Arc::new(tables);
+        let directory = folder.path().join("model");
+        if !directory.exists() {
+            generate(&directory, 1, &specs, 3, &silent).expect("room for small tables");
+        }
+        let generation = Generation::open(&directory).expect("what was generated");
+        let config = Config::parse(config, Path::new("config")).expect("a sound configuration");
+        let plan = CachePlan::make(&config, &generation, WORKERS.into()).expect("tables are there");
+        let options = LoadOptions::default();
+        let served = generation.load_parts(|t| plan.keep(t), HugePages::Off, &silent, options);
+        let served = Arc::new(served.expect("what was generated"));
         let endpoint = format!("shm:{}", folder.path().join("s.sock").display());
         let mailboxes: Vec<Arc<Mailbox>> = (0..WORKERS).map(|_| Arc::default()).collect();
         let limits = Limits::default();
-        let sessions = Sessions::new(
-            "system-test".into(),
-            Arc::clone(&tables),
-            &limits,
-            mailboxes.clone(),
-        );
+        let sessions = Sessions::new("system-test".into(), served, &limits, mailboxes.clone());
         let config = ShmConfig {
             lanes: WORKERS,
             ..ShmConfig::default()
@@ -102,11 +145,18 @@ impl InProcess {
         let (server, lanes) =
             ShmServer::listen(&endpoint, config, Arc::new(sessions)).expect("a free endpoint");
         let clock = Clock::system();
+        let parts = plan.open(&generation, HugePages::Off, &mailboxes);
+        let mut parts = parts.expect("files that were generated").0.into_iter();
         let threads = lanes.into_iter().zip(&mailboxes).map(|(lane, mailbox)| {
             mailbox.set_waker(lane.waker());
             let (mailbox, clock) = (Arc::clone(mailbox), clock.clone());
+            let part = parts.next();
             thread::spawn(move || {
-                let engine = Engine::new(limits.engine(), Kernels::new(Isa::detect().isa));
+                let (limits, kernels) = (limits.engine(), Kernels::new(Isa::detect().isa));
+                let engine = match part {
+                    None => Engine::new(limits, kernels),
+                    Some((turns, cache)) => Engine::with_cache(limits, kernels, turns, cache),
+                };
                 let figures = Arc::new(Figures::default());
                 // Six threads share two cores: no spinning.
                 let idle = Idle {
@@ -114,14 +164,13 @@ impl InProcess {
                     yield_us: 50,
                     sleep: true,
                 };
-                Worker::new(engine, limits.engine().connections, lane, mailbox, figures)
-                    .run(idle, &clock);
+                Worker::new(engine, limits.connections, lane, mailbox, figures).run(idle, &clock);
             })
         });
         let threads = threads.collect();
         InProcess {
             endpoint,
-            tables,
+            tables: Arc::new(tables),
             server: Some(server),
             mailboxes,
             threads,
@@ -386,16 +435,20 @@ fn client(service: &InProcess, seed: u64) -> HashMap<Status, u32> {
 
 #[test]
 fn four_workers_answer_four_clients_as_the_oracle_does() {
-    let service = InProcess::start();
+    answers_are_the_oracles(&InProcess::start());
+}
+
+#[test]
+fn so_they_do_where_tables_are_cached() {
+    let folder = tempfile::tempdir().expect("a folder");
+    answers_are_the_oracles(&InProcess::start_with(folder, CACHED));
+}
+
+fn answers_are_the_oracles(service: &InProcess) {
     let mut all: HashMap<Status, u32> = HashMap::new();
     thread::scope(|scope| {
         let clients: Vec<_> = (0..CLIENTS)
-            .map(|seed| {
-                scope.spawn({
-                    let s = &service;
-                    move || client(s, seed)
-                })
-            })
+            .map(|seed| scope.spawn(move || client(service, seed)))
             .collect();
         for handle in clients {
             for (status, count) in handle.join().expect("no client panics") {

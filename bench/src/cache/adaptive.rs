@@ -4,9 +4,9 @@ use std::iter;
 
 use anyhow::{Context, Result, ensure};
 use rowmill_arena::HugePages;
-use rowmill_cache::store::{self, Epochs, Shape, Store, Tags, WAYS};
+use rowmill_cache::store::{self, Shape, Tags, WAYS};
 use rowmill_cache::tier::{EachRow, FetchesFull, Tier, Wanted};
-use rowmill_cache::{CachedTable, Worker, fetch};
+use rowmill_cache::{OnFailure, Options, Parts, TableOptions, Worker, fetch};
 
 use super::reference;
 
@@ -47,22 +47,35 @@ impl Adaptive {
         ensure!(capacity > ids, "--rows {capacity} is less than a bag has");
         let slots = (capacity - ids) / WAYS * WAYS;
         let shape = Shape::new(slots as u32, 1, ROW_BYTES, ROW_BYTES).context("--rows")?;
-        let (epochs, mut turns) = Epochs::new(1);
-        let tags = Tags::detect();
-        let made = Store::new(shape, SEED, ids, &epochs, tags, HugePages::Off);
-        let (store, writers) = made.context("the store")?;
-        let limits = fetch::Limits {
-            staged: ids as u32,
-            prefetched: 0,
-            bags: 1,
-            row_bytes: ROW_BYTES,
-            budget_ns: u64::MAX,
+        let options = Options {
+            limits: fetch::Limits {
+                staged: ids as u32,
+                prefetched: 0,
+                asked: 0,
+                bags: 1,
+                row_bytes: ROW_BYTES,
+                budget_ns: u64::MAX,
+            },
+            limbo: ids,
+            tags: Tags::detect(),
+            huge_pages: HugePages::Off,
+            seed: SEED,
         };
-        let table = CachedTable::new(0, store, writers, SEED);
-        let tier = AtOnce(Vec::with_capacity(ids));
+        let parts = Parts {
+            tier: Box::new(AtOnce(Vec::with_capacity(ids))),
+            wake: Box::new(|| ()),
+        };
+        let table = TableOptions {
+            shape,
+            in_tier: 0,
+            on_failure: OnFailure::Error,
+        };
+        let made = rowmill_cache::workers(&options, &[Some(table)], vec![parts]);
+        let made = made.context("the store")?.pop();
+        let (turns, worker) = made.context("a worker")?;
         Ok(Adaptive {
-            turns: turns.pop().context("a worker")?,
-            worker: Worker::new(Box::new([Some(table)]), limits, Box::new(tier), SEED),
+            turns,
+            worker,
             places: vec![0; ids],
             bag: Vec::with_capacity(ids),
         })

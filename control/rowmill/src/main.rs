@@ -9,6 +9,7 @@ mod progress;
 mod status;
 mod table;
 mod units;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -31,6 +32,8 @@ enum Command {
     Lookup(lookup::Lookup),
     /// What runs, what was chosen and why
     Status(status::Status),
+    /// What it does: rates of workers and cached tables, a table every second
+    Watch(watch::Watch),
 }
 
 fn main() -> ExitCode {
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         Command::Table(command) => command.run(),
         Command::Lookup(command) => command.run(),
         Command::Status(command) => command.run(),
+        Command::Watch(command) => command.run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -35,13 +35,7 @@ pub(crate) struct Status {
 
 impl Status {
     pub(crate) fn run(self) -> Result<()> {
-        let text = fetch(&self.admin)?;
-        let page: Value = serde_json::from_str(&text).with_context(|| {
-            format!(
-                "what {} sent is not JSON: is this rowmilld's admin address?",
-                self.admin
-            )
-        })?;
+        let page = parse(&self.admin, &fetch(&self.admin)?)?;
         if self.json {
             print(&format!("{page:#}\n"))
         } else {
@@ -53,7 +47,15 @@ impl Status {
     }
 }
 
-fn fetch(admin: &str) -> Result<String> {
+/// The page of an admin address from its text.
+pub(crate) fn parse(admin: &str, text: &str) -> Result<Value> {
+    serde_json::from_str(text).with_context(|| {
+        format!("what {admin} sent is not JSON: is this rowmilld's admin address?")
+    })
+}
+
+/// The text of the page of an admin address.
+pub(crate) fn fetch(admin: &str) -> Result<String> {
     let agent = ureq::Agent::config_builder()
         .timeout_global(Some(PATIENCE))
         .http_status_as_error(false)
@@ -93,7 +95,7 @@ const HEAD: [&str; 8] = [
     "endpoints",
 ];
 /// Lists of objects, in the order in which they are printed, each with the columns that come first.
-const LISTS: [(&str, &[&str]); 3] = [
+const LISTS: [(&str, &[&str]); 4] = [
     (
         "workers",
         &[
@@ -123,6 +125,23 @@ const LISTS: [(&str, &[&str]); 3] = [
             "kind",
             "bytes",
             "available",
+            "placement",
+        ],
+    ),
+    (
+        "cache",
+        &[
+            "table",
+            "placement",
+            "share_bytes",
+            "share_rows",
+            "held_rows",
+            "lookups",
+            "hits",
+            "misses",
+            "fetched",
+            "fetch_p50_us",
+            "fetch_p99_us",
         ],
     ),
 ];
@@ -260,13 +279,13 @@ fn fields<'a>(object: impl IntoIterator<Item = (&'a String, &'a Value)>) -> Stri
 }
 
 /// A list of objects as a table: the usual columns as far as they are there, then all others but
-/// those with nothing in them but zeros.
+/// lists and those with nothing in them but zeros.
 fn list_table(list: &[Value], first: &[&str]) -> Table {
     let has = |key: &str| list.iter().any(|item| item.get(key).is_some());
     let mut columns: Vec<&str> = first.iter().copied().filter(|key| has(key)).collect();
     let empty = |key: &str| {
         let mut values = list.iter().filter_map(|item| item.get(key));
-        values.all(|value| value.as_u64() == Some(0))
+        values.all(|value| value.as_u64() == Some(0) || value.is_array())
     };
     for key in list.iter().filter_map(Value::as_object).flat_map(Map::keys) {
         if !columns.contains(&key.as_str()) && !empty(key) {

@@ -2,18 +2,23 @@
 //!
 //! [`store`] keeps rows in slots of the arena, found by all workers without a lock and changed by one writer a shard. [`fetch`]
 //! knows which rows are on their way and which bags wait for them, and [`tier`] fetches them. [`policy`] says which rows
-//! are kept. [`Worker`] is all of it for one worker.
+//! are kept. [`Worker`] is all of it for one worker; [`workers()`] makes those of a dataplane, which ask one another for rows of
+//! shards that they don't write.
 //!
 //! Nothing here knows requests, ports or clocks.
 #![deny(unsafe_code, unsafe_op_in_unsafe_fn)]
 
 mod ahead;
 pub mod fetch;
+pub mod figures;
+mod owners;
 pub mod policy;
 pub mod store;
 mod table;
 pub mod tier;
 mod worker;
+mod workers;
 
-pub use table::{CachedTable, Counters};
-pub use worker::{Parker, Worker};
+pub use table::{CachedTable, OnFailure};
+pub use worker::{Counters, Parker, Worker};
+pub use workers::{Options, Parts, TableOptions, workers};

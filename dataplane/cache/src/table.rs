@@ -4,14 +4,28 @@ use std::sync::Arc;
 
 use rowmill_arena::ReadWindow;
 
+use crate::figures::{Count, TableFigures};
 use crate::policy::{Draw, Newcomer, Policy, Resident, Reuses, Word};
-use crate::store::{Candidate, Found, Held, Sample, Store, Ticket, Turn, WAYS, Writer};
+use crate::store::{Candidate, Found, Held, Sample, Spread, Store, Ticket, Turn, WAYS, Writer};
+
+/// What becomes of a bag that wants a row which could not be fetched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnFailure {
+    /// The bag has no result.
+    #[default]
+    Error,
+    /// It has one, in which the row is all zeros: a row that adds nothing to a sum, counts as one in the divisor of a mean, and is looked
+    /// at for a maximum. Nobody is told which results these are, only how many rows failed
+    /// ([`late` and `failed`](crate::fetch::Counters)).
+    DefaultRow,
+}
 
 /// See the module's text.
 #[derive(Debug)]
 pub struct CachedTable {
     /// The number by which the tier knows it.
     in_tier: u32,
+    on_failure: OnFailure,
     store: Arc<Store>,
     /// By shard; `None` for those that other workers write.
     writers: Box<[Option<Writer>]>,
@@ -22,6 +36,7 @@ pub struct CachedTable {
     reuses: Reuses,
     draw: Draw,
     sample: Sample,
+    figures: Arc<TableFigures>,
 }
 
 /// A slot that was taken for a row on its way.
@@ -31,22 +46,6 @@ pub(crate) struct Taken {
     newcomer: Newcomer,
 }
 
-/// What was counted since the start, of the shards that a worker writes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Rows that were looked up, in whatever shard, and those of them that were there.
-    pub lookups: u64,
-    /// See above.
-    pub hits: u64,
-    /// Rows that came into the store.
-    pub admitted: u64,
-    /// Rows that had to leave it for others.
-    pub evicted: u64,
-    /// Rows that were fetched and not kept, since all that are in the slots they may be in are worth more.
-    pub refused: u64,
-    /// Rows that were fetched and found no slot, since all that they may be in were taken or still being read.
-    pub unplaced: u64,
-}
 impl CachedTable {
     /// A table as the worker sees it that writes the shards of `writers`. Its tier knows it by the number `in_tier`.
     pub fn new(in_tier: u32, store: Arc<Store>, writers: Vec<Writer>, seed: u64) -> CachedTable {
@@ -65,9 +64,26 @@ impl CachedTable {
             policy: Policy::new(slots, shape.slots(), seed),
             reuses: Reuses::new(),
             draw: Draw::new(!seed),
+            on_failure: OnFailure::default(),
             sample: Sample::new(store.sample_every(), seed),
             store,
+            figures: Arc::default(),
         }
+    }
+
+    /// What was counted of it by this worker.
+    pub(crate) fn figures(&self) -> &Arc<TableFigures> {
+        &self.figures
+    }
+
+    /// The same with another answer to rows that could not be fetched than [`OnFailure::Error`].
+    pub fn on_failure(self, on_failure: OnFailure) -> CachedTable {
+        CachedTable { on_failure, ..self }
+    }
+
+    /// What becomes of bags whose rows could not all be fetched.
+    pub(crate) fn when_it_fails(&self) -> OnFailure {
+        self.on_failure
     }
 
     /// Looks rows up: the slot of each, or [`MISS`](crate::store::MISS).
@@ -76,7 +92,6 @@ impl CachedTable {
         turn: Turn<'t>,
         rows: &[u32],
         places: &'t mut [u32],
-        counters: &mut Counters,
     ) -> Found<'t> {
         let found = self.store.find(turn, rows, places);
         let (now, reuses, draw) = (self.policy.now(), &mut self.reuses, &mut self.draw);
@@ -90,8 +105,9 @@ impl CachedTable {
         let one_in = self.store.sample_every().get();
         let (usage, lookups) = (self.store.usage(), rows.len() as u64);
         self.policy.advance(lookups, reuses, one_in, usage, words);
-        counters.lookups += lookups;
-        counters.hits += lookups - found.misses() as u64;
+        let hits = lookups - found.misses() as u64;
+        self.figures.count(Count::Lookups, lookups);
+        self.figures.count(Count::Hits, hits);
         found
     }
 
@@ -111,13 +127,32 @@ impl CachedTable {
         self.store.shape().row_bytes()
     }
 
+    /// How rows are spread over shards.
+    pub(crate) fn spread(&self) -> &Spread {
+        self.store.spread()
+    }
+
+    /// Whether a row of a shard that this worker writes is there.
+    pub(crate) fn has(&self, row: u32) -> bool {
+        self.writer(row).slot_of(row).is_some()
+    }
+
+    /// Copies a row of a shard that this worker writes, if it is there. `out` is as long as a row.
+    pub(crate) fn read(&self, row: u32, out: &mut [u8]) -> bool {
+        self.writer(row).read(row, out)
+    }
+
+    fn writer(&self, row: u32) -> &Writer {
+        let writer = self.writers[self.spread().shard(row) as usize].as_ref();
+        writer.expect("a row of an own shard")
+    }
+
     /// Takes a slot for a row that is about to be fetched, where this worker writes the row's shard: an empty one, or that of a row
     /// which is worth less. `next_use` says when a row of the table is looked up next, where that is known.
     pub(crate) fn begin(
         &mut self,
         row: u32,
         next_use: impl Fn(u32) -> Option<u32>,
-        counters: &mut Counters,
     ) -> Option<Taken> {
         let shard = self.store.spread().shard(row) as usize;
         let writer = self.writers[shard].as_mut()?;
@@ -139,18 +174,22 @@ impl CachedTable {
         });
         let Some(slot) = slot else {
             let is_refused = writer.candidates(row).filter_map(resident).next().is_some();
-            counters.refused += u64::from(is_refused);
-            counters.unplaced += u64::from(!is_refused);
+            let why = if is_refused {
+                Count::Refused
+            } else {
+                Count::Crowded
+            };
+            self.figures.count(why, 1);
             self.policy.refused(newcomer);
             return None;
         };
         let Ok((ticket, evicted)) = writer.begin(row, slot) else {
-            counters.unplaced += 1;
+            self.figures.count(Count::Crowded, 1);
             self.policy.refused(newcomer);
             return None;
         };
         if let Some(evicted) = evicted {
-            counters.evicted += 1;
+            self.figures.count(Count::Evicted, 1);
             let word = Word::from_bits(evicted.meta);
             self.policy.evicted(evicted.row, word);
         }
@@ -158,7 +197,7 @@ impl CachedTable {
     }
 
     /// The row of a slot has come.
-    pub(crate) fn publish(&mut self, taken: Taken, bytes: &[u8], counters: &mut Counters) {
+    pub(crate) fn publish(&mut self, taken: Taken, bytes: &[u8]) {
         let Taken { ticket, newcomer } = taken;
         let writer = writer(&mut self.writers, &self.store, &ticket);
         if !writer.is_free(&ticket) {
@@ -166,12 +205,12 @@ impl CachedTable {
         }
         if writer.is_free(&ticket) {
             writer.publish(ticket, bytes, newcomer.word.bits());
-            counters.admitted += 1;
+            self.figures.count(Count::Admitted, 1);
         } else {
             // A worker has been in one turn for as long as the row took to come.
             writer.abandon(ticket);
             self.policy.refused(newcomer);
-            counters.unplaced += 1;
+            self.figures.count(Count::Crowded, 1);
         }
     }
 
@@ -244,25 +283,26 @@ mod tests {
         let (store, writers) =
             Store::new(shape, 1, 4, &epochs, Tags::detect(), HugePages::Off).unwrap();
         let mut table = CachedTable::new(0, store, writers, 1);
-        let mut counters = Counters::default();
+        let figures = Arc::clone(table.figures());
+        let count = |what| figures.get(what);
         let mut place = [0];
         for row in 0..1000 {
             let turn = workers[0].turn();
-            table.find(turn, &[0], &mut place, &mut counters);
+            table.find(turn, &[0], &mut place);
             assert!(row < 1 || place != [MISS], "row 0 at {row}");
-            let taken = table.begin(row, |_| None, &mut counters);
+            let taken = table.begin(row, |_| None);
             table.advance();
             workers[0].pass();
             table.advance();
             if let Some(taken) = taken {
-                table.publish(taken, &row.to_le_bytes(), &mut counters);
+                table.publish(taken, &row.to_le_bytes());
             }
         }
-        assert_eq!(counters.admitted + counters.refused, 1000);
-        assert_eq!(counters.admitted, counters.evicted + 64);
-        assert_eq!(counters.unplaced, 0);
+        assert_eq!(count(Count::Admitted) + count(Count::Refused), 1000);
+        assert_eq!(count(Count::Admitted), count(Count::Evicted) + 64);
+        assert_eq!(count(Count::Crowded), 0);
         let turn = workers[0].turn();
-        table.find(turn, &[1], &mut place, &mut counters);
+        table.find(turn, &[1], &mut place);
         assert_eq!(place, [MISS]);
     }
 }

@@ -1,14 +1,21 @@
 //! One worker's way to the rows of cached tables.
 
 use core::fmt;
+use std::sync::Arc;
 
 use rowmill_arena::ReadWindow;
 
 use crate::ahead::Ahead;
-use crate::fetch::{self, BagId, Fetches, Limits, Ready, Ticket};
-use crate::store::{Found, MISS, Turn};
-use crate::table::{CachedTable, Counters, Taken};
-use crate::tier::{EachRow, FetchesFull, Tier, Wanted};
+use crate::fetch::{self, BagId, Fetches, Limits, Ready, Source, Ticket};
+use crate::figures::{Count, TableFigures};
+use crate::owners::{Hint, Mail, Owners, Room};
+use crate::store::{Found, MISS, Spread, Turn};
+use crate::table::{CachedTable, OnFailure, Taken};
+use crate::tier::{EachRow, FetchesFull, Tier, TierError, Wanted};
+
+/// Messages of other workers that a poll takes: copying the row of each takes a tenth of a microsecond or so, all together less than
+/// a micro-batch.
+const MAIL: usize = 128;
 
 /// No tier, for a worker without cached tables.
 struct Nowhere;
@@ -25,6 +32,18 @@ impl Tier for Nowhere {
     }
 }
 
+/// What was counted since the start of what workers ask one another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Rows that other workers asked for.
+    pub asked: u64,
+    /// Rows that were said to be wanted soon, and those of them that there was no room for. What was begun of the others
+    /// is among the fetches.
+    pub hinted: u64,
+    /// See above.
+    pub hints_dropped: u64,
+}
+
 /// What one worker knows of cached tables: the rows that are there, and the fetches that it has begun.
 pub struct Worker {
     /// By the table's number; `None` for resident ones.
@@ -34,8 +53,10 @@ pub struct Worker {
     slots: Box<[Option<Taken>]>,
     ahead: Ahead,
     tier: Box<dyn Tier + Send>,
-    /// Of all tables.
+    owners: Owners,
     counters: Counters,
+    /// When a row on its way was asked of the tier, by the number of its fetch.
+    asked_ns: Box<[u64]>,
 }
 
 impl fmt::Debug for Worker {
@@ -43,6 +64,7 @@ impl fmt::Debug for Worker {
         let mut out = f.debug_struct("Worker");
         out.field("tables", &self.tables);
         out.field("fetches", &self.fetches);
+        out.field("owners", &self.owners);
         out.finish_non_exhaustive()
     }
 }
@@ -51,6 +73,8 @@ impl fmt::Debug for Worker {
 #[derive(Debug)]
 pub struct Parker<'w> {
     fetches: &'w mut Fetches,
+    owners: &'w Owners,
+    spread: Spread,
     table: usize,
 }
 
@@ -67,14 +91,22 @@ impl Parker<'_> {
         (from..from + rows.len()).for_each(|position| found.prefetch_row(position));
         let places = found.places();
         let row_bytes = found.row_bytes();
-        self.fetches
-            .park(now_ns, self.table as u32, rows, |position, out| {
-                let hit = places[from + position] != MISS;
-                if hit {
-                    found.copy_row(from + position, &mut out[..row_bytes]);
-                }
-                hit
-            })
+        let Parker {
+            fetches,
+            owners,
+            spread,
+            table,
+        } = self;
+        fetches.park(now_ns, *table as u32, rows, |position, row, out| {
+            if places[from + position] != MISS {
+                found.copy_row(from + position, &mut out[..row_bytes]);
+                Source::Store
+            } else if owners.owner(spread.shard(row)) == owners.number() {
+                Source::Tier
+            } else {
+                Source::Owner
+            }
+        })
     }
 }
 
@@ -84,22 +116,27 @@ impl Worker {
         let limits = Limits {
             staged: 0,
             prefetched: 0,
+            asked: 0,
             bags: 0,
             row_bytes: 0,
             budget_ns: 0,
         };
-        Worker::new(Box::default(), limits, Box::new(Nowhere), 0)
+        let room = Room::of(&limits);
+        let owners = Owners::all(room, vec![Box::new(|| ())]);
+        let owners = owners.into_iter().next().expect("one worker");
+        Worker::new(Box::default(), limits, Box::new(Nowhere), owners, 0)
     }
 
-    /// The tables of a model by their numbers, `None` for those that are resident. The others' rows come from `tier`. `seed` is as
-    /// [`Fetches::new`] has it.
+    /// The tables of a model by their numbers, `None` for those that are resident. The others' rows come from `tier`, or from the
+    /// `owners` of their shards. `seed` is as [`Fetches::new`] has it.
     ///
     /// # Panics
     /// If a table has longer rows than the limits say.
-    pub fn new(
+    pub(crate) fn new(
         tables: Box<[Option<CachedTable>]>,
         limits: Limits,
         tier: Box<dyn Tier + Send>,
+        owners: Owners,
         seed: u64,
     ) -> Worker {
         for table in tables.iter().flatten() {
@@ -108,14 +145,17 @@ impl Worker {
                 "staging has room for any row"
             );
         }
-        let fetches = Fetches::new(limits, seed);
+        let fetches = Fetches::new(limits, owners.most_taken(), seed);
+        let asked_ns = vec![0; fetches.most()].into_boxed_slice();
         Worker {
             ahead: Ahead::new(tables.iter().flatten().next().is_none()),
             tables,
             slots: (0..fetches.most()).map(|_| None).collect(),
             fetches,
             tier,
+            owners,
             counters: Counters::default(),
+            asked_ns,
         }
     }
 
@@ -124,14 +164,33 @@ impl Worker {
         self.tables.get(table).is_some_and(Option::is_some)
     }
 
+    /// What becomes of bags of a cached table whose rows could not all be fetched.
+    pub fn on_failure(&self, table: usize) -> OnFailure {
+        let cached = self.tables[table].as_ref().expect("a cached table");
+        cached.when_it_fails()
+    }
+
     /// Most bags that are parked at a time.
     pub fn bags(&self) -> u32 {
         self.fetches.limits().bags
     }
 
-    /// Whether nothing is parked and no row on its way.
+    /// Whether nothing is parked, no row is on its way, and no other worker has asked for any.
     pub fn is_idle(&self) -> bool {
-        self.fetches.on_the_way() == 0 && self.fetches.parked() == 0
+        self.fetches.on_the_way() == 0 && self.fetches.parked() == 0 && !self.owners.has_mail()
+    }
+
+    /// Whether a [poll](Worker::poll) has anything to do. To be asked once a turn.
+    pub fn has_work(&mut self) -> bool {
+        self.owners.look();
+        !self.is_idle()
+    }
+
+    /// The worker is about to sleep, until it is woken or for as long as it likes. Returns whether it may: not when others have asked it
+    /// for rows, which a [poll](Worker::poll) is to take up first.
+    #[must_use = "a worker that others wait for does not sleep"]
+    pub fn rest(&mut self) -> bool {
+        self.owners.lie_down()
     }
 
     /// Rows on their way, and rows in staging.
@@ -139,14 +198,25 @@ impl Worker {
         (self.fetches.on_the_way(), self.fetches.staged())
     }
 
+    /// Rows asked of other workers that were not answered yet, also where nobody waits for them any more: each has memory.
+    pub fn asked(&self) -> usize {
+        self.owners.asked()
+    }
+
     /// What was counted of fetches.
     pub fn fetch_counters(&self) -> &fetch::Counters {
         self.fetches.counters()
     }
 
-    /// What was counted of all cached tables.
+    /// What was counted of what workers ask one another, of all tables.
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// What this worker counts of a cached table, for others to read.
+    pub fn figures(&self, table: usize) -> Option<Arc<TableFigures>> {
+        let table = self.tables.get(table)?.as_ref()?;
+        Some(Arc::clone(table.figures()))
     }
 
     /// Looks rows of a cached table up: the slot of each, or [`MISS`], and what parks bags that miss some.
@@ -158,9 +228,15 @@ impl Worker {
         places: &'t mut [u32],
     ) -> (Found<'t>, Parker<'t>) {
         let cached = self.tables[table].as_mut().expect("a cached table");
-        let found = cached.find(turn, rows, places, &mut self.counters);
-        let fetches = &mut self.fetches;
-        (found, Parker { fetches, table })
+        let spread = *cached.spread();
+        let found = cached.find(turn, rows, places);
+        let parker = Parker {
+            fetches: &mut self.fetches,
+            owners: &self.owners,
+            spread,
+            table,
+        };
+        (found, parker)
     }
 
     /// The slots of a cached table, the bytes from one to the next, and how many there are.
@@ -196,55 +272,168 @@ impl Worker {
         }
     }
 
+    /// Says that rows of a cached table may be wanted soon. Those that are not there are fetched, by the workers that write their
+    /// shards, as far as these have room ([`Limits::prefetched`] for rows on their way and as many that wait for that); others
+    /// are dropped. Between two turns.
+    pub fn prefetch(&mut self, table: usize, rows: &[u32]) {
+        let spread = *cached(&mut self.tables, table as u32).spread();
+        for &row in rows {
+            let owner = self.owners.owner(spread.shard(row));
+            let table = table as u32;
+            let is_taken = self.owners.hint(owner, Hint { table, row });
+            self.counters.hinted += 1;
+            self.counters.hints_dropped += u64::from(!is_taken);
+        }
+        self.owners.ring();
+    }
+
     /// Takes what has come, and asks for what is wanted. Between two turns.
     pub fn poll(&mut self, now_ns: u64) {
+        self.take_mail(now_ns);
+        self.take_rows(now_ns);
+        self.take_hints(now_ns);
+        self.fetch(now_ns);
+        for table in self.tables.iter_mut().flatten() {
+            table.advance();
+        }
+        self.owners.ring();
+    }
+
+    /// Takes what other workers ask and answer.
+    fn take_mail(&mut self, now_ns: u64) {
+        if !self.owners.look() {
+            return;
+        }
+        for _ in 0..MAIL {
+            match self.owners.receive() {
+                None => break,
+                Some(Mail::Answer {
+                    token,
+                    outcome,
+                    memory,
+                }) => {
+                    let row = outcome.map(|bytes| &memory[..bytes]);
+                    self.fetches.arrived(Ticket::of(token), row);
+                    self.owners.give_back(memory);
+                }
+                Some(Mail::Ask(mut ask)) => {
+                    self.counters.asked += 1;
+                    let table = cached(&mut self.tables, ask.table);
+                    let bytes = table.row_bytes();
+                    // It may have come since the other has missed it.
+                    if table.read(ask.row, &mut ask.memory[..bytes]) {
+                        self.owners.answer(ask, Ok(bytes));
+                    } else {
+                        let (table, row) = (ask.table, ask.row);
+                        let number = self.owners.keep(ask);
+                        self.fetches.ask(now_ns, table, row, number);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes rows that have come from the tier, and gives up those that have not in time.
+    fn take_rows(&mut self, now_ns: u64) {
         let Worker {
             tables,
             fetches,
             slots,
-            ahead,
             tier,
-            counters,
+            owners,
+            asked_ns,
+            ..
         } = self;
         tier.poll(now_ns, &mut |token, outcome| {
             let ticket = Ticket::of(token);
             let Some(table) = fetches.arrived(ticket, outcome) else {
                 return;
             };
-            let slot = slots[ticket.number()].take();
+            while let Some(ask) = fetches.next_told() {
+                owners.answer_kept(ask, outcome);
+            }
+            let (table, slot) = (cached(tables, table), slots[ticket.number()].take());
+            let figures = table.figures();
+            match outcome {
+                Ok(_) => {
+                    let took_ns = now_ns.saturating_sub(asked_ns[ticket.number()]);
+                    figures.count(Count::Arrived, 1);
+                    figures.fetch_times.record(took_ns);
+                }
+                Err(why) => figures.failed(why),
+            }
             match (slot, outcome) {
-                (Some(slot), Ok(bytes)) => cached(tables, table).publish(slot, bytes, counters),
-                (Some(slot), Err(_)) => cached(tables, table).abandon(slot),
+                (Some(slot), Ok(bytes)) => table.publish(slot, bytes),
+                (Some(slot), Err(_)) => table.abandon(slot),
                 (None, _) => {}
             }
         });
         while let Some((ticket, table)) = fetches.expire(now_ns) {
+            while let Some(ask) = fetches.next_told() {
+                owners.answer_kept(ask, Err(TierError::Late));
+            }
+            let table = cached(tables, table);
+            table.figures().failed(TierError::Late);
             if let Some(slot) = slots[ticket.number()].take() {
-                cached(tables, table).abandon(slot);
+                table.abandon(slot);
             }
         }
-        if fetches.has_reads() {
-            tables.iter_mut().flatten().for_each(CachedTable::catch_up);
+    }
+
+    /// Begins to fetch rows that may be wanted soon.
+    fn take_hints(&mut self, now_ns: u64) {
+        while self.fetches.can_prefetch()
+            && let Some(Hint { table, row }) = self.owners.next_hint()
+        {
+            if !cached(&mut self.tables, table).has(row) {
+                self.fetches.prefetch(now_ns, table, row);
+            }
         }
-        while let Some(read) = fetches.next_read() {
-            let table = cached(tables, read.table);
+    }
+
+    /// Asks the tier and other workers for what is wanted.
+    fn fetch(&mut self, now_ns: u64) {
+        if self.fetches.has_reads() {
+            let tables = self.tables.iter_mut().flatten();
+            tables.for_each(CachedTable::catch_up);
+        }
+        while let Some(read) = self.fetches.next_read() {
+            let table = cached(&mut self.tables, read.table);
             let wanted = Wanted {
                 table: table.in_tier(),
                 row: read.row,
                 token: read.ticket.token(),
                 deadline_ns: read.deadline_ns,
             };
-            if let Err(FetchesFull) = tier.fetch(now_ns, wanted) {
-                fetches.put_back(read);
+            if let Err(FetchesFull) = self.tier.fetch(now_ns, wanted) {
+                self.fetches.put_back(read);
                 break;
             }
-            let next_use = |row| ahead.next_use(read.table, row);
-            slots[read.ticket.number()] = table.begin(read.row, next_use, counters);
-            ahead.begun();
+            let next_use = |row| self.ahead.next_use(read.table, row);
+            let taken = table.begin(read.row, next_use);
+            table.figures().count(Count::Fetched, 1);
+            self.slots[read.ticket.number()] = taken;
+            self.asked_ns[read.ticket.number()] = now_ns;
+            self.ahead.begun();
         }
-        for table in tables.iter_mut().flatten() {
-            table.advance();
+        while let Some(read) = self.fetches.next_ask() {
+            let shard = cached(&mut self.tables, read.table)
+                .spread()
+                .shard(read.row);
+            let owner = self.owners.owner(shard);
+            let asked = self
+                .owners
+                .ask(owner, read.table, read.row, read.ticket.token());
+            if let Err(FetchesFull) = asked {
+                self.fetches.put_back(read);
+                break;
+            }
         }
+    }
+
+    /// Whether a bag of so many rows can be parked now.
+    pub fn has_room(&self, rows: usize) -> bool {
+        self.fetches.has_room(rows)
     }
 
     /// The next parked bag that waits for nothing any more.

@@ -3,17 +3,29 @@
 use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
-use rowmill_cache::fetch::{BagId, Fetches, Limits, Read};
+use rowmill_cache::fetch::{BagId, Fetches, Limits, Read, Source};
 use rowmill_cache::tier::TierError;
 
 const LIMITS: Limits = Limits {
     staged: 12,
     prefetched: 3,
+    asked: 0,
     bags: 4,
     row_bytes: 8,
     budget_ns: 100,
 };
 const TABLES: u32 = 2;
+/// Rows that other workers ask for at a time.
+const ASKS: u32 = 2;
+
+/// Which rows other workers have.
+fn source(row: u32) -> Source {
+    if row.is_multiple_of(3) {
+        Source::Owner
+    } else {
+        Source::Tier
+    }
+}
 
 /// The bytes of a row.
 fn row(table: u32, row: u32) -> [u8; 8] {
@@ -25,6 +37,8 @@ enum Op {
     /// A bag of rows of a table; whether the cache has each.
     Park(u32, Vec<(u32, bool)>),
     Prefetch(u32, u32),
+    /// Another worker asks for a row, if it can.
+    Ask(u32, u32),
     /// Takes out what is to be read; some is put back.
     TakeReads(usize, bool),
     /// One of those that were taken out comes, or fails.
@@ -46,6 +60,7 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         4 => (0..TABLES, rows).prop_map(|(table, rows)| Op::Park(table, rows)),
         2 => (0..TABLES, 0..20u32).prop_map(|(table, row)| Op::Prefetch(table, row)),
+        2 => (0..TABLES, 0..20u32).prop_map(|(table, row)| Op::Ask(table, row)),
         3 => (0..6usize, prop::bool::weighted(0.2)).prop_map(|(most, back)| Op::TakeReads(most, back)),
         6 => (any::<prop::sample::Index>(), failure).prop_map(|(which, failure)| Op::Arrive(which, failure)),
         1 => (0..60u64).prop_map(Op::Wait),
@@ -69,9 +84,21 @@ struct Oracle {
     /// Rows on their way: since when, whether a bag has wanted them.
     fetching: HashMap<(u32, u32), (u64, bool)>,
     bags: HashMap<BagId, Parked>,
+    /// The row of each ask that waits.
+    asks: HashMap<u32, (u32, u32)>,
 }
 
 impl Oracle {
+    /// Those who asked for one of these rows are told, and no others.
+    fn tell(&mut self, fetches: &mut Fetches, keys: &[(u32, u32)]) {
+        while let Some(ask) = fetches.next_told() {
+            let key = self.asks.remove(&ask).expect("an ask is told once");
+            assert!(keys.contains(&key), "ask {ask} is for another row");
+        }
+        let waits = self.asks.values().any(|key| keys.contains(key));
+        assert!(!waits, "all who asked for it are told");
+    }
+
     fn end(&mut self, key: (u32, u32), outcome: Result<(), TierError>) {
         self.fetching.remove(&key);
         for bag in self.bags.values_mut().filter(|bag| bag.table == key.0) {
@@ -81,11 +108,17 @@ impl Oracle {
         }
     }
 
-    fn expire(&mut self, now: u64) {
+    /// Both give up what is late.
+    fn expire(&mut self, now: u64, fetches: &mut Fetches) {
         let late = |(&key, &(since, _)): (&(u32, u32), &(u64, bool))| {
             (since + LIMITS.budget_ns <= now).then_some(key)
         };
         let late: Vec<_> = self.fetching.iter().filter_map(late).collect();
+        for _ in &late {
+            assert!(fetches.expire(now).is_some(), "it is late");
+        }
+        assert!(fetches.expire(now).is_none(), "nothing else is late");
+        self.tell(fetches, &late);
         for key in late {
             self.end(key, Err(TierError::Late));
         }
@@ -117,19 +150,21 @@ fn pool(fetches: &mut Fetches, oracle: &mut Oracle) {
 }
 
 fn run(ops: Vec<Op>) {
-    let mut fetches = Fetches::new(LIMITS, 3);
+    let mut fetches = Fetches::new(LIMITS, ASKS, 3);
     let (mut oracle, mut reads, mut now) = (Oracle::default(), Vec::<Read>::new(), 0);
     for op in ops {
         match op {
             Op::Park(table, rows) => {
                 let numbers: Vec<u32> = rows.iter().map(|&(number, _)| number).collect();
                 let mut places = numbers.clone();
-                let bag = fetches.park(now, table, &mut places, |at, out| {
+                let bag = fetches.park(now, table, &mut places, |at, asked, out| {
                     let (number, hit) = rows[at];
-                    if hit {
-                        out.copy_from_slice(&row(table, number));
+                    assert_eq!(asked, number);
+                    if !hit {
+                        return source(number);
                     }
-                    hit
+                    out.copy_from_slice(&row(table, number));
+                    Source::Store
                 });
                 let Some(bag) = bag else {
                     assert_eq!(places, numbers, "nothing has changed");
@@ -164,6 +199,13 @@ fn run(ops: Vec<Op>) {
                 );
             }
             Op::Prefetch(table, number) => {
+                if source(number) == Source::Owner {
+                    continue; // That is for its owner to do.
+                }
+                assert_eq!(
+                    fetches.can_prefetch(),
+                    oracle.prefetched() < LIMITS.prefetched
+                );
                 let known = oracle.fetching.contains_key(&(table, number));
                 let room = oracle.prefetched() < LIMITS.prefetched;
                 assert_eq!(fetches.prefetch(now, table, number), known || room);
@@ -171,17 +213,34 @@ fn run(ops: Vec<Op>) {
                     oracle.fetching.insert((table, number), (now, false));
                 }
             }
+            Op::Ask(table, number) => {
+                let free = (0..ASKS).find(|ask| !oracle.asks.contains_key(ask));
+                if let Some(ask) = free.filter(|_| source(number) != Source::Owner) {
+                    fetches.ask(now, table, number, ask);
+                    oracle.asks.insert(ask, (table, number));
+                    let fetching = oracle.fetching.entry((table, number));
+                    fetching.or_insert((now, true)).1 = true;
+                }
+            }
             Op::TakeReads(most, back) => {
-                for _ in 0..most {
-                    let Some(read) = fetches.next_read() else {
-                        break;
+                for number in 0..most {
+                    let is_asked = number % 2 == 0;
+                    let read = if is_asked {
+                        fetches.next_ask()
+                    } else {
+                        fetches.next_read()
                     };
+                    let Some(read) = read else {
+                        continue;
+                    };
+                    assert_eq!(source(read.row) == Source::Owner, is_asked);
                     let waits = oracle
                         .fetching
                         .get(&(read.table, read.row))
                         .expect("it is to be read");
                     let others = oracle.fetching.iter().any(|(&(table, row), &(_, wanted))| {
-                        wanted && !reads.iter().any(|r| (r.table, r.row) == (table, row))
+                        let is_out = reads.iter().any(|r| (r.table, r.row) == (table, row));
+                        wanted && !is_out && source(row) == Source::Tier
                     });
                     assert!(waits.1 || !others, "what bags wait for goes first");
                     if back {
@@ -201,6 +260,7 @@ fn run(ops: Vec<Op>) {
                 let outcome = failure.map_or(Ok(&bytes[..]), Err);
                 if let Some(table) = fetches.arrived(read.ticket, outcome) {
                     assert_eq!(table, read.table);
+                    oracle.tell(&mut fetches, &[(read.table, read.row)]);
                     oracle.end((read.table, read.row), outcome.map(|_| ()));
                 }
                 assert!(
@@ -210,8 +270,7 @@ fn run(ops: Vec<Op>) {
             }
             Op::Wait(time) => {
                 now += time;
-                while fetches.expire(now).is_some() {}
-                oracle.expire(now);
+                oracle.expire(now, &mut fetches);
             }
             Op::Pool => pool(&mut fetches, &mut oracle),
             Op::GiveUp(which) => {
@@ -230,12 +289,13 @@ fn run(ops: Vec<Op>) {
             .values()
             .filter(|(_, wanted)| *wanted)
             .count();
-        assert!(fetches.staged() >= wanted, "each of these has a place");
+        let staged = fetches.staged() + oracle.asks.len();
+        assert!(staged >= wanted, "each that a bag waits for has a place");
     }
     // All that is late is given up, and nothing is held any more.
     now += LIMITS.budget_ns;
-    while fetches.expire(now).is_some() {}
-    oracle.expire(now);
+    oracle.expire(now, &mut fetches);
+    assert!(oracle.asks.is_empty(), "all asks are told");
     pool(&mut fetches, &mut oracle);
     assert!(oracle.bags.is_empty());
     assert_eq!((fetches.staged(), fetches.on_the_way()), (0, 0));
@@ -251,10 +311,11 @@ proptest! {
 
 #[test]
 fn a_row_is_read_once_however_many_bags_want_it() {
-    let mut fetches = Fetches::new(LIMITS, 1);
+    let mut fetches = Fetches::new(LIMITS, ASKS, 1);
     let (mut first, mut second) = ([5, 6, 5], [6, 7]);
-    let a = fetches.park(0, 0, &mut first, |_, _| false).expect("room");
-    let b = fetches.park(0, 0, &mut second, |_, _| false).expect("room");
+    let tier = |_, _, _: &mut [u8]| Source::Tier;
+    let a = fetches.park(0, 0, &mut first, tier).expect("room");
+    let b = fetches.park(0, 0, &mut second, tier).expect("room");
     let reads: Vec<Read> = core::iter::from_fn(|| fetches.next_read()).collect();
     assert_eq!(
         reads.iter().map(|read| read.row).collect::<Vec<_>>(),
@@ -279,24 +340,36 @@ fn a_row_is_read_once_however_many_bags_want_it() {
 
 #[test]
 fn nothing_is_allocated_after_the_start() {
-    let mut fetches = Fetches::new(LIMITS, 2);
+    let mut fetches = Fetches::new(LIMITS, ASKS, 2);
+    let mut asks: Vec<u32> = (0..ASKS).collect();
     let counted = allocation_counter::measure(|| {
         for round in 0..5000u32 {
             let now = u64::from(round);
             let mut rows = [round, round / 2, round + 1];
-            let bag = fetches.park(now, round % TABLES, &mut rows, |at, _| at == 0);
-            fetches.prefetch(now, 0, round + 9);
+            let bag = fetches.park(now, round % TABLES, &mut rows, |at, row, _| match at {
+                0 => Source::Store,
+                _ => source(row),
+            });
+            if source(round) == Source::Tier {
+                fetches.prefetch(now, 0, round);
+                if let Some(ask) = asks.pop() {
+                    fetches.ask(now, 1, round, ask);
+                }
+            }
             // One of many never comes, and those behind it do.
-            while let Some(read) = fetches.next_read() {
+            while let Some(read) = fetches.next_read().or_else(|| fetches.next_ask()) {
                 if read.row % 50 != 0 {
                     fetches.arrived(read.ticket, Ok(&row(read.table, read.row)));
                 }
+                asks.extend(std::iter::from_fn(|| fetches.next_told()));
             }
             // Ready or not, it is given up before anybody looks.
             if let Some(bag) = bag {
                 fetches.release(bag, &rows);
             }
-            while fetches.expire(now).is_some() {}
+            while fetches.expire(now).is_some() {
+                asks.extend(std::iter::from_fn(|| fetches.next_told()));
+            }
         }
     });
     assert_eq!(counted.count_total, 0);

@@ -25,6 +25,8 @@ pub struct Counters {
     pub cancelled: u64,
     /// Requests given up because their region was lost.
     pub region_lost: u64,
+    /// Requests given up because a row of a cached table could not be fetched.
+    pub row_unavailable: u64,
     /// Bags pooled in completed requests.
     pub bags: u64,
     /// Rows read.
@@ -130,6 +132,7 @@ impl Engine {
             Status::Expired => &mut c.expired,
             Status::Cancelled => &mut c.cancelled,
             Status::RegionLost => &mut c.region_lost,
+            Status::RowUnavailable => &mut c.row_unavailable,
             _ => &mut c.refused,
         } += 1;
     }

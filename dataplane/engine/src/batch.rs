@@ -34,7 +34,7 @@ pub(crate) struct Made {
     pub(crate) finished: bool,
     /// Whether the run can't be placed before its parked bags are pooled.
     pub(crate) held: bool,
-    /// Whether all that can be done next waits for rows.
+    /// Whether all that can be done next waits for rows, or for room to park a bag.
     pub(crate) waits: bool,
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn run(
     let mut made = Made::default();
     if !slot.ready.is_empty() {
         ready::pool(work, slot, schema, memory, &mut made)?;
-    } else if slot.walk.slices < slot.header.slices() {
+    } else if slot.walk.slices < slot.header.slices() && work.cached.has_room(work.index, slot) {
         walk(work, slot, schema, memory, &mut made)?;
     }
     announce(slot, &mut made);
@@ -188,7 +188,10 @@ fn pool(
     memory: &mut impl Memory,
     made: &mut Made,
 ) -> Result<(), Denied> {
-    let pieces = piece::next(work, slot, schema, panel, made)?;
+    let pieces = piece::next(work, slot, schema, panel, made);
+    if pieces.is_empty() {
+        return Ok(());
+    }
     let jagged: ArrayVec<[u32; 1], PIECES> = pieces.iter().map(|piece| [piece.ids]).collect();
     let staging = slot.staging.as_ref().expect("the run has begun");
     let laid = staging.lay(&strips(slot, panel));
@@ -241,7 +244,7 @@ fn announce(slot: &mut Slot, made: &mut Made) {
         made.finished = slot.walk.announced == slices;
         made.slice = (!made.finished).then_some(slice);
     }
-    let stands = slot.walk.slices == slices || made.held;
+    let stands = slot.walk.slices == slices || made.held || slot.crowded > 0;
     made.waits = stands && slot.ready.is_empty() && !made.finished && !is_placed(slot);
 }
 

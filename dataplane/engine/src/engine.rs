@@ -11,33 +11,14 @@ use rowmill_wire::request::Header;
 use rowmill_wire::{Completion, Op, Refusal, Request, Status};
 
 use crate::accept;
-use crate::ahead;
 use crate::answer::Counters;
-use crate::batch::Work;
 use crate::bind::BoundSchema;
 use crate::cached::Cached;
 use crate::fetch;
-use crate::limits::{
-    AHEAD_CONNECTIONS, BATCH_BYTES, BYTES_PER_NS_FIRST, CHECK_AHEAD, Limits, TURN_BYTES,
-};
-use crate::memory::{Conn, Denied, Memory};
+use crate::limits::{BATCH_BYTES, BYTES_PER_NS_FIRST, Limits};
+use crate::memory::{Conn, Memory};
 use crate::schedule::Schedule;
 use crate::slot::{NONE, Slot, Stage};
-use crate::step::step;
-
-/// What a call of [`Engine::turn`] found to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
-    /// There is no request in progress and nothing to announce.
-    Idle,
-    /// All requests in progress wait for room or for data of theirs.
-    Blocked,
-    /// A micro-batch of this many bytes was done.
-    Worked {
-        /// Bytes of rows read and results written, as estimated for the budget.
-        bytes: u64,
-    },
-}
 
 /// A client broke the protocol so that no answer could be addressed: cut it off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,28 +39,28 @@ pub(crate) struct Connection {
 /// One worker's requests. See the crate's documentation.
 #[derive(Debug)]
 pub struct Engine {
-    limits: Limits,
-    kernels: Kernels,
+    pub(crate) limits: Limits,
+    pub(crate) kernels: Kernels,
     pub(crate) connections: Box<[Connection]>,
     pub(crate) slots: Box<[Slot]>,
     free: Vec<u32>,
-    schedule: Schedule,
+    pub(crate) schedule: Schedule,
     /// Requests whose data have still to be asked for, in the order in which they came: one that waits for room is asked for
     /// before all that came later, whoever's they are.
     asking: VecDeque<u32>,
     pub(crate) done: VecDeque<(Conn, Completion)>,
     pub(crate) counters: Counters,
     /// No deadline of a request in progress lies before this.
-    earliest_ns: u64,
+    pub(crate) earliest_ns: u64,
     draining: bool,
     /// See [`Engine::take_handled`].
     handled: u64,
-    turns: Turns,
-    cached: Cached,
+    pub(crate) turns: Turns,
+    pub(crate) cached: Cached,
     /// Bytes of the next micro-batch.
-    budget: u64,
+    pub(crate) budget: u64,
     /// When the last micro-batch began, and its bytes; `None` after an idle turn.
-    last: Option<(u64, u64)>,
+    pub(crate) last: Option<(u64, u64)>,
 }
 
 impl Engine {
@@ -113,7 +94,7 @@ impl Engine {
             draining: false,
             handled: 0,
             turns,
-            cached: Cached::new(cache),
+            cached: Cached::new(cache, limits.slots),
             budget: (limits.micro_batch_ns / 2)
                 .saturating_mul(BYTES_PER_NS_FIRST)
                 .clamp(*BATCH_BYTES.start(), *BATCH_BYTES.end()),
@@ -129,6 +110,11 @@ impl Engine {
     /// Requests in progress.
     pub fn in_progress(&self) -> usize {
         self.slots.len() - self.free.len()
+    }
+
+    /// Whether no request is in progress and no row of a cached table on its way, for requests of this worker or of others.
+    pub fn is_idle(&self) -> bool {
+        self.in_progress() == 0 && self.cached.worker.is_idle()
     }
 
     /// What it knows of cached tables.
@@ -289,7 +275,7 @@ impl Engine {
     }
 
     /// Asks for the data of those that wait for it, until there is no room.
-    fn ask(&mut self, now_ns: u64, memory: &mut impl Memory) {
+    pub(crate) fn ask(&mut self, now_ns: u64, memory: &mut impl Memory) {
         while let Some(&index) = self.asking.front() {
             let slot = &mut self.slots[index as usize];
             let schema = bound(&self.connections, slot);
@@ -364,187 +350,20 @@ impl Engine {
         (slot != NONE).then_some(slot)
     }
 
-    /// Does one micro-batch of the request whose turn it is. Requests past their deadline end first.
-    pub fn turn(&mut self, now_ns: u64, memory: &mut impl Memory) -> Turn {
-        self.adapt(now_ns);
-        if now_ns >= self.earliest_ns {
-            self.expire(now_ns, memory);
+    /// The driver is about to sleep: nobody waits for this engine's next turn. Returns whether it may: not where another worker has
+    /// just asked for a row, which the next turn takes up.
+    #[must_use = "an engine that others wait for does not sleep"]
+    pub fn rest(&mut self) -> bool {
+        let may = self.cached.worker.rest();
+        if may {
+            self.turns.rest();
         }
-        self.ask(now_ns, memory);
-        self.take_rows(now_ns, memory);
-        // One that waits for room gives its turn to the next.
-        let mut first = None;
-        let mut seen_all = false;
-        for _ in 0..AHEAD_CONNECTIONS {
-            let next = self.schedule.next(self.budget);
-            let Some((index, allowed)) = next.filter(|&(index, _)| first != Some(index)) else {
-                seen_all = true;
-                break;
-            };
-            first = first.or(Some(index));
-            if let Some(bytes) = self.work(now_ns, index, allowed, memory) {
-                self.last = Some((now_ns, bytes));
-                return Turn::Worked { bytes };
-            }
-            let conn = self.slots[index as usize].conn;
-            self.schedule.pass(conn);
-        }
-        self.last = None;
-        // What has just expired has still to be announced.
-        if !self.done.is_empty() || !seen_all {
-            Turn::Worked { bytes: 0 }
-        } else if self.in_progress() > 0 {
-            Turn::Blocked
-        } else {
-            Turn::Idle
-        }
-    }
-
-    /// Takes rows that have come: bags that waited for them can be pooled, or their requests end.
-    fn take_rows(&mut self, now_ns: u64, memory: &mut impl Memory) {
-        self.turns.pass();
-        if self.cached.worker.is_idle() {
-            return;
-        }
-        ahead::tell(&mut self.cached, &self.slots, &self.connections);
-        self.cached.worker.poll(now_ns);
-        while let Some(ready) = self.cached.worker.next_ready() {
-            let bag = self.cached.parked.bag(ready.bag);
-            if ready.outcome.is_err() {
-                let index = bag.first_id
-                    - self.slots[bag.slot as usize].spans[bag.feature as usize].ids_from;
-                let refusal = Refusal::at(Status::Unavailable, bag.feature, index);
-                self.finish(now_ns, bag.slot, refusal, memory);
-                continue;
-            }
-            let slot = &mut self.slots[bag.slot as usize];
-            self.cached.parked.remove(&mut slot.parked, bag.id);
-            self.cached.parked.push(&mut slot.ready, bag);
-            if slot.stage == Stage::Waiting {
-                slot.stage = Stage::Pooling;
-                self.schedule.push(bag.slot, &mut self.slots);
-            }
-        }
-    }
-
-    /// Does one micro-batch of a request. Returns its bytes, or `None` where it has to wait.
-    fn work(
-        &mut self,
-        now_ns: u64,
-        index: u32,
-        allowed: u64,
-        memory: &mut impl Memory,
-    ) -> Option<u64> {
-        let slot = &mut self.slots[index as usize];
-        let (conn, pooling) = (slot.conn, slot.stage == Stage::Pooling);
-        let schema = bound(&self.connections, slot);
-        // What a connection owes delays its next turn, and does not make this one small.
-        let budget = self.budget;
-        let mut work = Work {
-            now_ns,
-            index,
-            budget,
-            kernels: &self.kernels,
-            turn: self.turns.turn(),
-            cached: &mut self.cached,
-        };
-        let outcome = match step(&mut work, slot, schema, memory) {
-            Err(Denied::Later) => return None,
-            Err(Denied::Refused(status)) => Err(Refusal::whole(status)),
-            Ok(outcome) => outcome,
-        };
-        // A turn that has checked its own request's ids has been long enough.
-        let ahead = self.schedule.upcoming(index, &self.slots);
-        let ahead = ahead.filter(|_| pooling && outcome.is_ok());
-        self.counters.micro_batches += 1;
-        let mut bytes = match outcome {
-            Err(refusal) => {
-                // A refusal costs the whole turn: otherwise a client whose requests are all refused at
-                // their last id would keep everybody else waiting.
-                self.schedule.charge(conn, allowed, self.budget);
-                self.finish(now_ns, index, refusal, memory);
-                0
-            }
-            Ok(made) => {
-                self.counters.rows += made.rows;
-                self.counters.bytes += made.bytes;
-                let cost = made.bytes.max(TURN_BYTES);
-                self.schedule.charge(conn, cost, self.budget);
-                if made.waits {
-                    self.schedule.remove(index, &mut self.slots);
-                    self.slots[index as usize].stage = Stage::Waiting;
-                }
-                self.announce(now_ns, index, &made, memory);
-                made.bytes
-            }
-        };
-        if let Some(ahead) = ahead {
-            bytes += self.check_ahead(now_ns, ahead, memory);
-        }
-        Some(bytes)
-    }
-
-    /// Checks ids of the request whose turn comes next, so that keys of hashed tables are resolved a
-    /// request ahead. Its own connection pays for that.
-    fn check_ahead(&mut self, now_ns: u64, index: u32, memory: &mut impl Memory) -> u64 {
-        let slot = &mut self.slots[index as usize];
-        if slot.stage != Stage::Checking {
-            return 0;
-        }
-        let conn = slot.conn;
-        let schema = bound(&self.connections, slot);
-        match accept::check_step(slot, schema, memory, None, CHECK_AHEAD) {
-            Err(refusal) => {
-                // As costly as in a turn of its own.
-                self.schedule.owe(conn, self.budget);
-                self.finish(now_ns, index, refusal, memory);
-                0
-            }
-            Ok(ids) => {
-                let bytes = ids * 8;
-                self.counters.bytes += bytes;
-                self.schedule.owe(conn, bytes);
-                bytes
-            }
-        }
-    }
-
-    /// The driver is about to sleep: nobody waits for this engine's next turn.
-    pub fn rest(&mut self) {
-        self.turns.rest();
+        may
     }
 
     /// The next status record to announce, in the order in which they came about.
     pub fn poll_completion(&mut self) -> Option<(Conn, Completion)> {
         self.done.pop_front()
-    }
-
-    /// Follows the measured rate, so that nearly every micro-batch takes less than it may: it aims at
-    /// half of that, since one over memory that others use too takes up to about twice its mean.
-    fn adapt(&mut self, now_ns: u64) {
-        if let Some((began_ns, bytes)) = self.last {
-            let took_ns = now_ns.saturating_sub(began_ns);
-            // Small batches say more about overheads than about the memory's rate.
-            if bytes >= self.budget / 2 && took_ns > 0 {
-                let aim_ns = self.limits.micro_batch_ns / 2;
-                let fitting = bytes.saturating_mul(aim_ns) / took_ns;
-                // One batch that was interrupted must not shrink the next ones by much.
-                let fitting = fitting.clamp(self.budget / 2, self.budget * 2);
-                self.budget = ((self.budget * 15 + fitting) / 16)
-                    .clamp(*BATCH_BYTES.start(), *BATCH_BYTES.end());
-            }
-        }
-    }
-
-    fn expire(&mut self, now_ns: u64, memory: &mut impl Memory) {
-        for slot in 0..self.slots.len() as u32 {
-            let s = &self.slots[slot as usize];
-            if s.stage != Stage::Free && s.deadline_ns <= now_ns {
-                self.finish(now_ns, slot, Refusal::whole(Status::Expired), memory);
-            }
-        }
-        let running = self.slots.iter().filter(|s| s.stage != Stage::Free);
-        self.earliest_ns = running.map(|s| s.deadline_ns).min().unwrap_or(u64::MAX);
     }
 
     fn holds(&self, slot: u32, conn: Conn) -> bool {
@@ -563,7 +382,7 @@ impl Engine {
             memory.unstage(slot.conn, slot.header.target_region, staging);
         }
         fetch::release(slot, memory);
-        self.cached.give_up(slot);
+        self.cached.give_up(index, slot);
         slot.stage = Stage::Free;
         self.connections[slot.conn.0 as usize].held[usize::from(slot.port_slot)] = NONE;
         self.free.push(index);

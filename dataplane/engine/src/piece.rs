@@ -12,7 +12,6 @@ use crate::batch::{Made, Work};
 use crate::bind::{BoundFeature, BoundSchema, Panel};
 use crate::cached::Cached;
 use crate::limits::PIECES;
-use crate::memory::Denied;
 use crate::parked::Bag;
 use crate::rows::{rows, rows_in};
 use crate::slot::{Slot, Walk};
@@ -77,18 +76,15 @@ impl Piece {
     }
 }
 
-/// The next pieces of the run, up to the budget; bags that lack rows are parked.
-///
-/// # Errors
-/// [`Denied::Later`] where the first bag has to be parked and there is no room.
+/// The next pieces of the run, up to the budget; bags that lack rows are parked. There may be none: where all are parked, or
+/// the first one has to be and there is no room ([`Slot::crowded`]).
 pub(crate) fn next(
     work: &mut Work<'_>,
     slot: &mut Slot,
     schema: &BoundSchema,
     panel: &Panel,
     made: &mut Made,
-) -> Result<ArrayVec<Piece, PIECES>, Denied> {
-    let before = made.bytes;
+) -> ArrayVec<Piece, PIECES> {
     let mut pieces = ArrayVec::new();
     while made.bytes < work.budget && slot.walk.feature < panel.features.end && !pieces.is_full() {
         let feature = &schema.features[slot.walk.feature as usize];
@@ -115,10 +111,7 @@ pub(crate) fn next(
             break;
         }
     }
-    if made.bytes == before {
-        return Err(Denied::Later);
-    }
-    Ok(pieces)
+    pieces
 }
 
 /// What bags of a feature cost: however short a vector is, storing or sending it touches a line.
@@ -167,7 +160,8 @@ fn fitting(slot: &Slot, feature: &BoundFeature, budget: u64, is_cached: bool) ->
     piece
 }
 
-/// Looks the rows of bags up: each is a piece, or part of one, or parked. Returns those that there was room for.
+/// Looks the rows of bags up: each is a piece, or part of one, or parked. Returns those before the first that has to be parked
+/// and finds no room.
 fn look_up(
     work: &mut Work<'_>,
     slot: &mut Slot,
@@ -179,12 +173,15 @@ fn look_up(
         worker,
         parked,
         places,
+        crowd,
     } = &mut *work.cached;
     let all = next.first_id as usize..(next.first_id + next.ids) as usize;
     let places = &mut places[..all.len()];
     let rows = &slot.data.ids[all.clone()];
     let (found, mut parker) = worker.find(work.turn, feature.table, rows, places);
+    slot.crowded = 0;
     if found.misses() == 0 {
+        crowd.leave_front(work.index);
         slot.data.ids[all].copy_from_slice(found.places());
         pieces.push(Piece {
             from: From::Slots,
@@ -208,7 +205,12 @@ fn look_up(
         let own = &mut slot.data.ids[first_id as usize..][..ids as usize];
         let places = &found.places()[taken.ids as usize..][..ids as usize];
         if places.contains(&MISS) {
-            let Some(id) = parker.park(work.now_ns, own, &found, taken.ids as usize) else {
+            let parks = crowd.lets(work.index);
+            let parked_as =
+                parks.then(|| parker.park(work.now_ns, own, &found, taken.ids as usize));
+            let Some(id) = parked_as.flatten() else {
+                slot.crowded = ids;
+                crowd.join(work.index);
                 break;
             };
             let slice = slot.walk.slices;
@@ -248,6 +250,7 @@ fn look_up(
             last.vectors += 1;
             last.ids += ids;
         }
+        crowd.leave_front(work.index);
         taken.vectors += 1;
         taken.ids += ids;
     }

@@ -121,6 +121,18 @@ impl Schedule {
             .find(|&head| head != NONE)
     }
 
+    /// The first request behind that of `slot` in its connection's queue that is as `wanted`.
+    pub(crate) fn behind(
+        &self,
+        slot: u32,
+        slots: &[Slot],
+        wanted: impl Fn(&Slot) -> bool,
+    ) -> Option<u32> {
+        let next = |&slot: &u32| Some(slots[slot as usize].next).filter(|&next| next != NONE);
+        let mut behind = core::iter::successors(next(&slot), next);
+        behind.find(|&slot| wanted(&slots[slot as usize]))
+    }
+
     /// Charges a connection for work that was done for it out of its turn.
     pub(crate) fn owe(&mut self, conn: Conn, bytes: u64) {
         let queue = &mut self.queues[conn.0 as usize];

@@ -88,7 +88,7 @@ pub(crate) enum Stage {
     Checking,
     /// Rows are being read.
     Pooling,
-    /// All that is left waits for rows that are on their way.
+    /// All that can be done next waits for rows that are on their way, or for room to park a bag.
     Waiting,
 }
 
@@ -119,7 +119,9 @@ pub(crate) struct Slot {
     /// Bags that wait for rows, and those whose rows are there.
     pub(crate) parked: List,
     pub(crate) ready: List,
-    /// How many of them each slice has.
+    /// The ids of its next bag, where that has to be parked and found no room; otherwise 0.
+    pub(crate) crowded: u32,
+    /// How many bags that wait or are ready each slice has.
     pub(crate) unplaced: Box<[u32; MAX_SLICES as usize]>,
     /// The next slot in the connection's queue, or [`NONE`].
     pub(crate) next: u32,
@@ -152,6 +154,7 @@ impl Slot {
             staging: None,
             parked: List::EMPTY,
             ready: List::EMPTY,
+            crowded: 0,
             unplaced: Box::new([0; MAX_SLICES as usize]),
             next: NONE,
         }

@@ -3,9 +3,11 @@
 
 mod common;
 
+use common::shelf::{FETCH, Fate, engines_with};
 use common::{
     Carry, HeapMemory, INLINE, LIMITS, Model, REGION, SOURCE, TARGET, attach, engine, frame, lookup,
 };
+use rowmill_cache::OnFailure;
 use rowmill_engine::{Conn, Engine, Turn};
 use rowmill_wire::Element;
 
@@ -109,4 +111,58 @@ fn no_mode_output_or_hashed_table_allocates() {
     assert_eq!(records, 3);
     assert_eq!(engine.counters().refused, 1);
     assert_eq!(counted.count_total, 0, "allocations of the engine");
+}
+
+#[test]
+fn workers_with_cached_tables_allocate_nothing() {
+    let model = Model::mixed();
+    let mut engines = engines_with(
+        &model,
+        LIMITS,
+        FETCH,
+        1,
+        |_| Fate::Comes,
+        OnFailure::Error,
+        2,
+    );
+    let mut source = vec![];
+    let frames: Vec<Vec<u8>> = (0..6)
+        .map(|seed| {
+            let batch = model.batch(seed, 60, 9);
+            frame(lookup(seed, 60), &batch, REGION, &mut source)
+        })
+        .collect();
+    let mut memories = [(); 2].map(|()| {
+        let mut memory = HeapMemory::default();
+        memory.regions.insert((0, SOURCE), source.clone());
+        let target = vec![0; model.target_bytes(60)];
+        memory.regions.insert((0, TARGET), target);
+        memory
+    });
+    let mut records = 0;
+    let counted = allocation_counter::measure(|| {
+        for frames in frames.chunks(2) {
+            for (slot, frame) in (0..).zip(frames) {
+                for (engine, memory) in engines.iter_mut().zip(&mut memories) {
+                    let sent = engine.request(0, Conn(0), slot, frame, memory);
+                    sent.expect("free slot");
+                }
+            }
+            // Each goes on only as long as the other does.
+            let mut in_progress = true;
+            while in_progress {
+                in_progress = false;
+                for (engine, memory) in engines.iter_mut().zip(&mut memories) {
+                    in_progress |= engine.turn(0, memory) != Turn::Idle;
+                    records += core::iter::from_fn(|| engine.poll_completion()).count();
+                }
+            }
+        }
+    });
+    assert_eq!(records, 2 * frames.len());
+    for engine in &engines {
+        let asked = engine.cache().fetch_counters().asked;
+        assert!(asked > 100, "{asked} rows were asked of the other worker");
+    }
+    assert_eq!(counted.count_total, 0, "allocations of the engines");
 }

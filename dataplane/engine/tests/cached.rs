@@ -2,136 +2,22 @@
 
 mod common;
 
-use std::sync::Arc;
-
+use common::shelf::{FETCH, Fate, engine_that, engine_with};
 use common::{
-    Carry, HeapMemory, LIMITS, Model, REGION, Remote, answer, attach, frame, lookup, memory_for,
-    run, statuses,
+    Carry, HeapMemory, LIMITS, Model, REGION, Remote, answer, frame, lookup, memory_for, run,
+    statuses,
 };
 use proptest::prelude::*;
-use rowmill_arena::HugePages;
-use rowmill_cache::fetch;
-use rowmill_cache::store::{Epochs, Shape, Store, Tags};
-use rowmill_cache::tier::{EachRow, FetchesFull, Tier, TierError, Wanted};
-use rowmill_cache::{CachedTable, Worker};
+use rowmill_cache::figures::Count;
+use rowmill_cache::tier::{TierError, Wanted};
+use rowmill_cache::{OnFailure, fetch};
 use rowmill_engine::{Conn, Engine, Limits, STAGE_BYTES_MIN, Turn};
-use rowmill_pooling::{Isa, Kernels};
-use rowmill_table::Resident;
 use rowmill_wire::{CompletionKind, Element, Status};
 
 const WIDE: Carry = Carry {
     ids: Element::Bits64,
     ..REGION
 };
-
-const FETCH: fetch::Limits = fetch::Limits {
-    staged: 64,
-    prefetched: 4,
-    bags: 16,
-    row_bytes: 512,
-    budget_ns: u64::MAX,
-};
-
-/// Rows of each table that are in memory: tables have up to a hundred times as many.
-const SLOTS: u32 = 32;
-
-/// Stands in for a tier: has the rows of resident tables, and gives them out late and in another order.
-#[derive(Debug)]
-struct Shelf {
-    tables: Arc<Resident>,
-    wanted: Vec<Wanted>,
-    /// Most that are fetched at a time.
-    most: usize,
-    state: u64,
-    /// What becomes of a row.
-    fate: fn(Wanted) -> Fate,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    Comes,
-    Fails(TierError),
-    Never,
-}
-
-impl Shelf {
-    fn next(&mut self) -> usize {
-        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005) + 1;
-        (self.state >> 33) as usize
-    }
-}
-
-impl Tier for Shelf {
-    fn fetch(&mut self, _: u64, wanted: Wanted) -> Result<(), FetchesFull> {
-        if self.wanted.len() == self.most {
-            return Err(FetchesFull);
-        }
-        self.wanted.push(wanted);
-        Ok(())
-    }
-
-    fn poll(&mut self, now_ns: u64, each: EachRow<'_>) {
-        let late = self
-            .wanted
-            .extract_if(.., |wanted| wanted.deadline_ns <= now_ns);
-        late.for_each(|wanted| each(wanted.token, Err(TierError::Late)));
-        for _ in 0..self.next() % 4 {
-            if self.wanted.is_empty() {
-                return;
-            }
-            let at = self.next() % self.wanted.len();
-            let wanted = self.wanted[at];
-            let table = &self.tables.tables()[wanted.table as usize];
-            let from = wanted.row as usize * table.stride();
-            let outcome = match (self.fate)(wanted) {
-                Fate::Comes => Ok(&table.bytes()[from..from + table.stride()]),
-                Fate::Fails(error) => Err(error),
-                Fate::Never => continue,
-            };
-            self.wanted.swap_remove(at);
-            each(wanted.token, outcome);
-        }
-    }
-
-    fn unanswered(&self) -> usize {
-        self.wanted.len()
-    }
-}
-
-/// An engine with every `step`-th table cached.
-fn engine_with(
-    model: &Model,
-    limits: Limits,
-    fetch: fetch::Limits,
-    step: usize,
-    fate: fn(Wanted) -> Fate,
-) -> Engine {
-    let tables = model.tables.tables().len();
-    let shelf = Shelf {
-        tables: Arc::clone(&model.tables),
-        wanted: Vec::new(),
-        most: 5,
-        state: 1,
-        fate,
-    };
-    let (epochs, mut turns) = Epochs::new(1);
-    let cached = |table: usize| {
-        let info = &model.tables.tables()[table];
-        let shape = Shape::new(SLOTS, 1, info.stride(), info.stride()).expect("a good shape");
-        let tags = Tags::detect();
-        let (store, writers) =
-            Store::new(shape, 3, 8, &epochs, tags, HugePages::Off).expect("memory");
-        table
-            .is_multiple_of(step)
-            .then(|| CachedTable::new(table as u32, store, writers, 4))
-    };
-    let cached = (0..tables).map(cached).collect();
-    let cache = Worker::new(cached, fetch, Box::new(shelf), 7);
-    let kernels = Kernels::new(Isa::detect().isa);
-    let mut engine = Engine::with_cache(limits, kernels, turns.remove(0), cache);
-    attach(&mut engine, model, Conn(0));
-    engine
-}
 
 fn engine(model: &Model, limits: Limits, step: usize) -> Engine {
     engine_with(model, limits, FETCH, step, |_| Fate::Comes)
@@ -152,12 +38,13 @@ fn every_mode_gives_the_oracles_bytes() {
         let fetches = engine.cache().fetch_counters();
         assert!(fetches.joined > 0 && fetches.refused > 0, "{fetches:?}");
         assert_eq!(fetches.fetched, fetches.arrived);
-        let counters = engine.cache().counters();
-        assert!(counters.hits > 0 && counters.evicted > 0, "{counters:?}");
-        assert!(
-            counters.admitted + counters.refused == fetches.fetched,
-            "{counters:?}"
-        );
+        let tables = 0..model.tables.tables().len();
+        let figures: Vec<_> = tables.filter_map(|t| engine.cache().figures(t)).collect();
+        let all = |what| figures.iter().map(|table| table.get(what)).sum::<u64>();
+        assert!(all(Count::Hits) > 0 && all(Count::Evicted) > 0);
+        let kept_or_not = all(Count::Admitted) + all(Count::Refused) + all(Count::Crowded);
+        assert_eq!(kept_or_not, fetches.fetched);
+        assert_eq!(all(Count::Arrived), fetches.arrived);
     }
 }
 
@@ -214,13 +101,56 @@ fn a_row_that_fails_ends_its_request_and_no_other() {
     let mut memory = memory_for(&model, 40, vec![]);
     send(&model, &mut engine, &mut memory, 0, 40, 0);
     let records = run(&mut engine, &mut memory, &mut 0);
-    assert_eq!(statuses(&records), [Status::Unavailable]);
+    assert_eq!(statuses(&records), [Status::RowUnavailable]);
     assert_eq!(records[0].1.feature, 1);
     run_until_nothing_is_held(&mut engine, &mut memory);
     // A request without bags of that table is answered.
     let mut batch = model.batch(6, 40, 9);
     batch.features[1] = vec![vec![]; 40];
     answer(&model, &mut engine, &batch, WIDE, 0);
+}
+
+#[test]
+fn where_a_row_fails_the_table_may_say_that_it_is_zeros() {
+    let model = Model::every();
+    // A part of each table, which fails at once; or all of them, in time.
+    let part = |wanted: Wanted| match wanted.row % 5 {
+        1 | 2 => Fate::Fails(TierError::Gone),
+        _ => Fate::Comes,
+    };
+    let answer_to = OnFailure::DefaultRow;
+    let mut some = engine_that(&model, LIMITS, FETCH, 1, part, answer_to);
+    gives_without(&model, &mut some, |row| matches!(row % 5, 1 | 2));
+    let fetches = *some.cache().fetch_counters();
+    assert!(fetches.failed > 100 && fetches.late == 0, "{fetches:?}");
+    let budget_ns = 200_000;
+    let fetch = fetch::Limits { budget_ns, ..FETCH };
+    let mut none = engine_that(&model, LIMITS, fetch, 1, |_| Fate::Never, answer_to);
+    gives_without(&model, &mut none, |_| true);
+    let none = |t| {
+        none.cache()
+            .figures(t)
+            .map_or(0, |table| table.get(Count::Admitted))
+    };
+    let tables = 0..model.tables.tables().len();
+    assert_eq!(tables.map(none).sum::<u64>(), 0);
+}
+
+/// Sends a batch, and compares the answer with the oracle's where some rows are zeros.
+fn gives_without(model: &Model, engine: &mut Engine, lacks: fn(u32) -> bool) {
+    let batch = model.batch(8, 40, 9);
+    let mut source = vec![];
+    let frame = frame(lookup(9, 40), &batch, WIDE, &mut source);
+    let mut memory = memory_for(model, 40, source);
+    engine
+        .request(0, Conn(0), 0, &frame, &mut memory)
+        .expect("the slot is free");
+    let records = run(engine, &mut memory, &mut 0);
+    assert_eq!(statuses(&records), [Status::Ok]);
+    let wanted = model.oracle_without(&batch, lacks);
+    let target = &memory.regions[&(0, common::TARGET)];
+    common::assert_bytes(model, &target[..wanted.len()], &wanted);
+    assert_eq!(engine.counters().row_unavailable, 0);
 }
 
 fn run_until_nothing_is_held(engine: &mut Engine, memory: &mut HeapMemory) {
@@ -245,7 +175,7 @@ fn a_row_that_never_comes_is_given_up_in_time() {
     send(&model, &mut engine, &mut memory, 0, 4, 0);
     let mut now_ns = 0;
     let records = run(&mut engine, &mut memory, &mut now_ns);
-    assert_eq!(statuses(&records), [Status::Unavailable]);
+    assert_eq!(statuses(&records), [Status::RowUnavailable]);
     assert!((200_000..300_000).contains(&now_ns), "ended at {now_ns} ns");
     run_until_nothing_is_held(&mut engine, &mut memory);
 }

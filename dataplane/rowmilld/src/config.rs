@@ -4,6 +4,7 @@
 //! not silently ignored; so is a value that can't work. Errors name the file, the line or key, and
 //! what to write instead.
 
+mod cache;
 mod cpus;
 mod filter;
 mod rdma;
@@ -21,6 +22,7 @@ use serde::de::{self, Deserializer};
 
 use crate::ports::Port;
 
+pub use cache::{Cache, Failure, PageCacheUse, Placement, Table};
 pub use cpus::Cpus;
 pub use filter::filter_fault;
 pub use rdma::Rdma;
@@ -53,6 +55,12 @@ pub struct Config {
     pub insecure: bool,
     /// The tables to serve.
     pub model: Model,
+    /// Tables that are cached, or may become so; all others are resident.
+    #[serde(default)]
+    pub tables: Vec<Table>,
+    /// What workers have for cached tables.
+    #[serde(default)]
+    pub cache: Cache,
     /// Queue pairs and staging of `rdma://` endpoints.
     #[serde(default)]
     pub rdma: Rdma,
@@ -427,6 +435,7 @@ impl Config {
             .or_else(|| self.cpus_fault())
             .or_else(|| self.limits_fault())
             .or_else(|| self.rdma.fault())
+            .or_else(|| self.tables_fault())
             .or_else(|| self.fetch_fault())
     }
 

@@ -3,6 +3,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+pub use rowmill_cache::figures::{BUCKETS, Times};
 use rowmill_engine::{Counters, Engine};
 
 /// One of the engine's counters: its name, what it counts, and where it is.
@@ -15,7 +16,7 @@ pub struct Counter {
 }
 
 /// Every counter of the engine.
-pub const COUNTERS: [Counter; 11] = [
+pub const COUNTERS: [Counter; 12] = [
     counter(
         "requests",
         "Request frames received, whatever became of them.",
@@ -37,6 +38,11 @@ pub const COUNTERS: [Counter; 11] = [
         "Requests given up because their region was lost.",
         |c| c.region_lost,
     ),
+    counter(
+        "row_unavailable",
+        "Requests given up because a row of a cached table could not be fetched.",
+        |c| c.row_unavailable,
+    ),
     counter("bags", "Samples of completed requests.", |c| c.bags),
     counter("rows", "Rows read.", |c| c.rows),
     counter("bytes", "Bytes of rows read and results written.", |c| {
@@ -47,44 +53,6 @@ pub const COUNTERS: [Counter; 11] = [
 
 const fn counter(name: &'static str, help: &'static str, of: fn(&Counters) -> u64) -> Counter {
     Counter { name, help, of }
-}
-
-/// Bounded buckets of [`Times`]: bucket `i` holds times up to 2^i microseconds, so that the last one
-/// ends at 2^22 us, about 4 s; longer times are in one more bucket.
-pub const BUCKETS: usize = 23;
-
-/// A histogram of times with one writer.
-#[derive(Debug)]
-pub struct Times {
-    counts: [AtomicU64; BUCKETS + 1],
-    sum_ns: AtomicU64,
-}
-
-impl Default for Times {
-    fn default() -> Times {
-        Times {
-            counts: [const { AtomicU64::new(0) }; BUCKETS + 1],
-            sum_ns: AtomicU64::new(0),
-        }
-    }
-}
-
-impl Times {
-    /// Counts a time. Only one thread may call this.
-    pub fn record(&self, ns: u64) {
-        let us = ns.div_ceil(1000).max(1);
-        let bucket = (us.next_power_of_two().trailing_zeros() as usize).min(BUCKETS);
-        add(&self.counts[bucket], 1);
-        add(&self.sum_ns, ns);
-    }
-
-    /// The buckets' counts (not cumulative; the last is of longer times) and the sum of all times.
-    pub fn read(&self) -> ([u64; BUCKETS + 1], u64) {
-        (
-            core::array::from_fn(|i| self.counts[i].load(Relaxed)),
-            self.sum_ns.load(Relaxed),
-        )
-    }
 }
 
 /// Adds to a figure that only the calling thread writes: no locked instruction is needed.
@@ -186,31 +154,5 @@ impl Figures {
     /// Whether it refuses new requests and has none left in progress.
     pub fn is_drained(&self) -> bool {
         self.drained.load(Relaxed)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_fall_into_the_bucket_that_ends_at_or_above_them() {
-        let times = Times::default();
-        let cases = [
-            (0, 0),
-            (1, 0),
-            (1000, 0),
-            (1001, 1),
-            (2000, 1),
-            (2001, 2),
-            (1 << 40, BUCKETS),
-            (u64::MAX / 4, BUCKETS),
-        ];
-        for (ns, bucket) in cases {
-            let before = times.read().0[bucket];
-            times.record(ns);
-            assert_eq!(times.read().0[bucket], before + 1, "{ns} ns");
-        }
-        assert_eq!(times.read().0.iter().sum::<u64>(), cases.len() as u64);
     }
 }

@@ -9,12 +9,15 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod cache;
+pub mod cache_view;
 pub mod clock;
 pub mod config;
 pub mod descriptors;
 pub mod figures;
 pub mod log;
 pub mod mailbox;
+mod metrics;
 pub mod overview;
 pub mod plan;
 pub mod ports;

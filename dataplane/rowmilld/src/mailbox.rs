@@ -143,7 +143,8 @@ impl Mailbox {
         }
     }
 
-    fn wake(&self) {
+    /// Ends the worker's sleep, the current one or the next.
+    pub fn wake(&self) {
         // Without a waker the worker has not begun; it looks here before it first sleeps.
         if let Some(waker) = self.waker.get() {
             waker.wake();

@@ -1,14 +1,16 @@
 //! What the service knows about itself, and the pages that show it: `/healthz`, `/metrics`, `/status`.
 
-use core::fmt::Write as _;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use rowmill_table::{Resident, TableInfo};
 use serde_json::{Value, json};
 
+use crate::cache_view::CacheView;
 use crate::clock::Clock;
-use crate::figures::{BUCKETS, COUNTERS, Figures};
+use crate::config::Placement;
+use crate::figures::{COUNTERS, Figures};
+use crate::metrics::{Metrics, escape};
 use crate::plan::{Choice, Plan};
 use crate::worker::SLEEP_MAX;
 
@@ -93,6 +95,7 @@ pub struct Overview {
     choices: Mutex<Vec<Choice>>,
     tables: OnceLock<Arc<Resident>>,
     clients: OnceLock<Clients>,
+    cache: OnceLock<CacheView>,
 }
 
 /// A page: status code, content type, body.
@@ -124,6 +127,7 @@ impl Overview {
             choices: Mutex::new(plan.choices.clone()),
             tables: OnceLock::new(),
             clients: OnceLock::new(),
+            cache: OnceLock::new(),
         }
     }
 
@@ -163,6 +167,11 @@ impl Overview {
     /// The tables are in memory.
     pub fn set_tables(&self, tables: Arc<Resident>) {
         self.tables.get_or_init(|| tables);
+    }
+
+    /// Tables are cached.
+    pub fn set_cache(&self, cache: CacheView) {
+        self.cache.get_or_init(|| cache);
     }
 
     /// Clients can connect.
@@ -255,6 +264,7 @@ impl Overview {
                 "kind": table.kind.to_string(),
                 "bytes": table.resident_bytes(),
                 "available": resident.is_some(),
+                "placement": self.placement(&table.name),
             })
         };
         json!({
@@ -272,6 +282,7 @@ impl Overview {
             "held": held,
             "log_lines_dropped": crate::log::dropped(),
             "tables": self.described.iter().map(table).collect::<Vec<_>>(),
+            "cache": self.cache.get().map_or_else(Vec::new, CacheView::status),
             "memory": {
                 "arena_bytes": resident.map_or(0, |tables| tables.arena_bytes()),
                 "rows_bytes": self.rows_bytes(),
@@ -280,8 +291,16 @@ impl Overview {
         })
     }
 
+    /// Where a table's rows are.
+    fn placement(&self, table: &str) -> &'static str {
+        match self.cache.get().and_then(|cache| cache.placement(table)) {
+            Some(Placement::Cached) => "cached",
+            Some(Placement::Resident) | None => "resident",
+        }
+    }
+
     fn metrics(&self) -> String {
-        let mut out = Metrics(String::with_capacity(16 << 10));
+        let mut out = Metrics::new();
         out.family("rowmill_info", "gauge", "What runs; always 1.");
         let labels = format!(
             "version=\"{}\",model=\"{}\",generation=\"{}\"",
@@ -351,7 +370,10 @@ impl Overview {
             clients.iter().map(|c| c.region_bytes).sum(),
         );
         self.worker_metrics(&mut out);
-        out.0
+        if let Some(cache) = self.cache.get() {
+            cache.metrics(&mut out);
+        }
+        out.text()
     }
 
     fn worker_metrics(&self, out: &mut Metrics) {
@@ -393,73 +415,4 @@ impl Overview {
         );
         out.times(&self.seats);
     }
-}
-
-/// Prometheus' text format.
-struct Metrics(String);
-
-impl Metrics {
-    fn family(&mut self, name: &str, kind: &str, help: &str) {
-        self.put(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
-    }
-
-    fn sample(&mut self, name: &str, labels: &str, value: u64) {
-        if labels.is_empty() {
-            self.put(format_args!("{name} {value}\n"));
-        } else {
-            self.put(format_args!("{name}{{{labels}}} {value}\n"));
-        }
-    }
-
-    fn workers(
-        &mut self,
-        name: &str,
-        kind: &str,
-        help: &str,
-        seats: &[Seat],
-        value: impl Fn(&Figures) -> u64,
-    ) {
-        self.family(name, kind, help);
-        for (index, seat) in seats.iter().enumerate() {
-            self.sample(name, &format!("worker=\"{index}\""), value(&seat.figures));
-        }
-    }
-
-    fn times(&mut self, seats: &[Seat]) {
-        let name = "rowmill_service_seconds";
-        self.family(
-            name,
-            "histogram",
-            "Time from receipt to completion of lookups answered OK.",
-        );
-        for (index, seat) in seats.iter().enumerate() {
-            let (counts, sum_ns) = seat.figures.times.read();
-            let mut total = 0;
-            for (i, count) in counts.into_iter().enumerate() {
-                total += count;
-                let bound = if i < BUCKETS {
-                    ((1u64 << i) as f64 / 1e6).to_string()
-                } else {
-                    "+Inf".into()
-                };
-                self.put(format_args!(
-                    "{name}_bucket{{worker=\"{index}\",le=\"{bound}\"}} {total}\n"
-                ));
-            }
-            let sum = sum_ns as f64 / 1e9;
-            self.put(format_args!("{name}_sum{{worker=\"{index}\"}} {sum}\n{name}_count{{worker=\"{index}\"}} {total}\n"));
-        }
-    }
-
-    fn put(&mut self, text: core::fmt::Arguments<'_>) {
-        self.0.write_fmt(text).expect("a string takes everything");
-    }
-}
-
-/// A label's value as Prometheus reads it.
-fn escape(value: &str) -> String {
-    value
-        .replace('\\', "\\\\")
-        .replace('"', "\\\"")
-        .replace('\n', "\\n")
 }

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use serde::Serialize;
 
+use crate::cache::CachePlan;
 use crate::config::{AdminAddress, Config, Cpus, IsaChoice};
 use crate::descriptors;
 use crate::ports::Port;
@@ -81,6 +82,9 @@ pub enum PlanError {
     /// The endpoint can't be made.
     #[error("endpoints: {0}")]
     Endpoint(String),
+    /// What is said of tables can't be done.
+    #[error("{0}")]
+    Tables(String),
     /// The tables and requests don't fit.
     #[error("{0}")]
     Memory(String),
@@ -103,6 +107,8 @@ pub struct Plan {
     pub isa: Isa,
     /// The tables.
     pub generation: Generation,
+    /// What of its tables is cached.
+    pub cache: CachePlan,
     /// Where clients connect.
     pub endpoint: String,
     /// The port that this names.
@@ -149,7 +155,9 @@ impl Plan {
         ));
         let seats = seats(config, &allowed_cpus()?, &mut choices)?;
         let isa = choose_isa(config.workers.isa, &mut choices)?;
-        let (memory, rows) = (Memory::now(), generation.resident_bytes());
+        let cache = CachePlan::make(config, &generation, seats.len())?;
+        choices.extend(cache.choices(&generation));
+        let (memory, rows) = (Memory::now(), cache.memory_bytes(&generation));
         choices.push(memory.check(config, seats.len(), rows)?);
         let region_bytes = match port {
             Port::Shm => {
@@ -181,6 +189,7 @@ impl Plan {
             seats,
             isa,
             generation,
+            cache,
             endpoint,
             port,
             clients,

@@ -19,6 +19,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::admin;
+use crate::cache::Part;
 use crate::clock::Clock;
 use crate::config::{AdminAddress, Config};
 use crate::log;
@@ -74,7 +75,13 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     overview.set_tables(Arc::clone(&tables));
 
     let mailboxes: Vec<Arc<Mailbox>> = plan.seats.iter().map(|_| Arc::default()).collect();
-    let mut workers = start_workers(config, &plan, &overview, &mailboxes)?;
+    let huge_pages = config.model.huge_pages;
+    let (parts, choices) = plan.cache.open(&plan.generation, huge_pages, &mailboxes)?;
+    choices
+        .into_iter()
+        .for_each(|choice| overview.choose(choice));
+    overview.set_cache(plan.cache.view(&plan.generation, &parts));
+    let mut workers = start_workers(config, &plan, &overview, &mailboxes, parts)?;
     let sessions = Arc::new(Sessions::new(
         config.model.name(),
         tables,
@@ -231,14 +238,14 @@ fn load(config: &Config, plan: &Plan) -> anyhow::Result<Resident> {
         verify: config.model.verify,
     };
     let began = Instant::now();
-    let tables = plan
-        .generation
-        .load(config.model.huge_pages, &progress, options);
+    let (generation, huge_pages) = (&plan.generation, config.model.huge_pages);
+    let keep = |table| plan.cache.keep(table);
+    let tables = generation.load_parts(keep, huge_pages, &progress, options);
     let tables =
         tables.with_context(|| format!("cannot load {}", plan.generation.dir().display()))?;
     tracing::info!(
         "loaded {} in {:.1} s",
-        bytes_text(plan.generation.row_region_bytes()),
+        bytes_text(tables.arena_bytes() as u64),
         began.elapsed().as_secs_f64()
     );
     Ok(tables)
@@ -273,6 +280,7 @@ fn start_workers(
     plan: &Plan,
     overview: &Arc<Overview>,
     mailboxes: &[Arc<Mailbox>],
+    parts: Vec<Part>,
 ) -> anyhow::Result<Workers> {
     let (limits, idle, isa) = (config.limits.engine(), config.idle, plan.isa);
     let (prepared, all_prepared) = channel();
@@ -280,7 +288,9 @@ fn start_workers(
         threads: Vec::new(),
         ports: Vec::new(),
     };
+    let mut parts = parts.into_iter();
     for (index, seat) in overview.seats().iter().enumerate() {
+        let part = parts.next();
         let (port_sender, port) = channel::<Lane>();
         let (prepared, seat, mailbox) = (
             prepared.clone(),
@@ -290,7 +300,11 @@ fn start_workers(
         let clock = overview.clock().clone();
         let work = move || {
             let pinned = seat.cpu.map_or(Ok(()), pin);
-            let engine = Engine::new(limits, Kernels::new(isa));
+            let kernels = Kernels::new(isa);
+            let engine = match part {
+                None => Engine::new(limits, kernels),
+                Some((turns, cache)) => Engine::with_cache(limits, kernels, turns, cache),
+            };
             seat.figures.begin(clock.now_ns());
             if prepared.send((index, seat.cpu, pinned)).is_err() {
                 return;

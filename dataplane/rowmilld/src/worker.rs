@@ -117,8 +117,9 @@ impl<P: ServerPort> Worker<P> {
             };
             match how {
                 None => {}
+                // Another worker has just asked for a row.
+                Some(Idle::Sleep(_)) if !self.engine.rest() => {}
                 Some(how @ Idle::Sleep(_)) => {
-                    self.engine.rest();
                     self.figures.sleep(true);
                     self.port.idle(how);
                     self.figures.sleep(false);
@@ -148,7 +149,7 @@ impl<P: ServerPort> Worker<P> {
             self.announce(None);
             events += 1;
         }
-        let wanted = self.engine.in_progress() > 0 || self.spins % CLOCK_EVERY == CLOCK_EVERY - 1;
+        let wanted = !self.engine.is_idle() || self.spins % CLOCK_EVERY == CLOCK_EVERY - 1;
         let now_ns = match read_ns {
             Some(now_ns) => now_ns,
             None if wanted => clock(),
@@ -432,7 +433,7 @@ impl Backoff {
         } else if idle_ns < self.yield_ns || !self.sleep || blocked {
             Idle::Yield
         } else {
-            // An idle engine has no request and so no deadline to be awake for.
+            // An idle engine has no request and no row on its way, and so no deadline to be awake for.
             Idle::Sleep(Some(SLEEP_MAX))
         })
     }

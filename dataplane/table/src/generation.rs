@@ -8,7 +8,7 @@ use rowmill_arena::HugePages;
 
 use crate::blocks::{open_regular, read_at};
 use crate::header::{HEADER_BYTES, parse_header};
-use crate::load::LoadOptions;
+use crate::load::{Keep, LoadOptions};
 use crate::manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES, parse_manifest};
 use crate::resident::Resident;
 use crate::{Manifest, Progress, TableError};
@@ -103,7 +103,7 @@ impl Generation {
         progress: Progress<'_>,
         options: LoadOptions,
     ) -> Result<Resident, TableError> {
-        crate::load::load(self, huge_pages, progress, options)
+        self.load_parts(|_| Keep::All, huge_pages, progress, options)
     }
 
     /// What it promises.

@@ -22,6 +22,7 @@ mod import_npy;
 mod import_safetensors;
 mod index;
 mod index_build;
+mod layout;
 mod load;
 mod manifest;
 mod mapped;
@@ -52,7 +53,7 @@ pub use import_safetensors::{
 pub use index::{check_index, index_bytes};
 #[doc(hidden)]
 pub use index_build::index_of;
-pub use load::LoadOptions;
+pub use load::{Keep, LoadOptions};
 pub use manifest::{MANIFEST_FILE, Manifest, parse_manifest};
 pub use mapped::MappedTable;
 pub use memory::{MemoryTable, RowMemory, write_until};

@@ -1,14 +1,17 @@
 //! From files into memory.
 
-use rowmill_arena::HugePages;
+use std::ops::Range;
+use std::sync::Arc;
 
-use crate::blocks::{
-    Meter, block_count, block_range, body_range, in_parallel, open_regular, read_at,
-};
+use rowmill_arena::{FrozenArena, HugePages};
+
+use crate::blocks::{Meter, block_range, in_parallel, open_regular, read_at};
 use crate::header::HEADER_BYTES;
+use crate::layout::Layout;
 use crate::manifest::TableInfo;
 use crate::pages::{BLOCK_PAGES, Checksums, PAGE_BYTES, damage, page_crcs};
-use crate::resident::{Layout, Resident};
+use crate::resident::{Part, Resident, ResidentTable};
+use crate::verify::check_zero_row;
 use crate::{Generation, Progress, Stage, TableError};
 
 /// How tables are loaded.
@@ -24,60 +27,255 @@ impl Default for LoadOptions {
     }
 }
 
-/// One block of one table, and where its rows and its part of the index go.
-struct Job<'a> {
-    table: &'a TableInfo,
-    block: u64,
-    /// The number of the block's first page, those of the tables before it counted too.
-    first_page: u64,
-    rows: &'a mut [u8],
+/// What of a table is brought into memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// Rows and index, in the arena of all tables.
+    All,
+    /// Rows and index, the rows in an arena of their own, which is given back with the last that holds them.
+    RowsApart,
+    /// The index alone; nothing of a dense table.
+    Index,
 }
 
-pub(crate) fn load(
-    generation: &Generation,
-    huge_pages: HugePages,
-    progress: Progress<'_>,
-    options: LoadOptions,
-) -> Result<Resident, TableError> {
-    let layout = Layout::new(generation.tables())?;
-    let mut arena = layout.allocate(huge_pages, progress)?;
-    let checksums = if options.verify {
-        Some(Checksums::open(generation)?)
-    } else {
-        None
-    };
-    let mut jobs = Vec::new();
-    let mut pages_before = 0;
-    for (table, mut rows) in generation
-        .tables()
-        .iter()
-        .zip(layout.split(arena.as_mut_slice()))
-    {
-        for block in 0..block_count(table.file_bytes) {
-            let range = body_range(table.file_bytes, table.resident_bytes(), block);
-            let (part, rest) = rows.split_at_mut((range.end - range.start) as usize);
-            rows = rest;
-            jobs.push(Job {
-                table,
-                block,
-                first_page: pages_before + block * BLOCK_PAGES,
-                rows: part,
-            });
+/// Bytes of a table's file that come into memory together.
+struct Region<'a> {
+    table: &'a TableInfo,
+    /// The number of the file's first page, those of the tables before it counted too.
+    first_page: u64,
+    /// Counted from the start of the file. It starts with a page; what is in front of the rows, their header, is
+    /// checked but not kept.
+    bytes: Range<u64>,
+}
+
+/// The part of a region that is in one block, and where it goes.
+struct Job<'a> {
+    region: &'a Region<'a>,
+    bytes: Range<u64>,
+    out: &'a mut [u8],
+}
+
+impl<'a> Region<'a> {
+    fn rows(table: &'a TableInfo, first_page: u64) -> Region<'a> {
+        let from = HEADER_BYTES as u64;
+        Region {
+            table,
+            first_page,
+            bytes: from..from + table.row_region_bytes(),
         }
-        pages_before += table.page_count();
     }
-    let meter = Meter::new(progress, Stage::Loading, generation.resident_bytes());
+
+    /// The index, with what else is in its first page.
+    fn index(table: &'a TableInfo, first_page: u64) -> Region<'a> {
+        let from = HEADER_BYTES as u64 + table.index_at();
+        let to = from + table.index_bytes();
+        Region {
+            table,
+            first_page,
+            bytes: if from == to {
+                from..to
+            } else {
+                from / PAGE_BYTES as u64 * PAGE_BYTES as u64..to
+            },
+        }
+    }
+
+    fn all(table: &'a TableInfo, first_page: u64) -> Region<'a> {
+        let from = HEADER_BYTES as u64;
+        Region {
+            table,
+            first_page,
+            bytes: from..from + table.resident_bytes(),
+        }
+    }
+
+    fn len(&self) -> u64 {
+        self.bytes.end - self.bytes.start
+    }
+
+    /// Its parts, block by block.
+    fn jobs<'j>(&'j self, mut out: &'j mut [u8]) -> impl Iterator<Item = Job<'j>> {
+        let block_bytes = BLOCK_PAGES * PAGE_BYTES as u64;
+        let blocks = self.bytes.start / block_bytes..self.bytes.end.div_ceil(block_bytes);
+        blocks.map(move |block| {
+            let range = block_range(self.table.file_bytes, block);
+            let bytes = self.bytes.start.max(range.start)..self.bytes.end.min(range.end);
+            let (part, rest) =
+                std::mem::take(&mut out).split_at_mut((bytes.end - bytes.start) as usize);
+            out = rest;
+            Job {
+                region: self,
+                bytes,
+                out: part,
+            }
+        })
+    }
+}
+
+/// Brings regions into one arena. The ranges are those of the regions in it.
+fn bring(
+    generation: &Generation,
+    regions: &[Region<'_>],
+    huge_pages: HugePages,
+    meter: &Meter<'_>,
+    progress: Progress<'_>,
+    checksums: Option<&Checksums>,
+) -> Result<(Arc<FrozenArena>, Vec<Range<usize>>), TableError> {
+    let layout = Layout::new(regions.iter().map(Region::len));
+    let mut arena = layout.allocate(huge_pages, progress)?;
+    let parts = layout.split(arena.as_mut_slice());
+    let jobs = regions
+        .iter()
+        .zip(parts)
+        .filter(|(region, _)| region.len() > 0)
+        .flat_map(|(region, out)| region.jobs(out));
+    let jobs: Vec<Job<'_>> = jobs.collect();
     in_parallel(
         jobs.into_iter(),
         || (),
         |(), job| {
-            let bytes = job.rows.len() as u64;
-            read_block(generation, checksums.as_ref(), job)?;
+            let bytes = job.out.len() as u64;
+            read_block(generation, checksums, job)?;
             meter.add(bytes);
             Ok(())
         },
     )?;
-    layout.finish(arena, generation.number(), generation.tables())
+    Ok((Arc::new(arena.freeze()?), layout.ranges().collect()))
+}
+
+impl Generation {
+    /// Brings of each table what `keep` says, by the table's number, into memory.
+    ///
+    /// # Errors
+    /// As [`Generation::load`].
+    pub fn load_parts(
+        &self,
+        keep: impl Fn(usize) -> Keep,
+        huge_pages: HugePages,
+        progress: Progress<'_>,
+        options: LoadOptions,
+    ) -> Result<Resident, TableError> {
+        let checksums = options.verify.then(|| Checksums::open(self)).transpose()?;
+        let first_pages = self.tables().iter().scan(0, |pages, table| {
+            let first = *pages;
+            *pages += table.page_count();
+            Some(first)
+        });
+        let kept: Vec<(&TableInfo, u64, Keep)> = self
+            .tables()
+            .iter()
+            .zip(first_pages)
+            .enumerate()
+            .map(|(number, (table, first_page))| (table, first_page, keep(number)))
+            .collect();
+        let common: Vec<Region<'_>> = (kept.iter())
+            .map(|&(table, first_page, keep)| match keep {
+                Keep::All => Region::all(table, first_page),
+                Keep::RowsApart | Keep::Index => Region::index(table, first_page),
+            })
+            .collect();
+        let apart = |&(table, first_page, keep): &(_, _, Keep)| {
+            (keep == Keep::RowsApart).then(|| Region::rows(table, first_page))
+        };
+        let apart: Vec<Option<Region<'_>>> = kept.iter().map(apart).collect();
+        let total = common.iter().chain(apart.iter().flatten()).map(Region::len);
+        let meter = Meter::new(progress, Stage::Loading, total.sum());
+        let bring = |regions: &[Region<'_>]| {
+            bring(
+                self,
+                regions,
+                huge_pages,
+                &meter,
+                progress,
+                checksums.as_ref(),
+            )
+        };
+        let (arena, ranges) = bring(&common)?;
+        let (mut largest, mut arena_bytes) = (Arc::clone(&arena), arena.len());
+        let mut tables = Vec::with_capacity(kept.len());
+        for ((((info, _, keep), apart), region), range) in
+            kept.into_iter().zip(&apart).zip(&common).zip(ranges)
+        {
+            let part = |range| Part {
+                arena: Arc::clone(&arena),
+                range,
+            };
+            let index_at = range.end - info.index_bytes() as usize;
+            let index = part(index_at..range.end);
+            let rows = match (keep, apart) {
+                (_, Some(apart)) => {
+                    let (arena, _) = bring(std::slice::from_ref(apart))?;
+                    arena_bytes += arena.len();
+                    if arena.len() > largest.len() {
+                        largest = Arc::clone(&arena);
+                    }
+                    Some(whole(arena))
+                }
+                (Keep::All, None) => {
+                    let rows = info.row_region_bytes() as usize;
+                    Some(part(range.start..range.start + rows))
+                }
+                _ => {
+                    self.check_last_row(region.table)?;
+                    None
+                }
+            };
+            tables.push(ResidentTable::new(info, rows, index)?);
+        }
+        Ok(Resident {
+            generation: self.number(),
+            tables,
+            arena: largest,
+            arena_bytes,
+        })
+    }
+
+    /// Brings the rows of one table into an arena of their own; `table` is what is in memory of it already.
+    ///
+    /// # Errors
+    /// As [`Generation::load`], and [`TableError::UnknownTable`].
+    pub fn load_rows(
+        &self,
+        table: &ResidentTable,
+        huge_pages: HugePages,
+        progress: Progress<'_>,
+        options: LoadOptions,
+    ) -> Result<ResidentTable, TableError> {
+        let info = self.table(table.name())?;
+        let before = self
+            .tables()
+            .iter()
+            .take_while(|other| other.name != info.name);
+        let region = Region::rows(info, before.map(TableInfo::page_count).sum());
+        let checksums = options.verify.then(|| Checksums::open(self)).transpose()?;
+        let meter = Meter::new(progress, Stage::Loading, region.len());
+        let (arena, _) = bring(
+            self,
+            &[region],
+            huge_pages,
+            &meter,
+            progress,
+            checksums.as_ref(),
+        )?;
+        let rows = whole(arena);
+        check_zero_row(info, &rows[rows.len() - info.stride..])?;
+        Ok(table.with_rows(rows))
+    }
+
+    /// Checks the last stored row of a table whose rows stay in their file.
+    fn check_last_row(&self, info: &TableInfo) -> Result<(), TableError> {
+        let path = self.path(info);
+        let file = open_regular(&path).map_err(TableError::io(&path))?;
+        let mut row = vec![0; info.stride];
+        let at = HEADER_BYTES as u64 + info.row_region_bytes() - info.stride as u64;
+        read_at(&file, &path, &mut row, at)?;
+        check_zero_row(info, &row)
+    }
+}
+
+fn whole(arena: Arc<FrozenArena>) -> Part {
+    let range = 0..arena.len();
+    Part { arena, range }
 }
 
 fn read_block(
@@ -85,36 +283,35 @@ fn read_block(
     checksums: Option<&Checksums>,
     job: Job<'_>,
 ) -> Result<(), TableError> {
-    let Job {
-        table,
-        block,
-        first_page,
-        rows,
-    } = job;
-    let path = generation.path(table);
+    let Job { region, bytes, out } = job;
+    let path = generation.path(region.table);
     let file = open_regular(&path).map_err(TableError::io(&path))?;
-    let range = block_range(table.file_bytes, block);
-    let rows_at = range.start.max(HEADER_BYTES as u64);
-    read_at(&file, &path, rows, rows_at)?;
+    read_at(&file, &path, out, bytes.start)?;
     let Some(checksums) = checksums else {
         return Ok(());
     };
-    // What surrounds the rows in their block is at most a header in front and a page of padding behind.
+    // What surrounds them in their pages is a header in front, and less than a page behind.
+    let header = HEADER_BYTES as u64;
+    let from = if bytes.start == header {
+        0
+    } else {
+        bytes.start
+    };
+    let to = bytes.end.next_multiple_of(PAGE_BYTES as u64);
     let (mut head, mut tail) = ([0; HEADER_BYTES], [0; PAGE_BYTES]);
-    let rows_end = rows_at + rows.len() as u64;
-    let head = &mut head[..(rows_at - range.start) as usize];
-    let tail = &mut tail[..(range.end - rows_end) as usize];
-    read_at(&file, &path, head, range.start)?;
-    read_at(&file, &path, tail, rows_end)?;
-    let pages = (range.end - range.start) / PAGE_BYTES as u64;
-    let promised = checksums.read(first_page, pages)?;
-    let Some(damage) = damage(page_crcs(head, rows, tail), &promised) else {
+    let head = &mut head[..(bytes.start - from) as usize];
+    let tail = &mut tail[..(to - bytes.end) as usize];
+    read_at(&file, &path, head, from)?;
+    read_at(&file, &path, tail, bytes.end)?;
+    let (first, pages) = (from / PAGE_BYTES as u64, (to - from) / PAGE_BYTES as u64);
+    let promised = checksums.read(region.first_page + first, pages)?;
+    let Some(damage) = damage(page_crcs(head, out, tail), &promised) else {
         return Ok(());
     };
     Err(TableError::DamagedPage {
-        table: table.name.clone(),
+        table: region.table.name.clone(),
         path,
-        page: block * BLOCK_PAGES + damage.first,
+        page: first + damage.first,
         others: damage.count - 1,
     })
 }

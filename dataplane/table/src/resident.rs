@@ -1,34 +1,31 @@
 //! Tables in memory.
 
-use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::ops::{Deref, Range};
+use std::sync::Arc;
 
-use rowmill_arena::{Arena, Backing, FrozenArena, HugePages};
+use rowmill_arena::{Backing, FrozenArena, HugePages};
 
 use crate::blocks::{BLOCK_BYTES, Meter, in_parallel};
 use crate::format::RowFormat;
 use crate::generate::Generated;
-use crate::index::{BUCKET_BYTES, Found, Index, entries};
+use crate::index::{BUCKET_BYTES, Index, entries};
 use crate::index_build::Scratch;
+use crate::layout::Layout;
 use crate::manifest::TableInfo;
 use crate::spec::{Missing, TableKind, TableSpec, check_specs};
-use crate::verify::check_zero_row;
+use crate::verify::{check_index, check_zero_row};
 use crate::writer::TableRows;
 use crate::{Progress, Stage, TableError};
 
-/// Tables start at a page, so that rows of a power of two never cross one more page than they must.
-const LARGE_ALIGN: u64 = 4096;
-/// Small tables start at a cache line.
-const SMALL_ALIGN: u64 = 64;
-/// From this size on a page of padding is less than 5 % of a table.
-const LARGE_BYTES: u64 = 20 * LARGE_ALIGN;
-
-/// All tables of a generation in one read-only arena.
+/// All tables of a generation, in read-only arenas: one for all of them, and one for the rows of each table that were asked
+/// for apart. Of some there may be the index alone (see [`Keep`](crate::Keep)).
 #[derive(Debug)]
 pub struct Resident {
-    generation: u64,
-    tables: Vec<ResidentTable>,
-    arena: Arc<FrozenArena>,
+    pub(crate) generation: u64,
+    pub(crate) tables: Vec<ResidentTable>,
+    /// The largest, and the bytes of all.
+    pub(crate) arena: Arc<FrozenArena>,
+    pub(crate) arena_bytes: usize,
 }
 
 impl Resident {
@@ -48,7 +45,7 @@ impl Resident {
             .iter()
             .map(|spec| TableInfo::new(spec, String::new()))
             .collect();
-        let layout = Layout::new(&tables)?;
+        let layout = Layout::new(tables.iter().map(TableInfo::resident_bytes));
         let mut arena = layout.allocate(huge_pages, progress)?;
         let source = Generated::new(specs, seed);
         let rows_of = |table| TableRows {
@@ -80,7 +77,24 @@ impl Resident {
             meter.add(bytes.len() as u64);
             Ok(())
         })?;
-        layout.finish(arena, 0, &tables)
+        let arena = Arc::new(arena.freeze()?);
+        let table = |(info, range): (&TableInfo, Range<usize>)| {
+            let (rows, index) = (info.row_region_bytes(), info.index_at());
+            let part = |from: u64, to: usize| Part {
+                arena: Arc::clone(&arena),
+                range: range.start + from as usize..to,
+            };
+            let rows = part(0, range.start + rows as usize);
+            ResidentTable::new(info, Some(rows), part(index, range.end))
+        };
+        let tables: Result<Vec<ResidentTable>, TableError> =
+            tables.iter().zip(layout.ranges()).map(table).collect();
+        Ok(Resident {
+            generation: 0,
+            tables: tables?,
+            arena_bytes: arena.len(),
+            arena,
+        })
     }
 
     /// The generation's number; 0 for generated tables that have no files.
@@ -98,18 +112,34 @@ impl Resident {
         self.tables.iter().find(|table| table.name == name)
     }
 
-    /// What the memory is made of.
+    /// What the memory is made of; that of the largest arena where there are several.
     pub fn backing(&self) -> &Backing {
         self.arena.backing()
     }
 
-    /// Bytes of the arena: all rows and indexes, and the padding between tables.
+    /// Bytes of the arenas: all rows and indexes that are there, and the padding between tables.
     pub fn arena_bytes(&self) -> usize {
-        self.arena.len()
+        self.arena_bytes
     }
 }
 
-/// One table in memory. Cheap to clone; keeps its arena alive.
+/// Bytes of an arena, which they keep alive.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(crate) arena: Arc<FrozenArena>,
+    pub(crate) range: Range<usize>,
+}
+
+impl Deref for Part {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.arena[self.range.clone()]
+    }
+}
+
+/// One table in memory: its index, if it is hashed, and its rows, unless they are left where they are. Cheap to clone; keeps
+/// its arenas alive.
 #[derive(Clone, Debug)]
 pub struct ResidentTable {
     name: String,
@@ -121,14 +151,59 @@ pub struct ResidentTable {
     format: RowFormat,
     kind: TableKind,
     stride: usize,
-    offset: usize,
-    len: usize,
-    /// What a hashed table is looked up with, and where its bytes lie.
-    index: Option<(Index, Range<usize>)>,
-    arena: Arc<FrozenArena>,
+    rows_at: Option<Part>,
+    /// What a hashed table is looked up with.
+    index: Option<(Index, Part)>,
 }
 
 impl ResidentTable {
+    /// The table of `rows` and `index` (empty for a dense table), which are checked.
+    pub(crate) fn new(
+        info: &TableInfo,
+        rows: Option<Part>,
+        index: Part,
+    ) -> Result<ResidentTable, TableError> {
+        if let Some(rows) = &rows {
+            check_zero_row(info, &rows[rows.len() - info.stride..])?;
+        }
+        let row = |count| u32::try_from(count).expect("checked: below 2^31");
+        Ok(ResidentTable {
+            name: info.name.clone(),
+            dim: info.dim,
+            ids: row(info.rows),
+            rows: row(info.stored_rows()),
+            format: info.format,
+            kind: info.kind,
+            stride: info.stride,
+            index: match info.kind {
+                TableKind::Dense => None,
+                TableKind::Hashed(_) => Some((check_index(info, &index)?, index)),
+            },
+            rows_at: rows,
+        })
+    }
+
+    /// The same table with rows that are elsewhere.
+    pub(crate) fn with_rows(&self, rows: Part) -> ResidentTable {
+        ResidentTable {
+            rows_at: Some(rows),
+            ..self.clone()
+        }
+    }
+
+    /// The same table without its rows, which it does not keep alive.
+    pub fn without_rows(&self) -> ResidentTable {
+        ResidentTable {
+            rows_at: None,
+            ..self.clone()
+        }
+    }
+
+    /// Whether its rows are in memory.
+    pub fn has_rows(&self) -> bool {
+        self.rows_at.is_some()
+    }
+
     /// Name.
     pub fn name(&self) -> &str {
         &self.name
@@ -166,8 +241,11 @@ impl ResidentTable {
     }
 
     /// All stored rows, one after another.
+    ///
+    /// # Panics
+    /// If they are not in memory.
     pub fn bytes(&self) -> &[u8] {
-        &self.arena[self.offset..self.offset + self.len]
+        self.rows_at.as_ref().expect("a table with its rows")
     }
 
     /// Writes the row number of each of `ids` to the same place of `out`; an id that is missing gets the
@@ -196,14 +274,14 @@ impl ResidentTable {
             };
         };
         let missing = (self.kind.missing() != Missing::Error).then_some(self.ids);
-        index.resolve(&self.arena[bytes.clone()], ids, out, missing)
+        index.resolve(bytes, ids, out, missing)
     }
 
     /// The keys of a hashed table with the rows that they lead to, in the order of the index; nothing for a
     /// dense table.
     pub fn entries(&self) -> impl Iterator<Item = (u64, u32)> {
-        let bytes = self.index.as_ref().map_or(0..0, |(_, bytes)| bytes.clone());
-        let (lines, _) = self.arena[bytes].as_chunks::<BUCKET_BYTES>();
+        let bytes: &[u8] = self.index.as_ref().map_or(&[], |(_, bytes)| bytes);
+        let (lines, _) = bytes.as_chunks::<BUCKET_BYTES>();
         lines.iter().skip(1).flat_map(entries)
     }
 
@@ -213,7 +291,7 @@ impl ResidentTable {
     /// [`TableError::NoSuchRow`].
     ///
     /// # Panics
-    /// If `out` does not have `dim()` places.
+    /// If `out` does not have `dim()` places, or the rows are not in memory.
     pub fn row_f32(&self, row: u32, out: &mut [f32]) -> Result<(), TableError> {
         assert_eq!(out.len(), self.dim, "one place a dimension");
         if row >= self.rows {
@@ -227,135 +305,4 @@ impl ResidentTable {
         self.format.decode(&self.bytes()[at..at + self.stride], out);
         Ok(())
     }
-}
-
-/// Where each table lies in the arena.
-pub(crate) struct Layout {
-    /// Offset and length of each table's rows and index, ascending.
-    places: Vec<(usize, usize)>,
-    bytes: usize,
-}
-
-impl Layout {
-    pub(crate) fn new(tables: &[TableInfo]) -> Result<Layout, TableError> {
-        let mut end = 0u64;
-        let mut places = Vec::with_capacity(tables.len());
-        for table in tables {
-            let len = table.resident_bytes();
-            let align = if len >= LARGE_BYTES {
-                LARGE_ALIGN
-            } else {
-                SMALL_ALIGN
-            };
-            // 4096 tables of at most 2^44 bytes stay below 2^57.
-            let offset = end.next_multiple_of(align);
-            places.push((offset as usize, len as usize));
-            end = offset + len;
-        }
-        Ok(Layout {
-            places,
-            bytes: end as usize,
-        })
-    }
-
-    pub(crate) fn allocate(
-        &self,
-        huge_pages: HugePages,
-        progress: Progress<'_>,
-    ) -> Result<Arena, TableError> {
-        let total = self.bytes as u64;
-        progress(Stage::Allocating, 0, total);
-        let arena = Arena::allocate_with(self.bytes, huge_pages, &mut |done| {
-            progress(Stage::Allocating, total.min(done as u64), total);
-        })?;
-        Ok(arena)
-    }
-
-    /// The rows and index of each table as slices of their own.
-    pub(crate) fn split<'a>(&self, arena: &'a mut [u8]) -> Vec<&'a mut [u8]> {
-        let mut rest = arena;
-        let mut at = 0;
-        let mut slices = Vec::with_capacity(self.places.len());
-        for &(offset, len) in &self.places {
-            let (_padding, behind) = rest.split_at_mut(offset - at);
-            let (rows, behind) = behind.split_at_mut(len);
-            slices.push(rows);
-            rest = behind;
-            at = offset + len;
-        }
-        slices
-    }
-
-    /// Freezes the filled arena, checks the rows of zeros and the indexes in it, and gives it out as tables.
-    pub(crate) fn finish(
-        &self,
-        arena: Arena,
-        generation: u64,
-        tables: &[TableInfo],
-    ) -> Result<Resident, TableError> {
-        let arena = Arc::new(arena.freeze()?);
-        let row = |count| u32::try_from(count).expect("checked: below 2^31");
-        let table = |(info, &(offset, len)): (&TableInfo, &(usize, usize))| {
-            let index = match info.kind {
-                TableKind::Dense => None,
-                TableKind::Hashed(_) => {
-                    let rows = &arena[offset..][..info.row_region_bytes() as usize];
-                    check_zero_row(info, &rows[rows.len() - info.stride..])?;
-                    let bytes = offset + info.index_at() as usize..offset + len;
-                    let index = check_index(info, &arena[bytes.clone()])?;
-                    Some((index, bytes))
-                }
-            };
-            Ok(ResidentTable {
-                name: info.name.clone(),
-                dim: info.dim,
-                ids: row(info.rows),
-                rows: row(info.stored_rows()),
-                format: info.format,
-                kind: info.kind,
-                stride: info.stride,
-                offset,
-                len: info.row_region_bytes() as usize,
-                index,
-                arena: Arc::clone(&arena),
-            })
-        };
-        let tables: Result<Vec<ResidentTable>, TableError> =
-            tables.iter().zip(&self.places).map(table).collect();
-        Ok(Resident {
-            generation,
-            tables: tables?,
-            arena,
-        })
-    }
-}
-
-/// Checks an index in memory, a part at a time by several threads.
-fn check_index(info: &TableInfo, bytes: &[u8]) -> Result<Index, TableError> {
-    const BUCKETS_A_JOB: usize = BLOCK_BYTES / BUCKET_BYTES;
-    let bad = |reason| TableError::BadIndex {
-        table: info.name.clone(),
-        reason,
-    };
-    let (lines, _) = bytes.as_chunks::<BUCKET_BYTES>();
-    let (first, buckets) = lines.split_first().expect("its first line");
-    let index = Index::parse(first, info.rows).map_err(bad)?;
-    let all = Mutex::new(Found::default());
-    let jobs = (0..buckets.len()).step_by(BUCKETS_A_JOB);
-    in_parallel(
-        jobs,
-        || (),
-        |(), from| {
-            let part = &buckets[from..buckets.len().min(from + BUCKETS_A_JOB)];
-            let previous = from.checked_sub(1).map(|before| &buckets[before]);
-            let found = index
-                .check_buckets(part, from as u64, previous, info.rows)
-                .map_err(bad)?;
-            let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
-            *all = all.with(found);
-            Ok(())
-        },
-    )?;
-    let all = all.into_inner().unwrap_or_else(PoisonError::into_inner);
-    index.checked(all, info.rows).map_err(bad)
 }

@@ -120,3 +120,33 @@ pub(crate) fn check_zero_row(info: &TableInfo, row: &[u8]) -> Result<(), TableEr
     }
     Ok(())
 }
+
+/// Checks an index in memory, a part at a time by several threads.
+pub(crate) fn check_index(info: &TableInfo, bytes: &[u8]) -> Result<Index, TableError> {
+    const BUCKETS_A_JOB: usize = BLOCK_BYTES / BUCKET_BYTES;
+    let bad = |reason| TableError::BadIndex {
+        table: info.name.clone(),
+        reason,
+    };
+    let (lines, _) = bytes.as_chunks::<BUCKET_BYTES>();
+    let (first, buckets) = lines.split_first().expect("its first line");
+    let index = Index::parse(first, info.rows).map_err(bad)?;
+    let all = Mutex::new(Found::default());
+    let jobs = (0..buckets.len()).step_by(BUCKETS_A_JOB);
+    in_parallel(
+        jobs,
+        || (),
+        |(), from| {
+            let part = &buckets[from..buckets.len().min(from + BUCKETS_A_JOB)];
+            let previous = from.checked_sub(1).map(|before| &buckets[before]);
+            let found = index
+                .check_buckets(part, from as u64, previous, info.rows)
+                .map_err(bad)?;
+            let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+            *all = all.with(found);
+            Ok(())
+        },
+    )?;
+    let all = all.into_inner().unwrap_or_else(PoisonError::into_inner);
+    index.checked(all, info.rows).map_err(bad)
+}

@@ -111,6 +111,8 @@ pub enum rowmill_status {
     ROWMILL_SERVER_INTERNAL = 65,
     /// What the dataplane sends does not arrive.
     ROWMILL_TRANSPORT_FAILED = 66,
+    /// A row could not be fetched from where its table lies: try again.
+    ROWMILL_ROW_UNAVAILABLE = 67,
 }
 
 /// What becomes of a bag's rows: the pooling of a rowmill_feature.

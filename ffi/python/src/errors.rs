@@ -19,6 +19,7 @@ pub(crate) enum Class {
     Refused,
     Id,
     Overloaded,
+    RowUnavailable,
     Expired,
     Cancelled,
 }
@@ -39,6 +40,7 @@ impl Class {
             Class::Refused => "RefusedError",
             Class::Id => "IdError",
             Class::Overloaded => "OverloadedError",
+            Class::RowUnavailable => "RowUnavailableError",
             Class::Expired => "ExpiredError",
             Class::Cancelled => "CancelledError",
         }
@@ -48,6 +50,7 @@ impl Class {
         match status {
             Status::IdOutOfRange | Status::IdNegative | Status::UnknownId => Class::Id,
             Status::Busy => Class::Overloaded,
+            Status::RowUnavailable => Class::RowUnavailable,
             Status::Expired => Class::Expired,
             Status::Cancelled => Class::Cancelled,
             _ => Class::Refused,

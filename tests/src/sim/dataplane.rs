@@ -36,6 +36,13 @@ struct Lane {
     idle: bool,
 }
 
+impl Lane {
+    /// Whether there is nothing to do but what clients send. Other workers may have asked for rows since its last step.
+    fn is_idle(&self) -> bool {
+        self.idle && self.worker.engine().is_idle()
+    }
+}
+
 /// All workers, and the ledger that watches them.
 pub struct Dataplane {
     net: SimNet,
@@ -88,7 +95,7 @@ impl Dataplane {
 
     /// When a worker next has something to do.
     pub fn next_ns(&self) -> Option<u64> {
-        let at = |(i, lane): (usize, &Lane)| match lane.idle {
+        let at = |(i, lane): (usize, &Lane)| match lane.is_idle() {
             true => self
                 .net
                 .next_at_lane(i as u16)
@@ -116,7 +123,7 @@ impl Dataplane {
         let now_ns = self.net.now_ns();
         for i in 0..self.lanes.len() {
             let lane = &self.lanes[i];
-            let due = !lane.idle
+            let due = !lane.is_idle()
                 || idle_too
                 || self
                     .net

@@ -129,7 +129,7 @@ pub fn check_final(
             ))
         }
         Status::Cancelled if !flight.cancelled => Err("CANCELLED, but nobody cancelled it".into()),
-        Status::Internal | Status::Unavailable | Status::Draining => {
+        Status::Internal | Status::Unavailable | Status::RowUnavailable | Status::Draining => {
             Err(format!("{} is never right here", record.status))
         }
         _ => Ok(()),

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 use rowmill_arena::HugePages;
-use rowmill_cache::store::{self, Epochs, Shape, Store, Tags, WAYS};
+use rowmill_cache::store::{self, Shape, Tags, WAYS};
 use rowmill_cache::tier::{EachRow, FetchesFull, Tier, Wanted};
-use rowmill_cache::{CachedTable, Worker, fetch};
+use rowmill_cache::{OnFailure, Options, Parts, TableOptions, Worker, fetch};
 use rowmill_table::Resident;
 
 /// Which tables are cached, and how little there is of everything.
@@ -33,6 +33,7 @@ impl Drawn {
             limits: fetch::Limits {
                 staged: max_ids + rng.u32(0..=100),
                 prefetched: 0,
+                asked: rng.u32(1..=40),
                 bags: rng.u32(1..=60),
                 row_bytes: 4 * 256,
                 budget_ns: u64::MAX,
@@ -50,37 +51,25 @@ impl Drawn {
         tables: &Arc<Resident>,
         workers: usize,
     ) -> Vec<(store::Worker, Worker)> {
-        let (epochs, turns) = Epochs::new(workers);
-        let mut cached: Vec<Vec<Option<CachedTable>>> = (0..workers).map(|_| vec![]).collect();
-        for (number, (table, sets)) in tables.tables().iter().zip(&self.sets).enumerate() {
-            let Some(sets) = sets else {
-                cached.iter_mut().for_each(|own| own.push(None));
-                continue;
-            };
-            let (shards, row_bytes) = (workers as u32, table.stride());
-            let shape = Shape::new(sets * WAYS as u32 * shards, shards, row_bytes, row_bytes);
-            let shape = shape.expect("at least two sets a shard");
-            let tags = Tags::detect();
-            let made = Store::new(
-                shape,
-                rng.u64(..),
-                self.limbo,
-                &epochs,
-                tags,
-                HugePages::Off,
-            );
-            let (store, writers) = made.expect("little memory");
-            for (own, writer) in cached.iter_mut().zip(writers) {
-                let (store, seed) = (Arc::clone(&store), rng.u64(..));
-                own.push(Some(CachedTable::new(
-                    number as u32,
-                    store,
-                    vec![writer],
-                    seed,
-                )));
-            }
-        }
-        let mut worker = |(turns, cached): (store::Worker, Vec<Option<CachedTable>>)| {
+        let options = Options {
+            limits: self.limits,
+            limbo: self.limbo,
+            tags: Tags::detect(),
+            huge_pages: HugePages::Off,
+            seed: rng.u64(..),
+        };
+        let cached = |(number, sets): (usize, &Option<u32>)| {
+            let (shards, row_bytes) = (workers as u32, tables.tables()[number].stride());
+            let shape =
+                |sets| Shape::new(sets * WAYS as u32 * shards, shards, row_bytes, row_bytes);
+            sets.map(|sets| TableOptions {
+                shape: shape(sets).expect("at least two sets a shard"),
+                in_tier: number as u32,
+                on_failure: OnFailure::Error,
+            })
+        };
+        let cached: Vec<Option<TableOptions>> = self.sets.iter().enumerate().map(cached).collect();
+        let parts = |_| {
             let shelf = Shelf {
                 tables: Arc::clone(tables),
                 rng: rng.fork(),
@@ -88,11 +77,14 @@ impl Drawn {
                 delay_ns: self.delay_ns.clone(),
                 wanted: vec![],
             };
-            let cached = cached.into_boxed_slice();
-            let cache = Worker::new(cached, self.limits, Box::new(shelf), rng.u64(..));
-            (turns, cache)
+            Parts {
+                tier: Box::new(shelf),
+                // Workers of the simulation look themselves whether there is something for them.
+                wake: Box::new(|| ()),
+            }
         };
-        turns.into_iter().zip(cached).map(&mut worker).collect()
+        let parts = (0..workers).map(parts).collect();
+        rowmill_cache::workers(&options, &cached, parts).expect("little memory")
     }
 }
 

@@ -223,9 +223,11 @@ impl World {
         let net = SimNet::new(rng.u64(..), bounds, service, faults);
         let isas = Isa::available();
         let isa = isas[rng.usize(0..isas.len())];
-        let cached = Drawn::draw(&mut rng, specs.len(), limits.engine().max_ids);
+        // By draws of their own: whatever else happens in a world does not depend on them.
+        let mut draws = Rng::with_seed(!seed);
+        let cached = Drawn::draw(&mut draws, specs.len(), limits.engine().max_ids);
         let drawn = format!("{drawn}{cached:?}\n");
-        let caches = cached.workers(&mut rng, &tables, mailboxes.len());
+        let caches = cached.workers(&mut draws, &tables, mailboxes.len());
         let parts = mailboxes.into_iter().zip(caches).enumerate();
         let parts = parts.map(|(lane, (mailbox, (turns, cache)))| {
             let kernels = Kernels::new(isa);

@@ -4,102 +4,26 @@
 //! [`Fetches::arrived`], and bags whose rows are all there come out of [`Fetches::next_ready`]. Time is an argument. One
 //! worker has one; after [`Fetches::new`] nothing is allocated.
 //!
-//! A row is fetched once, however many bags want it while it is on its way. A bag is parked whole or not at all: its hits are
-//! copied to staging, since rows of the cache may be replaced while it waits, and each of its misses has a place there
-//! to come to. So a bag that is ready is pooled like any other, over [`Fetches::staging`] with places for ids.
+//! A row is read from the worker's tier or asked of the worker that writes its shard ([`Source`]); the others' asks come in by
+//! [`Fetches::ask`].
+//!
+//! A row is fetched once, however many bags want it while it is on its way, and however many other workers. A bag is parked
+//! whole or not at all: its hits are copied to staging, since rows of the cache may be replaced while it waits, and each of its
+//! misses has a place there to come to. So a bag that is ready is pooled like any other, over [`Fetches::staging`] with places
+//! for ids.
 
 mod rows;
 mod slab;
+mod types;
 
 use std::collections::VecDeque;
+
+pub use types::{BagId, Counters, Limits, Read, Ready, Source, Ticket};
 
 use rows::{RowKey, Rows};
 use slab::Slab;
 
 use crate::tier::TierError;
-
-/// Bounds, fixed at start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Rows in staging, with those that places are kept for. At least as many as the longest bag has ids, so that any bag can be
-    /// parked.
-    pub staged: u32,
-    /// Rows on their way that were asked for by [`Fetches::prefetch`] and that no bag wants.
-    pub prefetched: u32,
-    /// Bags that wait, or are ready and not pooled yet.
-    pub bags: u32,
-    /// Bytes of the longest row of all tables.
-    pub row_bytes: usize,
-    /// How long a row may take from when it is first wanted, in nanoseconds.
-    pub budget_ns: u64,
-}
-
-/// A parked bag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct BagId {
-    index: u32,
-    /// How often the place was given before, so that nobody takes one bag for another.
-    turn: u32,
-}
-
-impl BagId {
-    /// A number below [`Limits::bags`], no other parked bag's.
-    pub fn number(self) -> usize {
-        self.index as usize
-    }
-}
-
-/// A row to be read, and how its arrival is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ticket {
-    index: u32,
-    turn: u32,
-}
-
-impl Ticket {
-    /// A number below [`Fetches::most`], that of no other row on its way.
-    pub fn number(self) -> usize {
-        self.index as usize
-    }
-
-    /// As a number that a tier can carry.
-    pub fn token(self) -> u64 {
-        u64::from(self.turn) << 32 | u64::from(self.index)
-    }
-
-    /// The ticket of [`Ticket::token`].
-    ///
-    /// # Panics
-    /// Where it is used, if the number is no such token.
-    pub fn of(token: u64) -> Ticket {
-        Ticket {
-            index: token as u32,
-            turn: (token >> 32) as u32,
-        }
-    }
-}
-
-/// A row that has to be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Read {
-    /// To be given back with what was read.
-    pub ticket: Ticket,
-    /// The table's number.
-    pub table: u32,
-    /// The row.
-    pub row: u32,
-    /// From when on nobody waits for it.
-    pub deadline_ns: u64,
-}
-
-/// A parked bag that waits for nothing any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ready {
-    /// The bag.
-    pub bag: BagId,
-    /// Why a row of it is missing, if one is.
-    pub outcome: Result<(), TierError>,
-}
 
 /// Where a row stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,15 +38,20 @@ enum State {
 struct Fetch {
     key: RowKey,
     state: State,
+    /// Whether it is asked of another worker.
+    is_asked: bool,
+    /// Whether a bag or another worker wants it, or has wanted it.
+    is_wanted: bool,
     turn: u32,
     /// Where the row comes to; [`NONE`] while no bag wants it.
     place: u32,
-    /// The first of the positions that wait, or [`NONE`].
+    /// The first of those that wait, or [`NONE`].
     wait: u32,
     deadline_ns: u64,
 }
 
-/// A position of a bag that waits for a row.
+/// A position of a bag that waits for a row, or another worker that does: then there is no bag, and its number tells which ask
+/// it is.
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     bag: BagId,
@@ -140,25 +69,6 @@ struct Bag {
 
 const NONE: u32 = u32::MAX;
 
-/// What was counted since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Rows asked for.
-    pub fetched: u64,
-    /// Times that a row was wanted while it was on its way already.
-    pub joined: u64,
-    /// Rows that came.
-    pub arrived: u64,
-    /// Rows that did not come in time.
-    pub late: u64,
-    /// Rows that could not be read, or were read wrongly.
-    pub failed: u64,
-    /// Bags that were parked.
-    pub parked: u64,
-    /// Times that there was no room to park a bag.
-    pub refused: u64,
-}
-
 /// See the module's text.
 #[derive(Debug)]
 pub struct Fetches {
@@ -169,12 +79,19 @@ pub struct Fetches {
     free_fetches: Vec<u32>,
     waits: Box<[Wait]>,
     free_waits: Vec<u32>,
+    /// The wait of the others' ask number 0. Those of the others follow.
+    asks_from: u32,
+    /// Asks that wait no more.
+    told: Vec<u32>,
     bags: Box<[Bag]>,
     free_bags: Vec<u32>,
-    /// To be read, in the order in which they were wanted: those that bags wait for, and those that are read when none of these are left.
+    /// To be read, in the order in which they were wanted: those that somebody waits for, and those that are read when none of these
+    /// are left.
     wanted: VecDeque<Ticket>,
     unwanted: VecDeque<Ticket>,
-    /// Rows on their way that no bag wants.
+    /// To be asked of other workers.
+    away: VecDeque<Ticket>,
+    /// Rows on their way that nobody has wanted.
     prefetched: u32,
     /// All that are on their way, the oldest first, and some that have arrived.
     by_age: VecDeque<Ticket>,
@@ -183,11 +100,14 @@ pub struct Fetches {
 }
 
 impl Fetches {
-    /// Takes all memory that it will ever use. `seed` keeps clients from choosing rows that collide in its hash table.
-    pub fn new(limits: Limits, seed: u64) -> Fetches {
+    /// Takes all memory that it will ever use. Other workers ask for `others` rows at a time at most. `seed` keeps clients from choosing
+    /// rows that collide in its hash table.
+    pub fn new(limits: Limits, others: u32, seed: u64) -> Fetches {
         let fetch = Fetch {
             key: RowKey { table: 0, row: 0 },
             state: State::Free,
+            is_asked: false,
+            is_wanted: false,
             turn: 0,
             place: NONE,
             wait: NONE,
@@ -203,9 +123,10 @@ impl Fetches {
             bag: BagId { index: 0, turn: 0 },
             next: NONE,
         };
-        // One that bags want has a place, so where there are places there are fetches. Positions of bags that were given up go on waiting
-        // for rows on their way, whose places are no longer theirs; so there are more waits than places.
-        let (fetches, waits) = (limits.staged + limits.prefetched, 2 * limits.staged);
+        // One that bags want has a place, so where there are places there are fetches; and each ask has one of its own. Positions of bags
+        // that were given up go on waiting for rows on their way, whose places are no longer theirs; so there are more waits than places.
+        let fetches = limits.staged + limits.prefetched + others;
+        let waits = 2 * limits.staged;
         // Twice as much, so that what is not true any more is swept out only now and then.
         let queue = |entries: u32| VecDeque::with_capacity(2 * entries as usize);
         Fetches {
@@ -214,12 +135,15 @@ impl Fetches {
             rows: Rows::new(fetches, seed),
             fetches: vec![fetch; fetches as usize].into_boxed_slice(),
             free_fetches: (0..fetches).rev().collect(),
-            waits: vec![wait; waits as usize].into_boxed_slice(),
+            waits: vec![wait; (waits + others) as usize].into_boxed_slice(),
             free_waits: (0..waits).rev().collect(),
+            asks_from: waits,
+            told: Vec::with_capacity(others as usize),
             bags: vec![bag; limits.bags as usize].into_boxed_slice(),
             free_bags: (0..limits.bags).rev().collect(),
             wanted: queue(fetches),
             unwanted: queue(fetches),
+            away: queue(limits.staged),
             prefetched: 0,
             by_age: queue(fetches),
             ready: VecDeque::with_capacity(2 * limits.bags as usize),
@@ -267,8 +191,15 @@ impl Fetches {
         self.slab.places() as usize - self.slab.free()
     }
 
-    /// Parks a bag. `rows` are its rows, and each is replaced by its place in staging. `hit` copies one that the cache has,
-    /// by its position, and says `false` of one that has to be fetched; it is asked once for each.
+    /// Whether a bag of so many rows can be parked now, whichever of them are missing.
+    pub fn has_room(&self, rows: usize) -> bool {
+        // All of them may be, and different.
+        let room = self.slab.free().min(self.free_waits.len());
+        room >= rows && !self.free_bags.is_empty()
+    }
+
+    /// Parks a bag. `rows` are its rows, and each is replaced by its place in staging. `find` is given the
+    /// position and the number of each once, copies it if the store has it, and says where others are.
     ///
     /// Returns `None`, with nothing changed, where there is no room for the bag now: some will be when others are ready and
     /// pooled.
@@ -280,16 +211,14 @@ impl Fetches {
         now_ns: u64,
         table: u32,
         rows: &mut [u32],
-        mut hit: impl FnMut(usize, &mut [u8]) -> bool,
+        mut find: impl FnMut(usize, u32, &mut [u8]) -> Source,
     ) -> Option<BagId> {
         assert!(
             rows.len() <= self.slab.places() as usize,
             "limits let any bag be parked"
         );
-        // All of them may be missing, and different.
-        let room = self.slab.free().min(self.free_waits.len());
-        let index = self.free_bags.pop_if(|_| room >= rows.len());
-        let Some(index) = index else {
+        let has_room = self.has_room(rows.len());
+        let Some(index) = self.free_bags.pop_if(|_| has_room) else {
             self.counters.refused += 1;
             return None;
         };
@@ -298,12 +227,14 @@ impl Fetches {
         let mut pending = 0;
         for (position, row) in rows.iter_mut().enumerate() {
             let place = self.slab.take();
-            *row = if hit(position, self.slab.row(place)) {
+            let source = find(position, *row, self.slab.row(place));
+            *row = if source == Source::Store {
                 place
             } else {
                 self.slab.release(place);
                 pending += 1;
-                self.wait(now_ns, bag, RowKey { table, row: *row })
+                let is_asked = source == Source::Owner;
+                self.wait(now_ns, bag, RowKey { table, row: *row }, is_asked)
             };
         }
         self.counters.parked += 1;
@@ -319,7 +250,7 @@ impl Fetches {
         Some(bag)
     }
 
-    /// Asks for a row that no bag wants yet. Returns whether it is on its way now.
+    /// Asks for a row that nobody wants yet. Returns whether it is on its way now.
     pub fn prefetch(&mut self, now_ns: u64, table: u32, row: u32) -> bool {
         let key = RowKey { table, row };
         if self.rows.find(key, &self.fetches).is_some() {
@@ -327,32 +258,40 @@ impl Fetches {
         }
         let room = self.prefetched < self.limits.prefetched;
         if room {
-            let ticket = self.begin(now_ns, key);
-            self.prefetched += 1;
+            let ticket = self.begin(now_ns, key, false);
+            self.counters.prefetched += 1;
             push(&mut self.unwanted, ticket, |t| is_live(&self.fetches, t));
         }
         room
     }
 
+    /// Whether [`Fetches::prefetch`] can begin another row.
+    pub fn can_prefetch(&self) -> bool {
+        self.prefetched < self.limits.prefetched
+    }
+
+    /// Another worker asks for a row, which it then waits for until it is told ([`Fetches::next_told`]). `ask` is a number below that of
+    /// all asks, of none that waits.
+    pub fn ask(&mut self, now_ns: u64, table: u32, row: u32, ask: u32) {
+        let ticket = self.want(now_ns, RowKey { table, row }, false);
+        let wait = self.asks_from + ask;
+        let fetch = &mut self.fetches[ticket.index as usize];
+        self.waits[wait as usize].next = core::mem::replace(&mut fetch.wait, wait);
+    }
+
+    /// The next ask for whose row an answer, or none in time, has just come: what [`Fetches::arrived`] was told, or
+    /// [`TierError::Late`] after [`Fetches::expire`]. To be asked for after each of these.
+    pub fn next_told(&mut self) -> Option<u32> {
+        self.told.pop()
+    }
+
     /// A position of a bag waits for a row. Returns its place.
-    fn wait(&mut self, now_ns: u64, bag: BagId, key: RowKey) -> u32 {
-        let ticket = match self.rows.find(key, &self.fetches) {
-            Some(index) => {
-                self.counters.joined += 1;
-                self.ticket(index)
-            }
-            None => {
-                self.prefetched += 1; // Until it has a place, in a moment.
-                self.begin(now_ns, key)
-            }
-        };
+    fn wait(&mut self, now_ns: u64, bag: BagId, key: RowKey, is_asked: bool) -> u32 {
+        let ticket = self.want(now_ns, key, is_asked);
         let fetch = &mut self.fetches[ticket.index as usize];
         if fetch.place == NONE {
-            self.prefetched -= 1;
             fetch.place = self.slab.take(); // The fetch's own use of it.
-            push(&mut self.wanted, ticket, |t| is_live(&self.fetches, t));
         }
-        let fetch = &mut self.fetches[ticket.index as usize];
         self.slab.share(fetch.place);
         let wait = self.free_waits.pop().expect("room was looked for");
         let next = core::mem::replace(&mut fetch.wait, wait);
@@ -360,20 +299,47 @@ impl Fetches {
         fetch.place
     }
 
-    /// Begins to fetch a row.
-    fn begin(&mut self, now_ns: u64, key: RowKey) -> Ticket {
+    /// Somebody is about to wait for a row.
+    fn want(&mut self, now_ns: u64, key: RowKey, is_asked: bool) -> Ticket {
+        let ticket = match self.rows.find(key, &self.fetches) {
+            Some(index) => {
+                self.counters.joined += 1;
+                self.ticket(index)
+            }
+            None => self.begin(now_ns, key, is_asked),
+        };
+        let fetch = &mut self.fetches[ticket.index as usize];
+        if !fetch.is_wanted {
+            fetch.is_wanted = true;
+            self.prefetched -= 1;
+            let queue = if fetch.is_asked {
+                &mut self.away
+            } else {
+                &mut self.wanted
+            };
+            push(queue, ticket, |t| is_live(&self.fetches, t));
+        }
+        ticket
+    }
+
+    /// Begins to fetch a row, which nobody wants yet.
+    fn begin(&mut self, now_ns: u64, key: RowKey, is_asked: bool) -> Ticket {
         let index = self.free_fetches.pop().expect("room was looked for");
         let fetch = &mut self.fetches[index as usize];
         *fetch = Fetch {
             key,
             state: State::Queued,
+            is_asked,
+            is_wanted: false,
             turn: fetch.turn,
             place: NONE,
             wait: NONE,
             deadline_ns: now_ns.saturating_add(self.limits.budget_ns),
         };
         self.rows.insert(key, index, &self.fetches);
+        self.prefetched += 1;
         self.counters.fetched += 1;
+        self.counters.asked += u64::from(is_asked);
         let ticket = self.ticket(index);
         push(&mut self.by_age, ticket, |t| is_live(&self.fetches, t));
         ticket
@@ -393,41 +359,57 @@ impl Fetches {
         !(self.wanted.is_empty() && self.unwanted.is_empty())
     }
 
-    /// The next row to be read: those that bags wait for come first, each in the order in which it was first wanted. Whoever takes it
-    /// tells [`Fetches::arrived`], some time.
+    /// The next row to be read from the tier: those that somebody waits for come first, each in the order in which it was first
+    /// wanted. Whoever takes it tells [`Fetches::arrived`], some time.
     pub fn next_read(&mut self) -> Option<Read> {
         while let Some(ticket) = self
             .wanted
             .pop_front()
             .or_else(|| self.unwanted.pop_front())
         {
-            let fetch = &mut self.fetches[ticket.index as usize];
-            // One that was prefetched and then wanted stands in both queues.
-            if fetch.turn == ticket.turn && fetch.state == State::Queued {
-                fetch.state = State::Reading;
-                let RowKey { table, row } = fetch.key;
-                let deadline_ns = fetch.deadline_ns;
-                return Some(Read {
-                    ticket,
-                    table,
-                    row,
-                    deadline_ns,
-                });
+            if let Some(read) = self.take_out(ticket) {
+                return Some(read);
             }
         }
         None
     }
 
-    /// Puts a row back that was taken out with [`Fetches::next_read`] and can't be asked for now: it is the next again.
+    /// The next row to be asked of another worker, as [`Fetches::next_read`].
+    pub fn next_ask(&mut self) -> Option<Read> {
+        while let Some(ticket) = self.away.pop_front() {
+            if let Some(read) = self.take_out(ticket) {
+                return Some(read);
+            }
+        }
+        None
+    }
+
+    fn take_out(&mut self, ticket: Ticket) -> Option<Read> {
+        let fetch = &mut self.fetches[ticket.index as usize];
+        // One that was prefetched and then wanted stands in two queues.
+        if fetch.turn != ticket.turn || fetch.state != State::Queued {
+            return None;
+        }
+        fetch.state = State::Reading;
+        let RowKey { table, row } = fetch.key;
+        Some(Read {
+            ticket,
+            table,
+            row,
+            deadline_ns: fetch.deadline_ns,
+        })
+    }
+
+    /// Puts a row back that was taken out with [`Fetches::next_read`] or [`Fetches::next_ask`] and can't be asked for now: it is the
+    /// next again.
     pub fn put_back(&mut self, read: Read) {
         if is_live(&self.fetches, read.ticket) {
             let fetch = &mut self.fetches[read.ticket.index as usize];
             fetch.state = State::Queued;
-            let wanted = fetch.place != NONE;
-            let queue = if wanted {
-                &mut self.wanted
-            } else {
-                &mut self.unwanted
+            let queue = match (fetch.is_asked, fetch.is_wanted) {
+                (true, _) => &mut self.away,
+                (false, true) => &mut self.wanted,
+                (false, false) => &mut self.unwanted,
             };
             push(queue, read.ticket, |t| is_live(&self.fetches, t));
             queue.rotate_right(1);
@@ -475,17 +457,24 @@ impl Fetches {
     fn end(&mut self, ticket: Ticket, outcome: Result<(), TierError>) -> u32 {
         let fetch = &mut self.fetches[ticket.index as usize];
         let (key, place, mut next) = (fetch.key, fetch.place, fetch.wait);
+        self.prefetched -= u32::from(!fetch.is_wanted);
+        if place != NONE && outcome.is_err() {
+            self.slab.row(place).fill(0);
+        }
         fetch.state = State::Free;
         fetch.turn = fetch.turn.wrapping_add(1);
         self.rows.remove(key, ticket.index);
         self.free_fetches.push(ticket.index);
-        if place == NONE {
-            self.prefetched -= 1;
-        } else {
+        if place != NONE {
             self.slab.release(place);
         }
         while next != NONE {
             let wait = self.waits[next as usize];
+            if let Some(ask) = next.checked_sub(self.asks_from) {
+                self.told.push(ask);
+                next = wait.next;
+                continue;
+            }
             self.free_waits.push(next);
             next = wait.next;
             if !is_parked(&self.bags, wait.bag) {

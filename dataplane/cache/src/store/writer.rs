@@ -138,6 +138,16 @@ impl Writer {
         self.slots(row).find(|&slot| self.tag(slot) == row)
     }
 
+    /// Copies a row, if it can be found. Only this writer changes it, so it does so out of all turns.
+    ///
+    /// # Panics
+    /// If the row is of another shard, or `out` is not as long as a row.
+    pub fn read(&self, row: u32, out: &mut [u8]) -> bool {
+        let slot = self.slot_of(row);
+        slot.inspect(|&slot| self.memory.read_row(slot, out))
+            .is_some()
+    }
+
     /// The slots that a row may be in: those of the set in which it is looked for first, then the others.
     ///
     /// # Panics

@@ -1,8 +1,9 @@
 //! What is behind the arena: rows that are not cached are fetched from a tier.
 //!
 //! A [`Tier`] is asked for rows and answers when it has them, in any order. [`FileTier`] reads them from a generation's
-//! files; [`ScriptedTier`] answers as a test tells it to. Neither knows the time: it is an argument.
+//! files; [`ScriptedTier`] answers as a test tells it to; [`Chain`] is several of them. None knows the time: it is an argument.
 
+mod chain;
 mod device;
 mod fetches;
 mod file;
@@ -12,6 +13,7 @@ mod table;
 use std::fmt;
 use std::io;
 
+pub use chain::Chain;
 pub use device::{Device, EachRead};
 pub use file::{FileTier, FileTierOptions, MAX_READ_BYTES, MIN_READ_BYTES, TierCounts};
 pub use scripted::{Answer, ScriptedTier};

@@ -1,4 +1,5 @@
-//! Models of publication and reclamation: `store/writer.rs`, `store/quiescence.rs`, and the pass over tags.
+//! Models of publication and reclamation: `store/writer.rs`, `store/quiescence.rs`, and the pass over tags; and of the bell by which
+//! workers tell one another that something came, `owners/bell.rs`.
 //!
 //! The files of this crate on which workers and writers depend for seeing what the others wrote are compiled a second time here,
 //! with the atomics of the model checker loom in place of those that `store/sync.rs` names, and with a memory in which no row may
@@ -14,13 +15,17 @@
     reason = "the files are whole, and the models need parts of them"
 )]
 
+mod owners;
 mod plant;
 mod store;
 
 use std::sync::Arc;
 
+use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
+use owners::bell::Bell;
 use plant::{Mistake, is};
 use store::memory::Memory;
 use store::quiescence::{Epochs, Worker};
@@ -184,4 +189,59 @@ fn writers_share_epochs() {
     check(rows_of_two_shards_are_replaced);
     let mistakes = [Mistake::WakesByALoad, Mistake::WaitsForNobody];
     plant::assert_found(&mistakes, rows_of_two_shards_are_replaced);
+}
+
+/// A queue with room for what one sender sends, its bell, and what ends the receiver's sleep.
+struct Post {
+    /// As many as were sent; each sender's on its own, so that nothing but the bell orders them.
+    sent: [AtomicU32; 2],
+    bell: Bell,
+    woken: Mutex<bool>,
+    wakes: Condvar,
+}
+
+/// Two workers send something to a third, which sleeps when it has seen nothing: it sees both.
+fn a_worker_is_sent_something() {
+    let post = Arc::new(Post {
+        sent: [0, 0].map(AtomicU32::new),
+        bell: Bell::new(),
+        woken: Mutex::new(false),
+        wakes: Condvar::new(),
+    });
+    let senders = [0, 1].map(|number| {
+        let post = Arc::clone(&post);
+        thread::spawn(move || {
+            post.sent[number].store(1, Ordering::Relaxed);
+            if post.bell.ring() {
+                *post.woken.lock().expect("nobody panicked") = true;
+                post.wakes.notify_one();
+            }
+        })
+    });
+    let mut seen = [0, 0];
+    while seen != [1, 1] {
+        if post.bell.answer() {
+            seen = [0, 1].map(|number| post.sent[number].load(Ordering::Relaxed));
+        } else if post.bell.lie_down() {
+            let mut woken = post.woken.lock().expect("nobody panicked");
+            while !*woken {
+                woken = post.wakes.wait(woken).expect("nobody panicked");
+            }
+            *woken = false;
+        }
+    }
+    for sender in senders {
+        sender.join().expect("the sender ends");
+    }
+}
+
+#[test]
+fn nobody_sleeps_on_what_was_sent() {
+    check(a_worker_is_sent_something);
+    let mistakes = [
+        Mistake::RelaxedExchange,
+        Mistake::RingsByAStore,
+        Mistake::LiesDownByAStore,
+    ];
+    plant::assert_found(&mistakes, a_worker_is_sent_something);
 }

@@ -18,6 +18,10 @@ pub(crate) enum Mistake {
     WakesByALoad,
     /// Writers think that there are no workers.
     WaitsForNobody,
+    /// Bells are looked at, and then stored.
+    RingsByAStore,
+    /// A worker that was rung lies down.
+    LiesDownByAStore,
 }
 
 std::thread_local! {

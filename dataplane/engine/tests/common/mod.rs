@@ -3,13 +3,14 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 mod memory;
+pub(crate) mod shelf;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use rowmill_arena::HugePages;
 use rowmill_engine::{BoundSchema, Conn, Engine, Limits, STAGE_BYTES_MIN, Turn, bind};
-use rowmill_pooling::{Bags, Isa, Kernels, Mode, scalar};
+use rowmill_pooling::{Bags, Isa, Kernels, Mode, Rows, scalar};
 use rowmill_table::{Missing, Resident, ResidentTable, RowFormat, TableKind, TableSpec};
 use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::request::{self, Header};
@@ -307,6 +308,11 @@ impl Model {
 
     /// What the scalar reference gives for a batch, in the schema's layout.
     pub(crate) fn oracle(&self, batch: &Batch) -> Vec<u8> {
+        self.oracle_without(batch, |_| false)
+    }
+
+    /// The same where rows of which `lacks` says so, by their numbers, are zeros.
+    pub(crate) fn oracle_without(&self, batch: &Batch, lacks: impl Fn(u32) -> bool) -> Vec<u8> {
         let mut out = vec![UNTOUCHED; self.target_bytes(batch.bags())];
         for (f, bags) in batch.features.iter().enumerate() {
             let (feature, table) = (&self.bound.features()[f], &self.tables.tables()[f]);
@@ -317,8 +323,15 @@ impl Model {
                 .as_ref()
                 .filter(|_| feature.weighted)
                 .map(|w| w[f].iter().flatten().copied().collect());
+            let mut rows = table.bytes().to_vec();
+            let numbered = (0..).zip(rows.chunks_mut(table.stride()));
+            let lacking = numbered.filter(|&(row, _)| lacks(row));
+            lacking.for_each(|(_, row)| row.fill(0));
+            let of_table = rowmill_engine::rows(table);
+            let (count, format) = (of_table.count(), of_table.format());
             let bags = Bags {
-                rows: rowmill_engine::rows(table),
+                rows: Rows::new(&rows, table.stride(), count, table.dim(), format)
+                    .expect("as the table's"),
                 ids: &ids,
                 lengths: &lengths,
                 weights: weights.as_deref(),

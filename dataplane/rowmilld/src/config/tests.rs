@@ -164,6 +164,36 @@ fn bad_values_are_refused_with_place_and_advice() {
             "endpoints",
             "this build serves one",
         ),
+        (
+            "[model]\ndirectory = \"/m\"\n[[tables]]\nname = \"a\"\nplacement = \"cached\"",
+            "line 3",
+            "missing field `cache_bytes`",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\n[[tables]]\nname = \"a\"\nplacement = \"hot\"\ncache_bytes = 1",
+            "line 5",
+            "expected `resident` or `cached`",
+        ),
+        (
+            "[[tables]]\nname = \"a\"\nplacement = \"cached\"\ncache_bytes = 1\n[[tables]]\nname = \"a\"\nplacement = \"cached\"\ncache_bytes = 1\n[model]\ndirectory = \"/m\"",
+            "tables.name",
+            "`a` is listed twice",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\n[cache]\nstaged_rows = 100",
+            "cache.staged_rows",
+            "write 8192 to",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\n[cache]\nread_bytes = 12289",
+            "cache.read_bytes",
+            "a multiple of 4096",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\n[cache]\npage_cache = \"use\"",
+            "line 4",
+            "`refuse` or `allow`, not `use`",
+        ),
     ];
     for (text, place, advice) in cases {
         let error = parse(text).unwrap_err();

@@ -41,6 +41,7 @@ from rowmill.errors import (
     OverloadedError,
     RefusedError,
     ReplyTimeout,
+    RowUnavailableError,
     WaitTimeout,
 )
 
@@ -68,6 +69,7 @@ __all__ = [
     "RefusedError",
     "ReplyTimeout",
     "Result",
+    "RowUnavailableError",
     "Schema",
     "Table",
     "WaitTimeout",

@@ -15,6 +15,7 @@ __all__ = [
     "OverloadedError",
     "RefusedError",
     "ReplyTimeout",
+    "RowUnavailableError",
     "WaitTimeout",
 ]
 
@@ -96,6 +97,10 @@ class IdError(RefusedError, IndexError):
 
 class OverloadedError(RefusedError):
     """The dataplane has no free slot for the request; try again after a pause."""
+
+
+class RowUnavailableError(RefusedError):
+    """A row that the dataplane does not hold could not be fetched from where its table lies; try again."""
 
 
 class ExpiredError(RefusedError, TimeoutError):

@@ -65,6 +65,10 @@ impl Memory {
         place.bytes.copy_from_slice(row);
     }
 
+    pub(crate) fn read_row(&self, slot: u32, out: &mut [u8]) {
+        out.copy_from_slice(&self.row(slot));
+    }
+
     pub(crate) fn row(&self, slot: u32) -> [u8; 4] {
         let place = self.rows[slot as usize].lock().expect("no access panicked");
         place.access.with(|_| ());

@@ -1,0 +1,286 @@
+//! `rowmill watch`: what a running `rowmilld` does, a table of rates every second.
+//!
+//! Each is the difference of two status pages over the time between them. On a terminal the tables stay in
+//! place; elsewhere they follow one another.
+
+use core::time::Duration;
+use std::io::{IsTerminal, stdout};
+use std::thread::sleep;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use comfy_table::presets::UTF8_BORDERS_ONLY;
+use comfy_table::{CellAlignment, Table};
+use serde_json::Value;
+
+use crate::output::{print, shown};
+use crate::status::{fetch, parse};
+use crate::units::{bytes, duration, thousands};
+
+/// Options of `rowmill watch`.
+#[derive(Args)]
+pub(crate) struct Watch {
+    /// The admin address of rowmilld
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7401")]
+    admin: String,
+    /// Seconds from one table to the next
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    interval: f64,
+    /// End after so many tables
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+}
+
+impl Watch {
+    pub(crate) fn run(self) -> Result<()> {
+        ensure!(
+            (0.05..=3600.0).contains(&self.interval),
+            "--interval is {}; write 0.05 to 3600 seconds",
+            self.interval
+        );
+        let interval = Duration::from_secs_f64(self.interval);
+        let clear = if stdout().is_terminal() {
+            "\x1b[H\x1b[2J"
+        } else {
+            ""
+        };
+        let (mut before, mut read) = (self.page()?, Instant::now());
+        let mut left = self.count.unwrap_or(u64::MAX);
+        while left > 0 {
+            sleep(interval);
+            let page = self.page()?;
+            let now = Instant::now();
+            let seconds = (now - read).as_secs_f64();
+            print(&format!("{clear}{}\n", describe(&before, &page, seconds)))?;
+            (before, read) = (page, now);
+            left -= 1;
+        }
+        Ok(())
+    }
+
+    fn page(&self) -> Result<Value> {
+        parse(&self.admin, &fetch(&self.admin)?)
+    }
+}
+
+/// Two pages, the second so many seconds after the first, as text.
+fn describe(before: &Value, page: &Value, seconds: f64) -> String {
+    let text = |key: &str| page[key].as_str().map_or("?".into(), shown);
+    let up = page["uptime_s"].as_u64().unwrap_or(0);
+    let mut out = format!(
+        "{} {}, model {}, generation {}, up {}\n\nworkers, a second\n",
+        text("program"),
+        text("state"),
+        text("model"),
+        page["generation"],
+        duration(up)
+    );
+    let rates = Rates { seconds };
+    out += &rates.workers(before, page).to_string();
+    if page["cache"]
+        .as_array()
+        .is_some_and(|list| !list.is_empty())
+    {
+        out += "\n\ncached tables, a second\n";
+        out += &rates.cache(before, page).to_string();
+    }
+    out
+}
+
+struct Rates {
+    seconds: f64,
+}
+
+impl Rates {
+    /// How much more there is of something, and how much that is a second. Less than before is a restart, and all of it is new.
+    fn delta(before: &Value, now: &Value, key: &str) -> u64 {
+        let (then, now) = (
+            before[key].as_u64().unwrap_or(0),
+            now[key].as_u64().unwrap_or(0),
+        );
+        now.checked_sub(then).unwrap_or(now)
+    }
+
+    fn rate(&self, count: u64) -> String {
+        thousands((count as f64 / self.seconds).round() as u64)
+    }
+
+    fn workers(&self, before: &Value, page: &Value) -> Table {
+        let mut table = new_table(&[
+            "worker",
+            "requests",
+            "samples",
+            "rows",
+            "bytes",
+            "busy",
+            "refused",
+            "expired",
+            "in progress",
+            "asleep",
+        ]);
+        let none = Vec::new();
+        for (i, now) in page["workers"]
+            .as_array()
+            .unwrap_or(&none)
+            .iter()
+            .enumerate()
+        {
+            let then = &before["workers"][i];
+            let of = |key| self.rate(Rates::delta(then, now, key));
+            let moved = Rates::delta(then, now, "bytes") as f64 / self.seconds;
+            let asleep = if now["sleeping"] == true { "yes" } else { "no" };
+            table.add_row([
+                now["index"].to_string(),
+                of("completed"),
+                of("bags"),
+                of("rows"),
+                bytes(moved as u64),
+                of("busy"),
+                of("refused"),
+                of("expired"),
+                now["in_progress"].to_string(),
+                asleep.into(),
+            ]);
+        }
+        to_the_right(table)
+    }
+
+    fn cache(&self, before: &Value, page: &Value) -> Table {
+        let mut table = new_table(&[
+            "table",
+            "share",
+            "rows held",
+            "lookups",
+            "hits",
+            "misses",
+            "fetched",
+            "p50 us",
+            "p99 us",
+            "admitted",
+            "not admitted",
+            "evicted",
+            "failed",
+        ]);
+        let none = Vec::new();
+        let old = before["cache"].as_array().unwrap_or(&none);
+        for now in page["cache"].as_array().unwrap_or(&none) {
+            let then = old.iter().find(|then| then["table"] == now["table"]);
+            let then = then.unwrap_or(&Value::Null);
+            let delta = |key| Rates::delta(then, now, key);
+            let share = match now["placement"].as_str() {
+                Some("cached") => bytes(now["share_bytes"].as_u64().unwrap_or(0)),
+                _ => "resident".into(),
+            };
+            let (lookups, hits) = (delta("lookups"), delta("hits"));
+            let percent = match lookups {
+                0 => "-".into(),
+                all => format!("{:.1} %", 100.0 * hits as f64 / all as f64),
+            };
+            let failed = ["late", "corrupt", "gone", "failed"].map(delta);
+            table.add_row([
+                now["table"]
+                    .as_str()
+                    .map_or("?".into(), |name| shown(name).into_owned()),
+                share,
+                thousands(now["held_rows"].as_u64().unwrap_or(0)),
+                self.rate(lookups),
+                percent,
+                self.rate(delta("misses")),
+                self.rate(delta("fetched")),
+                quantile(&then["fetch_us"], &now["fetch_us"], 0.5),
+                quantile(&then["fetch_us"], &now["fetch_us"], 0.99),
+                self.rate(delta("admitted")),
+                self.rate(delta("not_admitted") + delta("crowded")),
+                self.rate(delta("evicted")),
+                self.rate(failed.iter().sum()),
+            ]);
+        }
+        to_the_right(table)
+    }
+}
+
+/// The end, in microseconds, of the bucket below which so many of the times are that came between two histograms of buckets that end
+/// at powers of two.
+fn quantile(before: &Value, now: &Value, quantile: f64) -> String {
+    let none = Vec::new();
+    let counts: Vec<u64> = (now.as_array().unwrap_or(&none).iter().enumerate())
+        .map(|(i, count)| {
+            let (then, now) = (before[i].as_u64().unwrap_or(0), count.as_u64().unwrap_or(0));
+            now.checked_sub(then).unwrap_or(now)
+        })
+        .collect();
+    let total: u64 = counts.iter().sum();
+    let wanted = ((total as f64 * quantile).ceil() as u64).max(1);
+    let mut seen = 0;
+    let bucket = counts.iter().position(|count| {
+        seen += count;
+        seen >= wanted
+    });
+    bucket.map_or("-".into(), |bucket| {
+        let us = 1u64.checked_shl(bucket as u32).unwrap_or(u64::MAX);
+        thousands(us)
+    })
+}
+
+fn new_table(heads: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(UTF8_BORDERS_ONLY);
+    table.set_header(heads);
+    table
+}
+
+/// All columns but the first hold numbers.
+fn to_the_right(mut table: Table) -> Table {
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn rates_are_differences_over_time() {
+        let page = |requests: u64, hits: u64, fetched: u64| {
+            json!({
+                "program": "rowmilld", "state": "serving", "model": "demo", "generation": 2, "uptime_s": 61,
+                "workers": [{"index": 0, "completed": requests, "bags": 10 * requests, "rows": 0, "bytes": 0,
+                    "busy": 0, "refused": 0, "expired": 0, "in_progress": 3, "sleeping": true}],
+                "cache": [{"table": "a", "placement": "cached", "share_bytes": 1 << 20, "held_rows": 77,
+                    "lookups": 2 * hits, "hits": hits, "misses": hits, "fetched": fetched,
+                    "fetch_us": [0, 0, 0, fetched, 0, fetched / 10]}],
+            })
+        };
+        let text = describe(&page(100, 50, 0), &page(1100, 4050, 20), 2.0);
+        for part in [
+            "up 1 min 1 s",
+            "500",
+            "5 000",
+            "1.0 MiB",
+            "50.0 %",
+            "4 000",
+            "77",
+            " 8 ",
+            " 32 ",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        // After a restart all is new.
+        let text = describe(&page(1100, 4050, 20), &page(100, 50, 0), 2.0);
+        assert!(text.contains(" 50 ") && text.contains(" 500 "), "{text}");
+        // Of a page that is not like that nothing is known.
+        let text = describe(&json!({}), &json!({"cache": [{}], "workers": [3]}), 1.0);
+        assert!(text.contains('?') && text.contains('-'), "{text}");
+    }
+
+    #[test]
+    fn nothing_is_cached() {
+        let text = describe(&json!({}), &json!({"cache": []}), 1.0);
+        assert!(!text.contains("cached tables"), "{text}");
+    }
+}

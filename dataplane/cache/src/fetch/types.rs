@@ -1,0 +1,122 @@
+//! What goes into [`Fetches`](super::Fetches) and comes out of it.
+
+use crate::tier::TierError;
+
+/// Bounds, fixed at start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Rows in staging, with those that places are kept for. At least as many as the longest bag has ids, so that any bag can be
+    /// parked.
+    pub staged: u32,
+    /// Rows on their way that were asked for by [`Fetches::prefetch`](super::Fetches::prefetch) and that nobody wants.
+    pub prefetched: u32,
+    /// Rows that this worker asks of other workers at a time: each has memory of its own.
+    pub asked: u32,
+    /// Bags that wait, or are ready and not pooled yet.
+    pub bags: u32,
+    /// Bytes of the longest row of all tables.
+    pub row_bytes: usize,
+    /// How long a row may take from when it is first wanted, in nanoseconds.
+    pub budget_ns: u64,
+}
+
+/// A parked bag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BagId {
+    pub(super) index: u32,
+    /// How often the place was given before, so that nobody takes one bag for another.
+    pub(super) turn: u32,
+}
+
+impl BagId {
+    /// A number below [`Limits::bags`], no other parked bag's.
+    pub fn number(self) -> usize {
+        self.index as usize
+    }
+}
+
+/// A row to be read, and how its arrival is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ticket {
+    pub(super) index: u32,
+    pub(super) turn: u32,
+}
+
+impl Ticket {
+    /// A number below [`Fetches::most`](super::Fetches::most), that of no other row on its way.
+    pub fn number(self) -> usize {
+        self.index as usize
+    }
+
+    /// As a number that a tier can carry.
+    pub fn token(self) -> u64 {
+        u64::from(self.turn) << 32 | u64::from(self.index)
+    }
+
+    /// The ticket of [`Ticket::token`].
+    ///
+    /// # Panics
+    /// Where it is used, if the number is no such token.
+    pub fn of(token: u64) -> Ticket {
+        Ticket {
+            index: token as u32,
+            turn: (token >> 32) as u32,
+        }
+    }
+}
+
+/// A row that has to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Read {
+    /// To be given back with what was read.
+    pub ticket: Ticket,
+    /// The table's number.
+    pub table: u32,
+    /// The row.
+    pub row: u32,
+    /// From when on nobody waits for it.
+    pub deadline_ns: u64,
+}
+
+/// Where a row of a bag is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// In the store: it was copied.
+    Store,
+    /// In the worker's tier.
+    Tier,
+    /// With another worker, who writes its shard: that one is asked.
+    Owner,
+}
+
+/// A parked bag that waits for nothing any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// The bag.
+    pub bag: BagId,
+    /// Why a row of it is missing, if one is: there are zeros in its place.
+    pub outcome: Result<(), TierError>,
+}
+
+/// What was counted since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Rows asked for.
+    pub fetched: u64,
+    /// Of these, those that nobody wanted when they were.
+    pub prefetched: u64,
+    /// Of these, those that were asked of other workers.
+    pub asked: u64,
+    /// Times that a row was wanted while it was on its way already.
+    pub joined: u64,
+    /// Rows that came.
+    pub arrived: u64,
+    /// Rows that did not come in time.
+    pub late: u64,
+    /// Rows that could not be read, or were read wrongly.
+    pub failed: u64,
+    /// Bags that were parked.
+    pub parked: u64,
+    /// Times that there was no room to park a bag.
+    pub refused: u64,
+}

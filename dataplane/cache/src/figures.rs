@@ -1,0 +1,204 @@
+//! What one worker has done about one cached table: relaxed atomics that it alone writes, read by others whenever they like.
+//!
+//! So counting costs a load and a store, and neither publishing nor memory.
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::tier::TierError;
+
+/// Bounded buckets of [`Times`]: bucket `i` holds times up to 2^i microseconds, so that the last one
+/// ends at 2^22 us, about 4 s; longer times are in one more bucket.
+pub const BUCKETS: usize = 23;
+
+/// A histogram of times with one writer.
+#[derive(Debug)]
+pub struct Times {
+    counts: [AtomicU64; BUCKETS + 1],
+    sum_ns: AtomicU64,
+}
+
+impl Default for Times {
+    fn default() -> Times {
+        Times {
+            counts: [const { AtomicU64::new(0) }; BUCKETS + 1],
+            sum_ns: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Times {
+    /// Counts a time. Only one thread may call this.
+    pub fn record(&self, ns: u64) {
+        let us = ns.div_ceil(1000).max(1);
+        let bucket = (us.next_power_of_two().trailing_zeros() as usize).min(BUCKETS);
+        add(&self.counts[bucket], 1);
+        add(&self.sum_ns, ns);
+    }
+
+    /// The buckets' counts (not cumulative; the last is of longer times) and the sum of all times.
+    pub fn read(&self) -> ([u64; BUCKETS + 1], u64) {
+        (
+            core::array::from_fn(|i| self.counts[i].load(Relaxed)),
+            self.sum_ns.load(Relaxed),
+        )
+    }
+}
+
+/// Adds to a figure that only the calling thread writes: no locked instruction is needed.
+fn add(figure: &AtomicU64, by: u64) {
+    figure.store(figure.load(Relaxed).wrapping_add(by), Relaxed);
+}
+
+/// Something that is counted of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// Rows looked up, in whatever shard.
+    Lookups,
+    /// Those of them that were there.
+    Hits,
+    /// Rows asked for of the tier.
+    Fetched,
+    /// Rows that came.
+    Arrived,
+    /// Rows that did not come in time.
+    Late,
+    /// Rows in pages that don't match their checksums.
+    Corrupt,
+    /// Rows behind the end of their file.
+    Gone,
+    /// Rows that the kernel could not read.
+    Failed,
+    /// Rows that came into the store.
+    Admitted,
+    /// Rows that had to leave it for others.
+    Evicted,
+    /// Rows that were fetched and that the policy did not take in.
+    Refused,
+    /// Rows that were fetched and found no slot, since all that they may be in were taken or still being read.
+    Crowded,
+}
+
+impl Count {
+    /// Whether it tells of the tier and not of the cache.
+    pub fn is_of_tier(self) -> bool {
+        matches!(
+            self,
+            Count::Fetched
+                | Count::Arrived
+                | Count::Late
+                | Count::Corrupt
+                | Count::Gone
+                | Count::Failed
+        )
+    }
+}
+
+/// Every [`Count`] with its name in metrics and what it counts, in their order.
+pub const COUNTS: [(Count, &str, &str); 12] = [
+    (
+        Count::Lookups,
+        "lookups",
+        "Rows looked up in cached tables.",
+    ),
+    (
+        Count::Hits,
+        "hits",
+        "Of these, rows that were in the cache.",
+    ),
+    (Count::Fetched, "fetched", "Rows asked for of the tier."),
+    (Count::Arrived, "arrived", "Rows that came from the tier."),
+    (Count::Late, "late", "Rows that did not come in time."),
+    (
+        Count::Corrupt,
+        "corrupt",
+        "Rows whose pages don't match their checksums.",
+    ),
+    (
+        Count::Gone,
+        "gone",
+        "Rows behind the end of their file: it was truncated.",
+    ),
+    (
+        Count::Failed,
+        "failed",
+        "Rows that the kernel could not read.",
+    ),
+    (
+        Count::Admitted,
+        "admitted",
+        "Rows that came into the cache.",
+    ),
+    (
+        Count::Evicted,
+        "evicted",
+        "Rows that left the cache for others.",
+    ),
+    (
+        Count::Refused,
+        "not_admitted",
+        "Rows that were fetched and that the policy did not take in.",
+    ),
+    (
+        Count::Crowded,
+        "crowded",
+        "Rows that were fetched and found no free slot.",
+    ),
+];
+
+/// See the module's text.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct TableFigures {
+    counts: [AtomicU64; COUNTS.len()],
+    /// From when a row is first wanted until it is there.
+    pub fetch_times: Times,
+}
+
+impl TableFigures {
+    /// Counts some more. Only the worker may call this.
+    pub(crate) fn count(&self, what: Count, by: u64) {
+        add(&self.counts[what as usize], by);
+    }
+
+    /// Counts a row that did not come.
+    pub(crate) fn failed(&self, why: TierError) {
+        let what = match why {
+            TierError::Late => Count::Late,
+            TierError::Corrupt { .. } => Count::Corrupt,
+            TierError::Gone => Count::Gone,
+            TierError::Os(_) => Count::Failed,
+        };
+        self.count(what, 1);
+    }
+
+    /// How often something happened since the start.
+    pub fn get(&self, what: Count) -> u64 {
+        self.counts[what as usize].load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_fall_into_the_bucket_that_ends_at_or_above_them() {
+        let times = Times::default();
+        let cases = [
+            (0, 0),
+            (1, 0),
+            (1000, 0),
+            (1001, 1),
+            (2000, 1),
+            (2001, 2),
+            (1 << 40, BUCKETS),
+            (u64::MAX / 4, BUCKETS),
+        ];
+        for (ns, bucket) in cases {
+            let before = times.read().0[bucket];
+            times.record(ns);
+            assert_eq!(times.read().0[bucket], before + 1, "{ns} ns");
+        }
+        assert_eq!(times.read().0.iter().sum::<u64>(), cases.len() as u64);
+    }
+}

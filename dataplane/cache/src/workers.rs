@@ -1,0 +1,122 @@
+//! All workers of a dataplane, made together: they share stores, and each has shards of its own in them.
+
+use core::fmt;
+use std::sync::Arc;
+
+use rowmill_arena::{ArenaError, HugePages};
+
+use crate::fetch::Limits;
+use crate::owners::{Owners, Room};
+use crate::store::{self, Epochs, Shape, Store, Tags};
+use crate::table::{CachedTable, OnFailure};
+use crate::tier::Tier;
+use crate::worker::Worker;
+
+/// How a table is cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableOptions {
+    /// The rows that are kept, in at least as many shards as there are workers: shard `s` is written by worker `s` modulo their number.
+    pub shape: Shape,
+    /// The number by which all tiers know the table.
+    pub in_tier: u32,
+    /// What becomes of bags whose rows could not all be fetched.
+    pub on_failure: OnFailure,
+}
+
+/// What all workers have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Bounds of each worker.
+    pub limits: Limits,
+    /// Slots of a shard that are in limbo at once at most: about as many as rows of it are on their way.
+    pub limbo: usize,
+    /// How tags are compared.
+    pub tags: Tags,
+    /// The pages of the stores.
+    pub huge_pages: HugePages,
+    /// For no client to know. The same seed spreads rows in the same way.
+    pub seed: u64,
+}
+
+/// What a worker has for itself.
+pub struct Parts {
+    /// What rows are fetched from.
+    pub tier: Box<dyn Tier + Send>,
+    /// Ends the worker's sleep, the current one or the next. Called by the others' threads when there is something for it, once for each
+    /// [`Worker::rest`] at most.
+    pub wake: Box<dyn Fn() + Send + Sync>,
+}
+
+impl fmt::Debug for Parts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Parts").finish_non_exhaustive()
+    }
+}
+
+/// Makes the workers of a dataplane: one for each of `parts`, with what tells the stores' writers that the worker reads a row no
+/// more. `tables` are those of a model by their numbers, `None` for those that are resident.
+///
+/// # Errors
+/// As [`rowmill_arena::Arena::allocate`].
+///
+/// # Panics
+/// If a table has longer rows than the limits say, or fewer shards than there are workers, or they can't ask one another for rows.
+pub fn workers(
+    options: &Options,
+    tables: &[Option<TableOptions>],
+    parts: Vec<Parts>,
+) -> Result<Vec<(store::Worker, Worker)>, ArenaError> {
+    let count = parts.len();
+    let (epochs, turns) = Epochs::new(count);
+    let mut dealt: Vec<Vec<Option<CachedTable>>> = (0..count).map(|_| Vec::new()).collect();
+    for (number, table) in tables.iter().enumerate() {
+        let Some(TableOptions {
+            shape,
+            in_tier,
+            on_failure,
+        }) = *table
+        else {
+            dealt.iter_mut().for_each(|own| own.push(None));
+            continue;
+        };
+        let shards = shape.shards() as usize;
+        assert!(
+            shards >= count,
+            "{shards} shards of table {number} are too few for {count} workers"
+        );
+        let seed = options.seed.wrapping_add(number as u64);
+        let Options {
+            limbo,
+            tags,
+            huge_pages,
+            ..
+        } = *options;
+        let (store, writers) = Store::new(shape, seed, limbo, &epochs, tags, huge_pages)?;
+        let mut writers_of: Vec<Vec<_>> = (0..count).map(|_| Vec::new()).collect();
+        for (shard, writer) in writers.into_iter().enumerate() {
+            writers_of[shard % count].push(writer);
+        }
+        for (worker, writers) in writers_of.into_iter().enumerate() {
+            let seed = seed.rotate_left(32).wrapping_add(worker as u64);
+            let table = CachedTable::new(in_tier, Arc::clone(&store), writers, seed);
+            let table = table.on_failure(on_failure);
+            dealt[worker].push(Some(table));
+        }
+    }
+    let (tiers, wakes): (Vec<_>, Vec<_>) = parts.into_iter().map(|p| (p.tier, p.wake)).unzip();
+    let limits = options.limits;
+    let is_alone = count == 1 || tables.iter().all(Option::is_none);
+    assert!(
+        is_alone || limits.asked > 0,
+        "workers have to ask one another for rows"
+    );
+    let owners = Owners::all(Room::of(&limits), wakes);
+    let parts = dealt.into_iter().zip(tiers).zip(owners);
+    let made = turns.into_iter().zip(parts).zip(0..);
+    let made = made.map(|((turns, ((tables, tier), owners)), number)| {
+        let seed = options.seed.wrapping_add(number);
+        let tables = tables.into_boxed_slice();
+        (turns, Worker::new(tables, limits, tier, owners, seed))
+    });
+    Ok(made.collect())
+}

@@ -1,0 +1,232 @@
+//! A turn of the engine: one micro-batch of the request whose turn it is.
+
+use rowmill_cache::OnFailure;
+use rowmill_wire::{Refusal, Status};
+
+use crate::accept;
+use crate::ahead;
+use crate::batch::Work;
+use crate::engine::{Engine, bound};
+use crate::limits::{AHEAD_CONNECTIONS, BATCH_BYTES, CHECK_AHEAD, TURN_BYTES};
+use crate::memory::{Denied, Memory};
+use crate::parked::Bag;
+use crate::slot::{Slot, Stage};
+use crate::step::step;
+
+/// What a call of [`Engine::turn`] found to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// There is no request in progress and nothing to announce.
+    Idle,
+    /// All requests in progress wait for room or for data of theirs, or there is none and rows are on their way.
+    Blocked,
+    /// A micro-batch of this many bytes was done.
+    Worked {
+        /// Bytes of rows read and results written, as estimated for the budget.
+        bytes: u64,
+    },
+}
+
+impl Engine {
+    /// Does one micro-batch of the request whose turn it is. Requests past their deadline end first.
+    pub fn turn(&mut self, now_ns: u64, memory: &mut impl Memory) -> Turn {
+        self.adapt(now_ns);
+        if now_ns >= self.earliest_ns {
+            self.expire(now_ns, memory);
+        }
+        self.ask(now_ns, memory);
+        self.take_rows(now_ns, memory);
+        // One that waits for room gives its turn to the next.
+        let mut first = None;
+        let mut seen_all = false;
+        for _ in 0..AHEAD_CONNECTIONS {
+            let next = self.schedule.next(self.budget);
+            let Some((index, allowed)) = next.filter(|&(index, _)| first != Some(index)) else {
+                seen_all = true;
+                break;
+            };
+            first = first.or(Some(index));
+            let mut worked = self.work(now_ns, index, allowed, memory);
+            if worked.is_none() {
+                // It waits for staging, which another of its connection may have: that one goes on, or nobody would.
+                let has_staging = |slot: &Slot| slot.staging.is_some();
+                let holder = self.schedule.behind(index, &self.slots, has_staging);
+                worked = holder.and_then(|holder| self.work(now_ns, holder, allowed, memory));
+            }
+            if let Some(bytes) = worked {
+                self.last = Some((now_ns, bytes));
+                return Turn::Worked { bytes };
+            }
+            let conn = self.slots[index as usize].conn;
+            self.schedule.pass(conn);
+        }
+        self.last = None;
+        // What has just expired has still to be announced.
+        if !self.done.is_empty() || !seen_all {
+            Turn::Worked { bytes: 0 }
+        } else if !self.is_idle() {
+            Turn::Blocked
+        } else {
+            Turn::Idle
+        }
+    }
+
+    /// Takes rows that have come: bags that waited for them can be pooled, or their requests end.
+    fn take_rows(&mut self, now_ns: u64, memory: &mut impl Memory) {
+        self.turns.pass();
+        if self.cached.worker.has_work() {
+            self.poll_rows(now_ns, memory);
+        }
+        // Room that has become free is for the first that waits for some.
+        if let Some(first) = self.cached.crowd.first()
+            && self.cached.has_room(first, &self.slots[first as usize])
+        {
+            self.wake(first);
+        }
+    }
+
+    fn poll_rows(&mut self, now_ns: u64, memory: &mut impl Memory) {
+        ahead::tell(&mut self.cached, &self.slots, &self.connections);
+        self.cached.worker.poll(now_ns);
+        while let Some(ready) = self.cached.worker.next_ready() {
+            let bag = self.cached.parked.bag(ready.bag);
+            if ready.outcome.is_err() && self.fails(&bag) {
+                let index = bag.first_id
+                    - self.slots[bag.slot as usize].spans[bag.feature as usize].ids_from;
+                let refusal = Refusal::at(Status::RowUnavailable, bag.feature, index);
+                self.finish(now_ns, bag.slot, refusal, memory);
+                continue;
+            }
+            let slot = &mut self.slots[bag.slot as usize];
+            self.cached.parked.remove(&mut slot.parked, bag.id);
+            self.cached.parked.push(&mut slot.ready, bag);
+            self.wake(bag.slot);
+        }
+    }
+
+    /// Whether a bag has no result without all of its rows.
+    fn fails(&self, bag: &Bag) -> bool {
+        let slot = &self.slots[bag.slot as usize];
+        let table = bound(&self.connections, slot).features[bag.feature as usize].table;
+        self.cached.worker.on_failure(table) == OnFailure::Error
+    }
+
+    /// A request can go on, if it waited.
+    fn wake(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        if slot.stage == Stage::Waiting {
+            slot.stage = Stage::Pooling;
+            self.schedule.push(index, &mut self.slots);
+        }
+    }
+
+    /// Does one micro-batch of a request. Returns its bytes, or `None` where it has to wait.
+    fn work(
+        &mut self,
+        now_ns: u64,
+        index: u32,
+        allowed: u64,
+        memory: &mut impl Memory,
+    ) -> Option<u64> {
+        let slot = &mut self.slots[index as usize];
+        let (conn, pooling) = (slot.conn, slot.stage == Stage::Pooling);
+        let schema = bound(&self.connections, slot);
+        // What a connection owes delays its next turn, and does not make this one small.
+        let budget = self.budget;
+        let mut work = Work {
+            now_ns,
+            index,
+            budget,
+            kernels: &self.kernels,
+            turn: self.turns.turn(),
+            cached: &mut self.cached,
+        };
+        let outcome = match step(&mut work, slot, schema, memory) {
+            Err(Denied::Later) => return None,
+            Err(Denied::Refused(status)) => Err(Refusal::whole(status)),
+            Ok(outcome) => outcome,
+        };
+        // A turn that has checked its own request's ids has been long enough.
+        let ahead = self.schedule.upcoming(index, &self.slots);
+        let ahead = ahead.filter(|_| pooling && outcome.is_ok());
+        self.counters.micro_batches += 1;
+        let mut bytes = match outcome {
+            Err(refusal) => {
+                // A refusal costs the whole turn: otherwise a client whose requests are all refused at
+                // their last id would keep everybody else waiting.
+                self.schedule.charge(conn, allowed, self.budget);
+                self.finish(now_ns, index, refusal, memory);
+                0
+            }
+            Ok(made) => {
+                self.counters.rows += made.rows;
+                self.counters.bytes += made.bytes;
+                let cost = made.bytes.max(TURN_BYTES);
+                self.schedule.charge(conn, cost, self.budget);
+                if made.waits {
+                    self.schedule.remove(index, &mut self.slots);
+                    self.slots[index as usize].stage = Stage::Waiting;
+                }
+                self.announce(now_ns, index, &made, memory);
+                made.bytes
+            }
+        };
+        if let Some(ahead) = ahead {
+            bytes += self.check_ahead(now_ns, ahead, memory);
+        }
+        Some(bytes)
+    }
+
+    /// Checks ids of the request whose turn comes next, so that keys of hashed tables are resolved a
+    /// request ahead. Its own connection pays for that.
+    fn check_ahead(&mut self, now_ns: u64, index: u32, memory: &mut impl Memory) -> u64 {
+        let slot = &mut self.slots[index as usize];
+        if slot.stage != Stage::Checking {
+            return 0;
+        }
+        let conn = slot.conn;
+        let schema = bound(&self.connections, slot);
+        match accept::check_step(slot, schema, memory, None, CHECK_AHEAD) {
+            Err(refusal) => {
+                // As costly as in a turn of its own.
+                self.schedule.owe(conn, self.budget);
+                self.finish(now_ns, index, refusal, memory);
+                0
+            }
+            Ok(ids) => {
+                let bytes = ids * 8;
+                self.counters.bytes += bytes;
+                self.schedule.owe(conn, bytes);
+                bytes
+            }
+        }
+    }
+
+    /// Follows the measured rate, so that nearly every micro-batch takes less than it may: it aims at
+    /// half of that, since one over memory that others use too takes up to about twice its mean.
+    fn adapt(&mut self, now_ns: u64) {
+        if let Some((began_ns, bytes)) = self.last {
+            let took_ns = now_ns.saturating_sub(began_ns);
+            // Small batches say more about overheads than about the memory's rate.
+            if bytes >= self.budget / 2 && took_ns > 0 {
+                let aim_ns = self.limits.micro_batch_ns / 2;
+                let fitting = bytes.saturating_mul(aim_ns) / took_ns;
+                // One batch that was interrupted must not shrink the next ones by much.
+                let fitting = fitting.clamp(self.budget / 2, self.budget * 2);
+                self.budget = ((self.budget * 15 + fitting) / 16)
+                    .clamp(*BATCH_BYTES.start(), *BATCH_BYTES.end());
+            }
+        }
+    }
+
+    fn expire(&mut self, now_ns: u64, memory: &mut impl Memory) {
+        for slot in 0..self.slots.len() as u32 {
+            let s = &self.slots[slot as usize];
+            if s.stage != Stage::Free && s.deadline_ns <= now_ns {
+                self.finish(now_ns, slot, Refusal::whole(Status::Expired), memory);
+            }
+        }
+        let running = self.slots.iter().filter(|s| s.stage != Stage::Free);
+        self.earliest_ns = running.map(|s| s.deadline_ns).min().unwrap_or(u64::MAX);
+    }
+}

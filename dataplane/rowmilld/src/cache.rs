@@ -1,0 +1,328 @@
+//! Cached tables: what was configured of them against what the generation has, the memory they take, and what each worker gets.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use anyhow::Context;
+use rowmill_arena::{DIRECT_ALIGN, HugePages};
+use rowmill_cache::store::{self, Shape, ShapeError, Tags};
+use rowmill_cache::tier::{FileTable, FileTier, FileTierOptions};
+use rowmill_cache::{OnFailure, Options, Parts, TableOptions, fetch};
+use rowmill_table::{Generation, Keep, TableInfo};
+
+use crate::cache_view::{CacheView, TableView};
+use crate::config::{Cache, Config, Placement};
+use crate::mailbox::Mailbox;
+use crate::plan::{Choice, PlanError, bytes_text};
+
+/// Rows that a worker may have asked its file tier for, for each read in flight: those that share a read, and some that wait for one.
+const FETCHES_A_READ: u32 = 8;
+
+/// Rows that a worker asks of other workers at a time: more than their tiers have in flight by default.
+pub(crate) const ASKED: u32 = 1024;
+
+/// A listed table of the generation.
+#[derive(Clone, Copy, Debug)]
+struct Listed {
+    placement: Placement,
+    /// The number by which tiers know it.
+    in_tier: u32,
+    /// Its share of the arena where it is cached.
+    shape: Shape,
+    on_failure: OnFailure,
+}
+
+/// What will be done about tables that are not simply resident.
+#[derive(Debug)]
+pub struct CachePlan {
+    /// By the table's number.
+    tables: Vec<Option<Listed>>,
+    cache: Cache,
+    workers: u64,
+    row_bytes: usize,
+}
+
+/// A worker's part: what tells others that it reads a row no more, and its way to the rows.
+pub type Part = (store::Worker, rowmill_cache::Worker);
+
+impl CachePlan {
+    /// Compares what is configured with what the generation has.
+    ///
+    /// # Errors
+    /// [`PlanError::Tables`].
+    pub fn make(
+        config: &Config,
+        generation: &Generation,
+        workers: usize,
+    ) -> Result<CachePlan, PlanError> {
+        let mut tables = vec![None; generation.tables().len()];
+        for (in_tier, table) in config.tables.iter().enumerate() {
+            let number = generation
+                .tables()
+                .iter()
+                .position(|t| t.name == table.name);
+            let Some(number) = number else {
+                let names: Vec<&str> = generation.tables().iter().map(|t| &*t.name).collect();
+                return Err(PlanError::Tables(format!(
+                    "tables.name: the generation has no table `{}`; it has {}",
+                    table.name,
+                    names.join(", ")
+                )));
+            };
+            let info = &generation.tables()[number];
+            let shape = shape(info, table.cache_bytes, workers as u32).map_err(|least| {
+                PlanError::Tables(format!(
+                    "tables.cache_bytes: of `{}` is {}; {least}",
+                    table.name, table.cache_bytes
+                ))
+            })?;
+            tables[number] = Some(Listed {
+                placement: table.placement,
+                in_tier: in_tier as u32,
+                shape,
+                on_failure: table.on_failure.into(),
+            });
+        }
+        let listed = |(table, info): (&Option<Listed>, &TableInfo)| table.map(|_| info.stride);
+        let strides = tables.iter().zip(generation.tables()).filter_map(listed);
+        let row_bytes = strides.max().unwrap_or(0);
+        Ok(CachePlan {
+            cache: config.cache,
+            workers: workers as u64,
+            row_bytes,
+            tables,
+        })
+    }
+
+    fn listed(&self) -> impl Iterator<Item = (usize, &Listed)> {
+        let numbered = self.tables.iter().enumerate();
+        numbered.filter_map(|(number, table)| Some((number, table.as_ref()?)))
+    }
+
+    /// Where a table's rows are at start, if it is listed.
+    pub fn placement(&self, table: usize) -> Option<Placement> {
+        self.tables[table].map(|listed| listed.placement)
+    }
+
+    /// Bytes of a table's share of the arena, if it is cached.
+    pub fn share_bytes(&self, table: usize) -> u64 {
+        match self.tables[table] {
+            Some(Listed {
+                placement: Placement::Cached,
+                shape,
+                ..
+            }) => shape.bytes() as u64,
+            _ => 0,
+        }
+    }
+
+    /// Rows that a cached table's share has room for.
+    pub fn share_rows(&self, table: usize) -> u32 {
+        self.tables[table].map_or(0, |listed| listed.shape.slots())
+    }
+
+    /// What of a table comes into memory.
+    pub fn keep(&self, table: usize) -> Keep {
+        match self.placement(table) {
+            None => Keep::All,
+            Some(Placement::Resident) => Keep::RowsApart,
+            Some(Placement::Cached) => Keep::Index,
+        }
+    }
+
+    /// Bytes of memory of all tables: the rows and indexes that are kept, shares, checksums, and what workers have for them.
+    pub fn memory_bytes(&self, generation: &Generation) -> u64 {
+        let kept = |(number, info): (usize, &TableInfo)| match self.keep(number) {
+            Keep::Index => info.index_bytes() + self.share_bytes(number),
+            Keep::All | Keep::RowsApart => info.resident_bytes(),
+        };
+        let tables = generation.tables();
+        let rows: u64 = tables.iter().enumerate().map(kept).sum();
+        let checksums: u64 = (self.listed())
+            .map(|(number, _)| tables[number].page_count() * size_of::<u32>() as u64)
+            .sum();
+        let workers = match self.row_bytes {
+            0 => 0,
+            bytes => self.workers * self.cache.worker_bytes(bytes as u64, self.workers),
+        };
+        rows + checksums + workers
+    }
+
+    /// What was chosen of each listed table, and of what workers have for them.
+    pub(crate) fn choices(&self, generation: &Generation) -> Vec<Choice> {
+        let about = |(number, listed): (usize, &Listed)| {
+            let info = &generation.tables()[number];
+            let what = format!("table {}", info.name);
+            let all = bytes_text(info.row_region_bytes());
+            if listed.placement == Placement::Resident {
+                let why = format!("all {all} in memory of its own, so that it can become cached");
+                return Choice::new(&what, "resident", why);
+            }
+            let rows = listed.shape.slots();
+            let chosen = format!(
+                "cached, {} for {rows} of {} rows",
+                bytes_text(listed.shape.bytes() as u64),
+                info.stored_rows()
+            );
+            if u64::from(rows) >= info.stored_rows() {
+                let why = format!("all {all} would fit, and resident they are found faster");
+                return Choice::warning(&what, chosen, why);
+            }
+            let why = format!(
+                "the rest of {all} stays in {}",
+                generation.path(info).display()
+            );
+            Choice::new(&what, chosen, why)
+        };
+        let mut choices: Vec<Choice> = self.listed().map(about).collect();
+        if self.row_bytes > 0 {
+            let cache = &self.cache;
+            let bytes = cache.worker_bytes(self.row_bytes as u64, self.workers);
+            choices.push(Choice::new(
+                "cached tables",
+                format!(
+                    "{} reads of up to {} and {} staged rows a worker",
+                    cache.reads,
+                    bytes_text(cache.read_bytes.into()),
+                    cache.staged_rows
+                ),
+                format!(
+                    "{} a worker; a row that takes more than {} ms is given up",
+                    bytes_text(bytes),
+                    cache.budget_ms
+                ),
+            ));
+        }
+        choices
+    }
+
+    /// Opens the files of listed tables and makes each worker's part; nothing where no table is listed. With it comes what was
+    /// found out about the files.
+    ///
+    /// # Errors
+    /// Where a file or the memory is not to be had.
+    pub fn open(
+        &self,
+        generation: &Generation,
+        huge_pages: HugePages,
+        mailboxes: &[Arc<Mailbox>],
+    ) -> anyhow::Result<(Vec<Part>, Vec<Choice>)> {
+        if self.row_bytes == 0 {
+            return Ok((Vec::new(), Vec::new()));
+        }
+        let open = |(number, _): (usize, &Listed)| {
+            let name = &generation.tables()[number].name;
+            FileTable::open(generation, name, self.cache.page_cache.0)
+                .with_context(|| format!("table {name}"))
+        };
+        let mut by_tier: Vec<(usize, &Listed)> = self.listed().collect();
+        by_tier.sort_by_key(|(_, listed)| listed.in_tier);
+        let files: Vec<FileTable> = by_tier.into_iter().map(open).collect::<Result<_, _>>()?;
+        let unpolled = files.iter().find_map(|table| table.file().why_unpolled());
+        let part = |mailbox: &Arc<Mailbox>| -> anyhow::Result<Parts> {
+            let mut tier = FileTier::new(FileTierOptions {
+                reads: self.cache.reads,
+                read_bytes: self.cache.read_bytes as usize,
+                fetches: self.cache.reads * FETCHES_A_READ,
+                tables: files.len() as u32,
+                budget_ns: self.budget_ns(),
+                polled: unpolled.is_none(),
+                huge_pages: HugePages::Off,
+            })?;
+            for file in &files {
+                tier.add(file.for_another()?)?;
+            }
+            let mailbox = Arc::clone(mailbox);
+            Ok(Parts {
+                tier: Box::new(tier),
+                wake: Box::new(move || mailbox.wake()),
+            })
+        };
+        let parts = mailboxes.iter().map(part).collect::<anyhow::Result<_>>();
+        let parts = parts.context("cannot read files of cached tables")?;
+        let options = Options {
+            limits: fetch::Limits {
+                staged: self.cache.staged_rows,
+                asked: ASKED,
+                prefetched: self.cache.prefetched_rows,
+                bags: self.cache.parked_bags,
+                row_bytes: self.row_bytes,
+                budget_ns: self.budget_ns(),
+            },
+            limbo: self.cache.staged_rows as usize,
+            tags: Tags::detect(),
+            huge_pages,
+            // Clients who could tell which rows share a set could keep others' out of it.
+            seed: RandomState::new().hash_one(0),
+        };
+        let cached = |table: &Option<Listed>| {
+            let listed = table.filter(|table| table.placement == Placement::Cached)?;
+            Some(TableOptions {
+                shape: listed.shape,
+                in_tier: listed.in_tier,
+                on_failure: listed.on_failure,
+            })
+        };
+        let tables: Vec<Option<TableOptions>> = self.tables.iter().map(cached).collect();
+        let workers = rowmill_cache::workers(&options, &tables, parts);
+        let workers = workers.context("no memory for cached tables")?;
+        let mut choices = vec![describe_reads(unpolled)];
+        let by_page_cache = files.iter().find_map(|table| table.file().why_cached());
+        if let Some(why) = by_page_cache {
+            let why = format!("{why}; the kernel keeps pages of it in memory that nobody counts");
+            choices.push(Choice::warning("files", "by way of the page cache", why));
+        }
+        Ok((workers, choices))
+    }
+
+    /// Listed tables as others see them, counted by these workers.
+    pub(crate) fn view(&self, generation: &Generation, parts: &[Part]) -> CacheView {
+        let figures = |number| {
+            let of = parts.iter().map(|(_, worker)| worker.figures(number));
+            of.flatten().collect()
+        };
+        let table = |(number, listed): (usize, &Listed)| TableView {
+            name: generation.tables()[number].name.clone(),
+            placement: listed.placement,
+            share_bytes: listed.shape.bytes() as u64,
+            share_rows: listed.shape.slots().into(),
+            figures: figures(number),
+        };
+        CacheView {
+            tables: self.listed().map(table).collect(),
+        }
+    }
+
+    fn budget_ns(&self) -> u64 {
+        u64::from(self.cache.budget_ms) * 1_000_000
+    }
+}
+
+fn describe_reads(unpolled: Option<&str>) -> Choice {
+    let direct = format!("io_uring, past the page cache, aligned to {DIRECT_ALIGN} bytes");
+    match unpolled {
+        None => Choice::new("reads of files", "polled", direct),
+        Some(why) => Choice::new(
+            "reads of files",
+            "by interrupt",
+            format!("{direct}; it can't be polled: {why}"),
+        ),
+    }
+}
+
+/// How many rows so many bytes have room for, in a shard for each worker.
+fn shape(info: &TableInfo, bytes: u64, workers: u32) -> Result<Shape, String> {
+    // A slot has a tag of four bytes and a meta word of two.
+    let slot_bytes = info.stride as u64 + 6;
+    let rows = u32::try_from(bytes / slot_bytes).unwrap_or(u32::MAX);
+    let shape = Shape::new(rows, workers, info.stride, info.stride);
+    shape.map_err(|error| match error {
+        ShapeError::TooSmall { least, .. } => {
+            format!(
+                "write at least {}, room for {least} rows",
+                least * slot_bytes
+            )
+        }
+        error => format!("{error}; write less"),
+    })
+}

@@ -1,0 +1,176 @@
+//! Tables that are treated differently from the others, and what workers have for those that are cached.
+
+use core::fmt;
+use core::str::FromStr;
+
+use rowmill_arena::PageCache;
+use rowmill_cache::OnFailure;
+use rowmill_cache::tier::{MAX_READ_BYTES, MIN_READ_BYTES};
+use rowmill_wire::limits::MAX_IDS_PER_BAG;
+use serde::{Deserialize, Serialize};
+
+use super::{Config, from_text};
+use crate::cache::ASKED;
+
+/// Where the rows of a table are.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Placement {
+    /// All of them in the arena, in memory of their own.
+    Resident,
+    /// Some of them in the arena, the rest in the table's file.
+    Cached,
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Placement::Resident => "resident",
+            Placement::Cached => "cached",
+        })
+    }
+}
+
+/// A table that is not simply resident.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct Table {
+    /// Its name in the generation.
+    pub name: String,
+    /// Where its rows are at start.
+    pub placement: Placement,
+    /// Its share of the arena when it is cached, in bytes: rows, and six bytes a row besides.
+    pub cache_bytes: u64,
+    /// What becomes of what wants rows that can't be fetched.
+    #[serde(default)]
+    pub on_failure: Failure,
+}
+
+/// As [`OnFailure`], written `"error"` or `"default-row"`.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Failure {
+    /// The request is refused.
+    #[default]
+    Error,
+    /// The row is taken for one of zeros.
+    DefaultRow,
+}
+
+impl From<Failure> for OnFailure {
+    fn from(failure: Failure) -> OnFailure {
+        match failure {
+            Failure::Error => OnFailure::Error,
+            Failure::DefaultRow => OnFailure::DefaultRow,
+        }
+    }
+}
+
+/// What each worker has for cached tables.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct Cache {
+    /// Reads of files that a worker has in flight at most. Rows of neighbouring pages share one.
+    pub reads: u32,
+    /// Bytes of a read at most: how far rows of neighbouring pages are read together.
+    pub read_bytes: u32,
+    /// How long a row may take to come, in milliseconds. Who waits for one that takes longer gets an error.
+    pub budget_ms: u32,
+    /// Rows that a worker keeps for requests that wait for others of theirs.
+    pub staged_rows: u32,
+    /// Bags that wait for rows on a worker at most. What finds no room waits for it.
+    pub parked_bags: u32,
+    /// Rows on their way on a worker that were asked for in advance and nobody waits for.
+    pub prefetched_rows: u32,
+    /// Whether a file whose file system has no O_DIRECT is read by way of the page cache.
+    #[serde(deserialize_with = "from_text")]
+    pub page_cache: PageCacheUse,
+}
+
+impl Default for Cache {
+    fn default() -> Cache {
+        Cache {
+            reads: 128,
+            read_bytes: 16 << 10,
+            budget_ms: 100,
+            staged_rows: 2 * MAX_IDS_PER_BAG,
+            parked_bags: 8192,
+            prefetched_rows: 256,
+            page_cache: PageCacheUse(PageCache::Refuse),
+        }
+    }
+}
+
+/// As [`PageCache`], written `"refuse"` or `"allow"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageCacheUse(pub PageCache);
+
+impl FromStr for PageCacheUse {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<PageCacheUse, String> {
+        match text {
+            "refuse" => Ok(PageCacheUse(PageCache::Refuse)),
+            "allow" => Ok(PageCacheUse(PageCache::Allow)),
+            _ => Err(format!(
+                "page_cache can be `refuse` or `allow`, not `{text}`"
+            )),
+        }
+    }
+}
+
+impl Cache {
+    /// Bytes that one of so many workers has for cached tables whose longest rows have so many bytes.
+    pub(crate) fn worker_bytes(&self, row_bytes: u64, workers: u64) -> u64 {
+        // What is kept of a staged row, a row on its way, what waits for it, and a parked bag: 100 bytes or less each.
+        let asked = u64::from(ASKED) * workers;
+        let rows = u64::from(self.staged_rows) + u64::from(self.prefetched_rows) + asked;
+        (u64::from(self.staged_rows) + u64::from(ASKED)) * row_bytes
+            + u64::from(self.reads) * u64::from(self.read_bytes)
+            + (2 * rows + u64::from(self.parked_bags)) * 100
+    }
+
+    fn fault(&self) -> Option<(&'static str, String)> {
+        let least = u64::from(MAX_IDS_PER_BAG);
+        let (short, long) = (MIN_READ_BYTES as u64, MAX_READ_BYTES as u64);
+        let ranges: [(&'static str, u32, u64, u64); 6] = [
+            ("cache.reads", self.reads, 1, 4096),
+            ("cache.read_bytes", self.read_bytes, short, long),
+            ("cache.budget_ms", self.budget_ms, 1, 3_600_000),
+            ("cache.staged_rows", self.staged_rows, least, 1 << 20),
+            ("cache.parked_bags", self.parked_bags, 1, 1 << 20),
+            ("cache.prefetched_rows", self.prefetched_rows, 0, 1 << 20),
+        ];
+        for (key, given, low, high) in ranges {
+            if !(low..=high).contains(&u64::from(given)) {
+                return Some((key, format!("is {given}; write {low} to {high}")));
+            }
+        }
+        (!self.read_bytes.is_multiple_of(4096)).then(|| {
+            let reason = format!("is {}; write a multiple of 4096", self.read_bytes);
+            ("cache.read_bytes", reason)
+        })
+    }
+}
+
+impl Config {
+    /// The first value of tables and cache that can't work, and why.
+    pub(super) fn tables_fault(&self) -> Option<(&'static str, String)> {
+        let names: Vec<&str> = self.tables.iter().map(|t| t.name.as_str()).collect();
+        for (i, name) in names.iter().enumerate() {
+            if names[..i].contains(name) {
+                let reason = format!("`{name}` is listed twice; list a table once");
+                return Some(("tables.name", reason));
+            }
+        }
+        let most = 1 << 44;
+        if let Some(table) = self.tables.iter().find(|t| t.cache_bytes > most) {
+            let reason = format!(
+                "of `{}` is {}; write at most {most}",
+                table.name, table.cache_bytes
+            );
+            return Some(("tables.cache_bytes", reason));
+        }
+        self.cache.fault()
+    }
+}
