@@ -1,11 +1,12 @@
 //! Lookups that all hit: the cache's store and the kernels, beside the kernels alone over the same rows.
 
 use std::hint::black_box;
-use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use rowmill_arena::{HugePages, Window, available_bytes};
-use rowmill_cache::store::{Epochs, Held, Sample, Shape, Store, Tags, Worker, Writer};
+use rowmill_cache::store::{self, Epochs, Held, Shape, Store, Tags, Writer};
+use rowmill_cache::tier::{Answer, ScriptedTier};
+use rowmill_cache::{CachedTable, Worker, fetch};
 use rowmill_pooling::{Bags, Isa, Kernels, Mode, Output, RowFormat, Rows};
 
 use crate::driver::{median, pin_to_first_cpu};
@@ -13,13 +14,14 @@ use crate::gather::{block, seconds_of};
 use crate::ids::{Spread, ids};
 use crate::report::{Measurement, Reporter};
 
-/// Rows that the stores have room for, as far as memory allows: their tags alone are 8 and 32 MiB, which a core's caches don't
-/// hold.
-const ROWS: [u32; 2] = [2 << 20, 8 << 20];
+/// Rows that the stores have room for, as far as memory allows: their tags alone are 8 MiB, and with `--full` 32 MiB too, which a core's
+/// caches don't hold.
+pub(crate) const ROWS: u32 = 2 << 20;
+const MANY_ROWS: u32 = 8 << 20;
 /// Shards of the store.
 const SHARDS: u32 = 4;
-/// Rows of a round.
-const LOOKUPS: usize = 1 << 20;
+/// Rows of a round, of which each half is done in one of both ways: long enough that caches are as that way leaves them.
+const LOOKUPS: usize = 1 << 21;
 /// Rounds, each of both in turns.
 const ROUNDS: usize = 30;
 /// Ids a bag.
@@ -27,25 +29,21 @@ const BAG_LENGTH: u32 = 32;
 /// Bags of a piece: rows of some 25 us, as the engine's micro-batches have.
 const PIECE_BAGS: usize = 64;
 const PIECE: usize = PIECE_BAGS * BAG_LENGTH as usize;
-/// Rows of a turn, of one of both. The time of a piece is the median of its round: a piece in which the CPU was somebody else's
-/// counts as any other.
-const TURN: usize = 16 * PIECE;
 
 /// Runs the cases.
 ///
 /// # Errors
 /// Where there is no memory for rows, or no CPU to run on.
-pub(crate) fn run(reporter: &mut Reporter) -> Result<()> {
+pub(crate) fn run(full: bool, reporter: &mut Reporter) -> Result<()> {
     pin_to_first_cpu()?;
-    let isa = Isa::detect().isa;
-    for rows in ROWS {
+    let sizes: &[u32] = if full { &[ROWS, MANY_ROWS] } else { &[ROWS] };
+    for &rows in sizes {
         for (format, dim) in [
             (RowFormat::F32, 64),
             (RowFormat::F32, 128),
             (RowFormat::Int8, 64),
         ] {
-            let case = format!("hits=all/rows={rows}/format={format}/dim={dim}");
-            let name = format!("{case}/dist=uniform/mode=sum/isa={isa}");
+            let name = case(rows, format, dim);
             if reporter.wants(&name) {
                 eprintln!("cache: {name}");
                 measure(&name, rows, format, dim, reporter)?;
@@ -55,7 +53,14 @@ pub(crate) fn run(reporter: &mut Reporter) -> Result<()> {
     Ok(())
 }
 
-/// Measures one case: rows a second by way of the store, beside the kernels alone.
+/// The name of a case.
+pub(crate) fn case(rows: u32, format: RowFormat, dim: usize) -> String {
+    let isa = Isa::detect().isa;
+    format!("hits=all/rows={rows}/format={format}/dim={dim}/dist=uniform/mode=sum/isa={isa}")
+}
+
+/// Measures one case: rows a second by way of the cache, beside the kernels alone. The time of a piece is the median of its round: a
+/// piece in which the CPU was somebody else's counts as any other.
 fn measure(
     name: &str,
     rows: u32,
@@ -63,47 +68,23 @@ fn measure(
     dim: usize,
     reporter: &mut Reporter,
 ) -> Result<()> {
-    let mut cache = Cache::full(rows, format, dim)?;
-    let drawn = ids(Spread::Uniform, cache.rows.len() as u32, LOOKUPS, 3);
-    let asked: Vec<u32> = drawn.iter().map(|&i| cache.rows[i as usize]).collect();
-    let slots = cache.slots_of(&asked);
-    let mut pool = Pool {
-        kernels: Kernels::new(Isa::detect().isa),
-        lengths: vec![BAG_LENGTH; PIECE_BAGS],
-        target: vec![0; PIECE_BAGS * Output::F32.bytes() * dim],
-    };
-    let store = Arc::clone(&cache.store);
-    let rows = Rows::over(
-        store.slots(),
-        store.shape().stride(),
-        store.shape().slots(),
-        dim,
-        format,
-    )
-    .expect("slots are rows");
-    let mut sample = Sample::new(store.sample_every(), 1);
-    let mut places = vec![0; PIECE];
+    let mut hits = Hits::new(rows, format, dim, LOOKUPS)?;
+    let slots = hits.slots_asked();
     let (mut cached, mut resident, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..ROUNDS {
-        let stamp = round as u16;
-        let (mut alone, mut by_way) = (Vec::new(), Vec::new());
-        for (turn, (asked, slots)) in asked.chunks(TURN).zip(slots.chunks(TURN)).enumerate() {
+        let mut seconds = [0.0; 2];
+        for half in 0..2 {
+            let pieces = half * (LOOKUPS / 2)..(half + 1) * (LOOKUPS / 2);
+            let pieces = pieces.step_by(PIECE);
             // Each of all pieces in every second round.
-            if (turn + round) % 2 == 0 {
-                let pool = |slots| seconds_of(|| pool.pool(rows, slots));
-                alone.extend(slots.chunks(PIECE).map(pool));
-                continue;
-            }
-            by_way.extend(asked.chunks(PIECE).map(|asked| {
-                seconds_of(|| {
-                    let found = store.find(cache.worker.turn(), asked, &mut places);
-                    assert_eq!(found.misses(), 0);
-                    found.touch(&mut sample, |word| word & 0xff00 | stamp);
-                    pool.pool(rows, found.places());
-                })
-            }));
+            let by_way = (half + round) % 2;
+            let each = pieces.map(|from| match by_way {
+                0 => seconds_of(|| hits.pool(&slots[from..from + PIECE])),
+                _ => seconds_of(|| hits.look_up_and_pool(from)),
+            });
+            seconds[by_way] = median(each.collect());
         }
-        let (alone, by_way) = (median(alone), median(by_way));
+        let [alone, by_way] = seconds;
         cached.push(PIECE as f64 / by_way);
         resident.push(PIECE as f64 / alone);
         ratios.push(alone / by_way);
@@ -113,9 +94,73 @@ fn measure(
     Ok(())
 }
 
-/// A full store with a worker.
+/// Lookups that all hit.
+pub(crate) struct Hits {
+    cache: Cache,
+    format: RowFormat,
+    dim: usize,
+    /// Rows that are asked for, uniformly drawn of those that are there.
+    asked: Vec<u32>,
+    places: Vec<u32>,
+    pool: Pool,
+}
+
+impl Hits {
+    /// So many lookups, a multiple of what a piece has, in a full store for at most so many rows.
+    pub(crate) fn new(rows: u32, format: RowFormat, dim: usize, lookups: usize) -> Result<Hits> {
+        let cache = Cache::full(rows, format, dim)?;
+        let drawn = ids(Spread::Uniform, cache.rows.len() as u32, lookups, 3);
+        Ok(Hits {
+            asked: drawn.iter().map(|&i| cache.rows[i as usize]).collect(),
+            cache,
+            format,
+            dim,
+            places: vec![0; PIECE],
+            pool: Pool {
+                kernels: Kernels::new(Isa::detect().isa),
+                lengths: vec![BAG_LENGTH; PIECE_BAGS],
+                target: vec![0; PIECE_BAGS * Output::F32.bytes() * dim],
+            },
+        })
+    }
+
+    /// All slots, for kernels.
+    pub(crate) fn slots(&self) -> Rows<'_> {
+        self.cache.slots(self.dim, self.format)
+    }
+
+    /// Looks all rows up and pools them.
+    pub(crate) fn all(&mut self) {
+        (0..self.asked.len())
+            .step_by(PIECE)
+            .for_each(|from| self.look_up_and_pool(from));
+    }
+
+    /// The slots of what is asked for.
+    fn slots_asked(&mut self) -> Vec<u32> {
+        let mut places = vec![0; self.asked.len()];
+        self.cache.find(&self.asked, &mut places);
+        places
+    }
+
+    /// Does it with a piece.
+    fn look_up_and_pool(&mut self, from: usize) {
+        self.cache
+            .find(&self.asked[from..from + PIECE], &mut self.places);
+        let slots = self.cache.slots(self.dim, self.format);
+        self.pool.pool(slots, &self.places);
+    }
+
+    /// Pools a piece of which the slots are known.
+    fn pool(&mut self, slots: &[u32]) {
+        self.pool
+            .pool(self.cache.slots(self.dim, self.format), slots);
+    }
+}
+
+/// A worker with a full store.
 struct Cache {
-    store: Arc<Store>,
+    turns: store::Worker,
     worker: Worker,
     /// The rows that it holds.
     rows: Vec<u32>,
@@ -128,7 +173,7 @@ impl Cache {
         let (available, _) = available_bytes();
         let rows = rows.min((available / 2 / row_bytes as u64) as u32);
         let shape = Shape::new(rows, SHARDS, row_bytes, row_bytes).context("the cache")?;
-        let (epochs, mut workers) = Epochs::new(1);
+        let (epochs, mut turns) = Epochs::new(1);
         let made = Store::new(shape, 11, 1, &epochs, Tags::detect(), HugePages::Prefer);
         let (store, mut writers) = made.context("memory for rows")?;
         let (block, mut held, mut second) = (block(), Vec::new(), 0);
@@ -148,19 +193,32 @@ impl Cache {
             store.backing(),
             store.tags().isa()
         );
+        let limits = fetch::Limits {
+            staged: BAG_LENGTH,
+            prefetched: 0,
+            bags: 1,
+            row_bytes,
+            budget_ns: u64::MAX,
+        };
+        let table = CachedTable::new(0, store, writers, 1);
+        let tier = ScriptedTier::new(0, |_| vec![], |_| Answer::Never);
         Ok(Cache {
-            store,
-            worker: workers.remove(0),
+            turns: turns.remove(0),
+            worker: Worker::new(Box::new([Some(table)]), limits, Box::new(tier), 1),
             rows: held,
         })
     }
 
-    /// The slots of rows that are there.
-    fn slots_of(&mut self, rows: &[u32]) -> Vec<u32> {
-        let mut places = vec![0; rows.len()];
-        let found = self.store.find(self.worker.turn(), rows, &mut places);
+    /// Looks rows up that are there.
+    fn find(&mut self, rows: &[u32], places: &mut [u32]) {
+        let (found, _) = self.worker.find(self.turns.turn(), 0, rows, places);
         assert_eq!(found.misses(), 0, "all rows are there");
-        places
+    }
+
+    /// All slots, for kernels.
+    fn slots(&self, dim: usize, format: RowFormat) -> Rows<'_> {
+        let (window, stride, count) = self.worker.slots(0);
+        Rows::over(window, stride, count, dim, format).expect("slots are rows")
     }
 }
 

@@ -187,6 +187,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
             cache::run(&choice, &mut reporter)?;
             if cli.trace.is_none() && cli.rows.is_none() && cli.policy.is_none() {
                 tier::run(cli.full, &mut reporter)?;
+                // Last, since it stays on one CPU.
+                cache_hits::run(cli.full, &mut reporter)?;
             }
         }
         Suite::Host => host::run(&mut reporter)?,

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use rowmill_pooling::{Isa, Kernels, Mode, Output, RowFormat, Rows, scalar};
 
 use crate::batches::{CALL_BAGS, Pooling};
+use crate::cache_hits::{self, Hits};
 use crate::driver::{median, pin_to_first_cpu};
 use crate::gather::{Memory, block, seconds_of};
 use crate::ids::{Spread, ids};
@@ -77,7 +78,26 @@ pub(crate) fn run(full: bool, reporter: &mut Reporter) -> Result<()> {
             }
         }
     }
+    let (format, dim) = (RowFormat::Int8, 64);
+    let case = cache_hits::case(cache_hits::ROWS, format, dim);
+    if reporter.wants(&case) {
+        eprintln!("peers: {case}");
+        let mut hits = Hits::new(cache_hits::ROWS, format, dim, LOOKUPS)?;
+        measure_hits(&case, &mut hits, &mut peer, reporter)?;
+    }
     collections
+}
+
+/// Measures lookups of cached rows that all hit beside PyTorch's, which look nothing up: as many rows, and ids drawn as evenly.
+fn measure_hits(
+    case: &str,
+    hits: &mut Hits,
+    peer: &mut Peer,
+    reporter: &mut Reporter,
+) -> Result<()> {
+    let ids = ids(Spread::Uniform, hits.slots().count(), LOOKUPS, 5);
+    let against = peer.prepare(&hits.slots(), &ids)?;
+    report(case, &against, || hits.all(), peer, reporter)
 }
 
 /// Measures a case on both sides.
@@ -103,16 +123,27 @@ fn measure(
     };
     compare_decoded(&rows, &peer.decoded()?)?;
     compare_pooled(&rows, &ids, &peer.first()?)?;
+    report(case, &against, || ours.pool_all(), peer, reporter)
+}
+
+/// Reports the rates of rounds of both sides in turns.
+fn report(
+    case: &str,
+    against: &str,
+    mut ours: impl FnMut(),
+    peer: &mut Peer,
+    reporter: &mut Reporter,
+) -> Result<()> {
     let (mut our_rates, mut their_rates, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        let our_rate = LOOKUPS as f64 / seconds_of(|| ours.pool_all());
+        let our_rate = LOOKUPS as f64 / seconds_of(&mut ours);
         let their_rate = LOOKUPS as f64 / peer.round()?;
         our_rates.push(our_rate);
         their_rates.push(their_rate);
         ratios.push(our_rate / their_rate);
     }
     let rate = Measurement::plain("peers", case, "rate", median(our_rates), "rows/s");
-    reporter.add(rate.beside(against, median(their_rates), median(ratios)));
+    reporter.add(rate.beside(against.to_owned(), median(their_rates), median(ratios)));
     Ok(())
 }
 

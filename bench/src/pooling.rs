@@ -9,7 +9,6 @@ use std::borrow::Cow;
 use std::hint::black_box;
 
 use crate::batches::{CALL_BAGS, Pooling};
-use crate::cache_hits;
 use crate::driver::{median, pin_to_first_cpu};
 use crate::gather::{Memory, compare_with_sequential, fastest_way, seconds_of};
 use crate::ids::{Spread, ids};
@@ -122,9 +121,6 @@ fn cases(full: bool) -> Vec<Case> {
 /// # Errors
 /// Where there is no memory for rows, or no CPU to run on.
 pub(crate) fn run(full: bool, reporter: &mut Reporter) -> Result<()> {
-    if reporter.names("hits=") {
-        return cache_hits::run(reporter);
-    }
     pin_to_first_cpu()?;
     let memory = Memory::allocate()?;
     let uniform = ids(Spread::Uniform, memory.row_count(), ROUND_BYTES / 512, 2);

@@ -12,12 +12,6 @@ impl Draw {
         Draw { state: mixed(seed) }
     }
 
-    /// Whether it is the one case in `count`. Nothing is drawn where it is always.
-    #[inline]
-    pub fn one_in(&mut self, count: u32) -> bool {
-        count <= 1 || self.below(count) == 0
-    }
-
     /// A number below `end`, which is not 0.
     #[inline]
     pub fn below(&mut self, end: u32) -> u32 {

@@ -40,10 +40,10 @@ const TICKS_PER_TURNOVER: u64 = 64;
 /// Lookups for each line of words that is looked at: half a word a lookup. Eight times as many words changed hit rates by less
 /// than 0.1 points.
 const LOOKUPS_PER_LINE: u64 = 32;
-/// Slots up to which it is so few. A line of more is one from memory, and there are as many lookups more before counts fade.
+/// Slots up to which it is so few. A line of more is one from memory, and they have more lookups before counts fade: then it is so
+/// many lines in as many lookups as there are slots, some nanoseconds in thousands of lookups.
 const SLOTS_NEAR: u64 = 1 << 16;
-/// The most that it is then: what a line costs is not to be seen any more.
-const LOOKUPS_PER_LINE_MAX: u64 = 1024;
+const LINES_PER_TURNOVER: u64 = 128;
 /// Lines looked at in one call at most.
 const LINES_MAX: u64 = 16;
 /// What is left of counts when they fade.
@@ -114,11 +114,15 @@ impl Policy {
             "{slots} slots of {of_slots}"
         );
         let (slots, of_slots) = (u64::from(slots), u64::from(of_slots));
-        let more = (slots / SLOTS_NEAR).max(1);
+        let lookups_per_line = if slots > SLOTS_NEAR {
+            slots / LINES_PER_TURNOVER
+        } else {
+            LOOKUPS_PER_LINE
+        };
         Policy {
             slots,
             of_slots,
-            lookups_per_line: (LOOKUPS_PER_LINE * more).min(LOOKUPS_PER_LINE_MAX),
+            lookups_per_line,
             now: 0,
             lookups_per_tick: (of_slots / TICKS_PER_TURNOVER).max(1),
             untold: 0,

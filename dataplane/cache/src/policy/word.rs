@@ -8,6 +8,17 @@ pub const CLASSES: usize = 16;
 /// Uses that a class begins with. A row's first use counts.
 const USES: [u32; CLASSES] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
 
+/// Uses that a class covers; the last one is not left.
+const USES_IN: [u32; CLASSES] = {
+    let mut uses = [u32::MAX; CLASSES];
+    let mut class = 0;
+    while class + 1 < CLASSES {
+        uses[class] = USES[class + 1] - USES[class];
+        class += 1;
+    }
+    uses
+};
+
 const STAMP_BITS: u32 = 12;
 const STAMP: u16 = (1 << STAMP_BITS) - 1;
 const _: () = assert!(CLASSES == 1 << (u16::BITS - STAMP_BITS));
@@ -48,12 +59,14 @@ impl Word {
 
     /// After another use. A class that covers many uses is left by a draw, on average after so many; so the word stays as it
     /// is for most uses within a tick.
+    ///
+    /// Without a branch: it would be guessed from a word that has still to come from memory, and mostly wrongly.
     #[inline]
     #[must_use]
     pub fn touched(self, tick: Tick, draw: &mut Draw) -> Word {
         let class = self.class();
-        let more = class + 1 < CLASSES && draw.one_in(USES[class + 1] - USES[class]);
-        let class = (class + usize::from(more)) as u16;
+        let more = draw.below(USES_IN[class]) == 0;
+        let class = (class + usize::from(more)).min(CLASSES - 1) as u16;
         Word(class << STAMP_BITS | tick.0)
     }
 

@@ -112,14 +112,15 @@ impl Store {
         &self.spread
     }
 
-    /// One hit in how many to [touch](Found::touch): all while the meta words stay in a core's cache, and else as many as cost
-    /// little, since each is a line from memory.
+    /// Whether tags and meta words stay in a core's cache beside other things. Else each is a line from memory.
+    pub fn is_near(&self) -> bool {
+        self.memory.metas().len() <= METAS_NEAR
+    }
+
+    /// One hit in how many to [touch](Found::touch): all while the meta words are [near](Self::is_near), and else as many as cost
+    /// little.
     pub fn sample_every(&self) -> NonZeroU32 {
-        let every = if self.memory.metas().len() <= METAS_NEAR {
-            1
-        } else {
-            16
-        };
+        let every = if self.is_near() { 1 } else { 16 };
         NonZeroU32::new(every).expect("it is none of them")
     }
 

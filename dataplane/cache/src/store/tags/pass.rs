@@ -16,9 +16,9 @@ pub const MISS: u32 = u32::MAX;
 
 /// Rows of a block: as many words as the widest vector has.
 pub(super) const BLOCK: usize = 16;
-/// How many blocks are asked for before the first is looked at: 64 lines. What has to be in flight is set by the memory, in
-/// lines: see `LINES_AHEAD` of the kernels.
-const AHEAD: usize = 4;
+/// How many blocks are asked for before the first is looked at: 128 lines. What has to be in flight is set by the memory, in lines: 64
+/// cost a tenth more where lines come from memory, and more than 128 are no faster.
+const AHEAD: usize = 8;
 /// Blocks that are looked for in their primary sets before what was not there is in its secondary ones.
 const PART: usize = 64;
 /// Rows of a block that are mostly not in the set that was looked at, at most: more cost a branch that is not foreseen.
