@@ -196,6 +196,7 @@ impl Cache {
         let limits = fetch::Limits {
             staged: BAG_LENGTH,
             prefetched: 0,
+            asked: 0,
             bags: 1,
             row_bytes,
             budget_ns: u64::MAX,
@@ -204,7 +205,7 @@ impl Cache {
         let tier = ScriptedTier::new(0, |_| vec![], |_| Answer::Never);
         Ok(Cache {
             turns: turns.remove(0),
-            worker: Worker::new(Box::new([Some(table)]), limits, Box::new(tier), 1),
+            worker: Worker::alone(Box::new([Some(table)]), limits, Box::new(tier), 1),
             rows: held,
         })
     }

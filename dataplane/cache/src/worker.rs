@@ -123,10 +123,22 @@ impl Worker {
             row_bytes: 0,
             budget_ns: 0,
         };
-        let room = Room::of(&limits);
-        let owners = Owners::all(room, vec![Box::new(|| ())]);
+        Worker::alone(Box::default(), limits, Box::new(Nowhere), 0)
+    }
+
+    /// The only worker of a dataplane: all shards of its tables are its own. Otherwise as [`workers`](crate::workers()).
+    ///
+    /// # Panics
+    /// If a table has longer rows than the limits say.
+    pub fn alone(
+        tables: Box<[Option<CachedTable>]>,
+        limits: Limits,
+        tier: Box<dyn Tier + Send>,
+        seed: u64,
+    ) -> Worker {
+        let owners = Owners::all(Room::of(&limits), vec![Box::new(|| ())]);
         let owners = owners.into_iter().next().expect("one worker");
-        Worker::new(Box::default(), limits, Box::new(Nowhere), owners, 0)
+        Worker::new(tables, limits, tier, owners, seed)
     }
 
     /// The tables of a model by their numbers, `None` for those that are resident. The others' rows come from `tier`, or from the
