@@ -12,6 +12,7 @@ mod ahead;
 pub mod fetch;
 pub mod figures;
 mod owners;
+mod parker;
 pub mod policy;
 pub mod store;
 mod table;
@@ -21,7 +22,8 @@ mod warming;
 mod worker;
 mod workers;
 
+pub use parker::Parker;
 pub use table::{CachedTable, OnFailure};
 pub use warming::WarmRows;
-pub use worker::{Counters, Parker, Worker};
+pub use worker::{Counters, Worker};
 pub use workers::{Options, Parts, TableOptions, workers};

@@ -144,6 +144,12 @@ impl CachedTable {
         self.writer(row).slot_of(row).is_some()
     }
 
+    /// Whether a row of a shard that this worker writes could come without another's having to go.
+    pub(crate) fn has_room(&self, row: u32) -> bool {
+        let mut slots = self.writer(row).candidates(row);
+        slots.any(|slot| slot.held == Held::Nothing)
+    }
+
     /// Copies a row of a shard that this worker writes, if it is there. `out` is as long as a row.
     pub(crate) fn read(&self, row: u32, out: &mut [u8]) -> bool {
         self.writer(row).read(row, out)

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use rowmill_arena::ReadWindow;
 
 use crate::ahead::Ahead;
-use crate::fetch::{self, BagId, Fetches, Limits, Ready, Source, Ticket};
+use crate::fetch::{self, BagId, Fetches, Limits, Ready, Ticket};
 use crate::figures::{Count, TableFigures};
 use crate::owners::{Hint, Mail, Owners, Room};
-use crate::store::{Found, MISS, Spread, Store, Turn};
+use crate::parker::Parker;
+use crate::store::{Found, Store, Turn};
 use crate::table::{CachedTable, OnFailure, Taken};
 use crate::tier::{EachRow, FetchesFull, Tier, TierError, Wanted};
 use crate::warming::{WarmRows, Warming};
@@ -68,47 +69,6 @@ impl fmt::Debug for Worker {
         out.field("fetches", &self.fetches);
         out.field("owners", &self.owners);
         out.finish_non_exhaustive()
-    }
-}
-
-/// What parks bags of a table whose rows were just looked up.
-#[derive(Debug)]
-pub struct Parker<'w> {
-    fetches: &'w mut Fetches,
-    owners: &'w Owners,
-    spread: Spread,
-    table: usize,
-}
-
-impl Parker<'_> {
-    /// Parks the bag whose rows are those of `found` from a position on. Each row is replaced by its place in staging. `None`
-    /// where there is no room now.
-    pub fn park(
-        &mut self,
-        now_ns: u64,
-        rows: &mut [u32],
-        found: &Found<'_>,
-        from: usize,
-    ) -> Option<BagId> {
-        (from..from + rows.len()).for_each(|position| found.prefetch_row(position));
-        let places = found.places();
-        let row_bytes = found.row_bytes();
-        let Parker {
-            fetches,
-            owners,
-            spread,
-            table,
-        } = self;
-        fetches.park(now_ns, *table as u32, rows, |position, row, out| {
-            if places[from + position] != MISS {
-                found.copy_row(from + position, &mut out[..row_bytes]);
-                Source::Store
-            } else if owners.owner(spread.shard(row)) == owners.number() {
-                Source::Tier
-            } else {
-                Source::Owner
-            }
-        })
     }
 }
 
@@ -236,7 +196,7 @@ impl Worker {
         Some(Arc::clone(table.figures()))
     }
 
-    /// Looks rows of a cached table up: the slot of each, or [`MISS`], and what parks bags that miss some.
+    /// Looks rows of a cached table up: the slot of each, or [`MISS`](crate::store::MISS), and what parks bags that miss some.
     pub fn find<'t>(
         &'t mut self,
         turn: Turn<'t>,
@@ -339,8 +299,8 @@ impl Worker {
         self.owners.ring();
     }
 
-    /// Loads rows that were there before a restart, as far as they are of shards that this worker writes: in the polls from now on, when
-    /// nothing is wanted more, [`Limits::prefetched`] at a time. Each worker is given the same list. To be called before the
+    /// Loads rows that were there before a restart, as far as they are of shards that this worker writes and there are empty slots for
+    /// them: in the polls from now on, when nothing is wanted more, [`Limits::prefetched`] at a time. Each worker is given the same list. To be called before the
     /// worker serves; it lets go of the list when it has loaded it.
     ///
     /// # Panics
@@ -474,7 +434,9 @@ impl Worker {
         list.go_on(|table, row| {
             let cached = cached(tables, table as u32);
             let is_own = owners.owner(cached.spread().shard(row)) == owners.number();
-            !is_own || cached.has(row) || fetches.prefetch(now_ns, table as u32, row)
+            // Those that come first are wanted most: no other takes their place, but for some that are on their way.
+            let is_left_out = !is_own || cached.has(row) || !cached.has_room(row);
+            is_left_out || fetches.prefetch(now_ns, table as u32, row)
         });
         if list.is_done() {
             *warming = None;
@@ -499,7 +461,9 @@ impl Worker {
                 self.fetches.put_back(read);
                 break;
             }
-            let next_use = |row| self.ahead.next_use(read.table, row);
+            // What was fetched in advance is used some time, and only what is known to be used as well stays before it.
+            let in_advance = |row| (row == read.row && !read.is_wanted).then_some(u32::MAX);
+            let next_use = |row| self.ahead.next_use(read.table, row).or(in_advance(row));
             let taken = table.begin(read.row, next_use);
             table.figures().count(Count::Fetched, 1);
             self.slots[read.ticket.number()] = taken;

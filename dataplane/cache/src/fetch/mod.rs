@@ -397,6 +397,7 @@ impl Fetches {
             table,
             row,
             deadline_ns: fetch.deadline_ns,
+            is_wanted: fetch.is_wanted,
         })
     }
 

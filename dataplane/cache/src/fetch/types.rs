@@ -76,6 +76,8 @@ pub struct Read {
     pub row: u32,
     /// From when on nobody waits for it.
     pub deadline_ns: u64,
+    /// Whether somebody waits for it, or has waited.
+    pub is_wanted: bool,
 }
 
 /// Where a row of a bag is.

@@ -1,5 +1,6 @@
 //! Several workers: a row is fetched once, by the worker that writes its shard, and all who want it hear of it.
 
+mod advance;
 mod shelf;
 mod threads;
 
@@ -13,7 +14,7 @@ use rowmill_arena::HugePages;
 use rowmill_cache::fetch::{BagId, Limits};
 use rowmill_cache::store::{MISS, Shape, Tags, Worker as Turns};
 use rowmill_cache::tier::TierError;
-use rowmill_cache::{OnFailure, Options, Parts, TableOptions, WarmRows, Worker, workers};
+use rowmill_cache::{OnFailure, Options, Parts, TableOptions, Worker, workers};
 use shelf::{Book, Fate, ROW_BYTES, Shelf, TABLES, bytes, fate};
 
 const ROWS: u32 = 300;
@@ -395,76 +396,6 @@ fn a_failure_reaches_all_who_want_the_row() {
     assert_eq!(outcomes, [(1, 2); 3]);
     assert_eq!(book.lock().unwrap().begun, 3);
     settle(&mut seats, &mut 1000, 100);
-}
-
-#[test]
-fn what_is_hinted_is_fetched_by_its_owner_as_far_as_there_is_room() {
-    let (mut seats, book) = seats(2, LIMITS, 100, 4);
-    let rows: Vec<u32> = (0..100).filter(|&row| fate(row) == Fate::Comes).collect();
-    let counters = |seats: &[Seat]| {
-        let sums = seats.iter().map(|seat| {
-            let counters = seat.worker.counters();
-            let begun = seat.worker.fetch_counters().prefetched;
-            (counters.hinted, counters.hints_dropped, begun)
-        });
-        sums.fold((0, 0, 0), |a, b| (a.0 + b.0, a.1 + b.1, a.2 + b.2))
-    };
-    seats[0].worker.prefetch(0, &rows);
-    let waiting = 2 * u64::from(LIMITS.prefetched);
-    let hinted = rows.len() as u64;
-    assert_eq!(counters(&seats), (hinted, hinted - waiting, 0));
-    seats.iter_mut().for_each(|seat| _ = seat.poll(0));
-    assert_eq!(counters(&seats).2, waiting);
-    assert_eq!(seats[0].worker.held().0, LIMITS.prefetched as usize);
-    settle(&mut seats, &mut 0, 0);
-    assert_eq!(book.lock().unwrap().begun as u64, waiting);
-    // What is there is not fetched again.
-    let there: Vec<u32> = rows
-        .into_iter()
-        .filter(|&row| seats[1].look_up(0, 0, &[row]))
-        .collect();
-    assert_eq!(there.len() as u64, waiting);
-    for row in there {
-        seats[1].worker.prefetch(0, &[row]);
-        settle(&mut seats, &mut 0, 0);
-    }
-    assert_eq!(counters(&seats).2, waiting);
-}
-
-#[test]
-fn what_was_warm_is_loaded_by_its_owners() {
-    let (mut seats, book) = seats(3, LIMITS, 100, 9);
-    // As many as fit, of tables 1 and 0, some of which can't be read any more.
-    let warm: Arc<[WarmRows]> = [(1, 0..60), (0, 100..130)]
-        .map(|(table, rows)| WarmRows {
-            table,
-            rows: rows.collect(),
-        })
-        .into();
-    for seat in &mut seats {
-        seat.worker.warm(Arc::clone(&warm));
-        assert!(seat.worker.has_work());
-    }
-    // What somebody wants comes all the same, and is not fetched a second time.
-    seats[0].look_up(0, 1, &[50, 120]);
-    let mut now = 0;
-    settle(&mut seats, &mut now, 10);
-    assert!(seats.iter().all(|seat| !seat.worker.is_warming()));
-    assert_eq!(book.lock().unwrap().begun, 60 + 30 + 1);
-    for WarmRows { table, rows } in &*warm {
-        let comes = rows.iter().filter(|&&row| fate(row) == Fate::Comes);
-        for &row in comes {
-            let seat = &mut seats[row as usize % 3];
-            assert!(seat.look_up(now, *table as u32, &[row]), "row {row}");
-        }
-    }
-    // And is found by who writes the list for the next start.
-    let store = seats[0].worker.store(0).expect("a cached table");
-    let mut hot = store.hot(1000);
-    hot.sort_unstable();
-    let expected: Vec<u32> = (100..130).filter(|&row| fate(row) == Fate::Comes).collect();
-    assert_eq!(hot, expected);
-    assert!(seats[0].worker.store(TABLES as usize).is_none());
 }
 
 #[test]

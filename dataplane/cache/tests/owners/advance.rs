@@ -1,0 +1,119 @@
+//! Rows that are fetched before anybody wants them: hints, and what was warm before a restart.
+
+use std::sync::Arc;
+
+use rowmill_cache::WarmRows;
+
+use super::{LIMITS, Seat, seats, settle};
+use crate::shelf::{Fate, TABLES, fate};
+
+#[test]
+fn what_is_hinted_is_fetched_by_its_owner_as_far_as_there_is_room() {
+    let (mut seats, book) = seats(2, LIMITS, 100, 4);
+    let rows: Vec<u32> = (0..100).filter(|&row| fate(row) == Fate::Comes).collect();
+    let counters = |seats: &[Seat]| {
+        let sums = seats.iter().map(|seat| {
+            let counters = seat.worker.counters();
+            let begun = seat.worker.fetch_counters().prefetched;
+            (counters.hinted, counters.hints_dropped, begun)
+        });
+        sums.fold((0, 0, 0), |a, b| (a.0 + b.0, a.1 + b.1, a.2 + b.2))
+    };
+    seats[0].worker.prefetch(0, &rows);
+    let waiting = 2 * u64::from(LIMITS.prefetched);
+    let hinted = rows.len() as u64;
+    assert_eq!(counters(&seats), (hinted, hinted - waiting, 0));
+    seats.iter_mut().for_each(|seat| _ = seat.poll(0));
+    assert_eq!(counters(&seats).2, waiting);
+    assert_eq!(seats[0].worker.held().0, LIMITS.prefetched as usize);
+    settle(&mut seats, &mut 0, 0);
+    assert_eq!(book.lock().unwrap().begun as u64, waiting);
+    // What is there is not fetched again.
+    let there: Vec<u32> = rows
+        .into_iter()
+        .filter(|&row| seats[1].look_up(0, 0, &[row]))
+        .collect();
+    assert_eq!(there.len() as u64, waiting);
+    for row in there {
+        seats[1].worker.prefetch(0, &[row]);
+        settle(&mut seats, &mut 0, 0);
+    }
+    assert_eq!(counters(&seats).2, waiting);
+}
+
+#[test]
+fn what_is_hinted_comes_also_where_new_rows_are_refused() {
+    let (mut seats, _) = seats(1, LIMITS, 100, 4);
+    // Rows that are used again and again, and others that never are.
+    let mut now = 0;
+    for round in 0..100 {
+        for i in 0..60 {
+            for row in [i * 10, 1000 + (round * 60 + i) * 10] {
+                seats[0].look_up(now, 0, &[row]);
+                settle(&mut seats, &mut now, 0);
+            }
+        }
+    }
+    for row in (0..20).map(|i| i * 10 + 5) {
+        seats[0].worker.prefetch(0, &[row]);
+        settle(&mut seats, &mut now, 0);
+        assert!(seats[0].look_up(now, 0, &[row]), "row {row}");
+    }
+}
+
+#[test]
+fn of_more_rows_than_there_is_room_for_the_first_are_warm() {
+    let (mut seats, book) = seats(1, LIMITS, 100, 4);
+    let rows: Vec<u32> = (0..300).filter(|&row| fate(row) == Fate::Comes).collect();
+    let warm = WarmRows {
+        table: 0,
+        rows: rows.clone(),
+    };
+    seats[0].worker.warm(Arc::new([warm]));
+    settle(&mut seats, &mut 0, 0);
+    let slots = 64;
+    let most = slots + LIMITS.prefetched as usize;
+    assert!((slots..=most).contains(&book.lock().unwrap().begun));
+    let there = rows.iter().filter(|&&row| seats[0].look_up(0, 0, &[row]));
+    let there: Vec<&u32> = there.collect();
+    assert_eq!(there.len(), slots);
+    // Those on their way when it was full have each taken the place of one.
+    let first = rows[..40].iter().filter(|row| there.contains(row)).count();
+    assert!(first >= 40 - LIMITS.prefetched as usize, "{there:?}");
+}
+
+#[test]
+fn what_was_warm_is_loaded_by_its_owners() {
+    let (mut seats, book) = seats(3, LIMITS, 100, 9);
+    // As many as fit, of tables 1 and 0, some of which can't be read any more.
+    let warm: Arc<[WarmRows]> = [(1, 0..60), (0, 100..130)]
+        .map(|(table, rows)| WarmRows {
+            table,
+            rows: rows.collect(),
+        })
+        .into();
+    for seat in &mut seats {
+        seat.worker.warm(Arc::clone(&warm));
+        assert!(seat.worker.has_work());
+    }
+    // What somebody wants comes all the same, and is not fetched a second time.
+    seats[0].look_up(0, 1, &[50, 120]);
+    let mut now = 0;
+    settle(&mut seats, &mut now, 10);
+    assert!(seats.iter().all(|seat| !seat.worker.is_warming()));
+    assert_eq!(book.lock().unwrap().begun, 60 + 30 + 1);
+    for WarmRows { table, rows } in &*warm {
+        let comes = rows.iter().filter(|&&row| fate(row) == Fate::Comes);
+        for &row in comes {
+            let seat = &mut seats[row as usize % 3];
+            assert!(seat.look_up(now, *table as u32, &[row]), "row {row}");
+        }
+    }
+    // And is found by who writes the list for the next start.
+    let store = seats[0].worker.store(0).expect("a cached table");
+    let mut hot = store.hot(1000);
+    hot.sort_unstable();
+    let expected: Vec<u32> = (100..130).filter(|&row| fate(row) == Fate::Comes).collect();
+    assert_eq!(hot, expected);
+    assert!(seats[0].worker.store(TABLES as usize).is_none());
+}
