@@ -10,7 +10,7 @@ use crate::fetch::{self, BagId, Fetches, Limits, Ready, Ticket};
 use crate::figures::{Count, TableFigures};
 use crate::owners::{Hint, Mail, Owners, Room};
 use crate::parker::Parker;
-use crate::store::{Found, Store, Turn};
+use crate::store::{Found, MISS, Store, Turn};
 use crate::table::{CachedTable, OnFailure, Taken};
 use crate::tier::{EachRow, FetchesFull, Tier, TierError, Wanted};
 use crate::warming::{WarmRows, Warming};
