@@ -134,6 +134,13 @@ impl Flight {
         self.spans.iter().zip(&model.features).map(of_feature).sum()
     }
 
+    /// Whether it has ids of a table of which this says so.
+    pub fn reads_any(&self, tables: &[bool]) -> bool {
+        let features = self.model.iter().flat_map(|model| &model.features);
+        let mut read = self.spans.iter().zip(features);
+        read.any(|(span, feature)| span.ids > 0 && tables[feature.table])
+    }
+
     /// A frame as a worker took it. `schema` finds a bound schema by its number.
     pub fn new(
         at_ns: u64,

@@ -33,6 +33,8 @@ pub struct Ledger {
     schemas: Schemas,
     slots: usize,
     far: bool,
+    /// Of each table, whether it is cached.
+    cached: Vec<bool>,
     holders: BTreeMap<ConnId, Holder>,
     /// Connections so far.
     serial: u64,
@@ -49,13 +51,22 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// An empty ledger for engines of `slots` slots, whose workers may be far from the memory of clients.
-    pub fn new(net: SimNet, schemas: Schemas, lanes: u16, slots: usize, far: bool) -> Ledger {
+    /// An empty ledger for engines of `slots` slots, whose workers may be far from the memory of clients, and tables of which some
+    /// may be cached.
+    pub fn new(
+        net: SimNet,
+        schemas: Schemas,
+        lanes: u16,
+        slots: usize,
+        far: bool,
+        cached: Vec<bool>,
+    ) -> Ledger {
         Ledger {
             net,
             schemas,
             slots,
             far,
+            cached,
             holders: BTreeMap::new(),
             serial: 0,
             ended: Vec::new(),
@@ -460,8 +471,8 @@ impl Ledger {
             rows_failed: self.rows_failed - flight.rows_failed,
             // Each other connection's round is a quantum, and as much again for what was left of the
             // one before and for the bag with which it ends.
-            wait_most: match self.far {
-                // It waits for room and for messages, whose time no work of the lane measures.
+            wait_most: match self.far || flight.reads_any(&self.cached) {
+                // It waits for room and messages, or for rows, whose time no work of the lane measures.
                 true => u64::MAX / 2,
                 false => (connections + 1) * 2 * self.quantum_max,
             },

@@ -57,6 +57,11 @@ impl Drawn {
         }
     }
 
+    /// Of each table, whether it is cached.
+    pub(super) fn tables(&self) -> Vec<bool> {
+        self.sets.iter().map(Option::is_some).collect()
+    }
+
     /// What each worker knows of the tables.
     pub(super) fn workers(
         &self,

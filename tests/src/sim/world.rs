@@ -241,6 +241,7 @@ impl World {
             workers,
             limits.slots as usize,
             bounds.far.is_some(),
+            cached.tables(),
         );
         let (parts, story) = (parts.collect(), Story::new(aloud));
         let dataplane = Dataplane::new(
