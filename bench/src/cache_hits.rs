@@ -4,11 +4,10 @@ use std::hint::black_box;
 
 use anyhow::{Context, Result};
 use rowmill_arena::{HugePages, Window, available_bytes};
-use rowmill_cache::store::{self, Epochs, Held, Shape, Store, Tags, Writer};
-use rowmill_cache::tier::{Answer, ScriptedTier};
-use rowmill_cache::{CachedTable, Worker, fetch};
+use rowmill_cache::store::{MISS, Shape};
 use rowmill_pooling::{Bags, Isa, Kernels, Mode, Output, RowFormat, Rows};
 
+use crate::cache::adaptive::Adaptive;
 use crate::driver::{median, pin_to_first_cpu};
 use crate::gather::{block, seconds_of};
 use crate::ids::{Spread, ids};
@@ -20,6 +19,8 @@ pub(crate) const ROWS: u32 = 2 << 20;
 const MANY_ROWS: u32 = 8 << 20;
 /// Shards of the store.
 const SHARDS: u32 = 4;
+/// Rows that are fetched at a time while the store is filled.
+const FILLING: usize = 1024;
 /// Rows of a round, of which each half is done in one of both ways: long enough that caches are as that way leaves them.
 const LOOKUPS: usize = 1 << 21;
 /// Rounds, each of both in turns.
@@ -160,77 +161,45 @@ impl Hits {
 
 /// A worker with a full store.
 struct Cache {
-    turns: store::Worker,
-    worker: Worker,
+    adaptive: Adaptive,
     /// The rows that it holds.
     rows: Vec<u32>,
 }
 
 impl Cache {
-    /// A store that rows were put into, one after the other, until hardly a slot was left.
+    /// A cache for which more rows were fetched, one after the other, than it has slots.
     fn full(rows: u32, format: RowFormat, dim: usize) -> Result<Cache> {
         let row_bytes = format.row_bytes(dim);
         let (available, _) = available_bytes();
         let rows = rows.min((available / 2 / row_bytes as u64) as u32);
         let shape = Shape::new(rows, SHARDS, row_bytes, row_bytes).context("the cache")?;
-        let (epochs, mut turns) = Epochs::new(1);
-        let made = Store::new(shape, 11, 1, &epochs, Tags::detect(), HugePages::Prefer);
-        let (store, mut writers) = made.context("memory for rows")?;
-        let (block, mut held, mut second) = (block(), Vec::new(), 0);
-        for row in 0..shape.slots() + shape.slots() / 4 {
-            let shard = store.spread().shard(row) as usize;
-            let from = row as usize * 64 % (block.len() - row_bytes);
-            if let Some(choice) = put(&mut writers[shard], row, &block[from..from + row_bytes]) {
-                held.push(row);
-                second += choice;
-            }
+        let mut adaptive = Adaptive::of_shape(shape, FILLING, HugePages::Prefer, block())?;
+        let asked: Vec<u32> = (0..shape.slots() + shape.slots() / 4).collect();
+        for bag in asked.chunks(FILLING) {
+            adaptive.look_up(bag, &[]);
         }
-        eprintln!(
-            "cache: {} of {} slots, {:.1} % of them by second choice, {:?}, tags by {}",
-            held.len(),
-            shape.slots(),
-            100.0 * f64::from(second) / held.len() as f64,
-            store.backing(),
-            store.tags().isa()
-        );
-        let limits = fetch::Limits {
-            staged: BAG_LENGTH,
-            prefetched: 0,
-            asked: 0,
-            bags: 1,
-            row_bytes,
-            budget_ns: u64::MAX,
-        };
-        let table = CachedTable::new(0, store, writers, 1);
-        let tier = ScriptedTier::new(0, |_| vec![], |_| Answer::Never);
-        Ok(Cache {
-            turns: turns.remove(0),
-            worker: Worker::alone(Box::new([Some(table)]), limits, Box::new(tier), 1),
-            rows: held,
-        })
+        let mut places = vec![MISS; asked.len()];
+        adaptive.find(&asked, &mut places);
+        let there = asked
+            .iter()
+            .zip(&places)
+            .filter(|(_, place)| **place != MISS);
+        let rows: Vec<u32> = there.map(|(&row, _)| row).collect();
+        eprintln!("cache: {} of {} slots hold rows", rows.len(), shape.slots());
+        Ok(Cache { adaptive, rows })
     }
 
     /// Looks rows up that are there.
     fn find(&mut self, rows: &[u32], places: &mut [u32]) {
-        let (found, _) = self.worker.find(self.turns.turn(), 0, rows, places);
-        assert_eq!(found.misses(), 0, "all rows are there");
+        let misses = self.adaptive.find(rows, places);
+        assert_eq!(misses, 0, "all rows are there");
     }
 
     /// All slots, for kernels.
     fn slots(&self, dim: usize, format: RowFormat) -> Rows<'_> {
-        let (window, stride, count) = self.worker.slots(0);
+        let (window, stride, count) = self.adaptive.worker().slots(0);
         Rows::over(window, stride, count, dim, format).expect("slots are rows")
     }
-}
-
-/// Puts a row into an empty slot, if there is one for it: of its first choice (0) or its second one (1).
-fn put(writer: &mut Writer, row: u32, bytes: &[u8]) -> Option<u32> {
-    let mut candidates = writer.candidates(row).enumerate();
-    let (number, empty) = candidates.find(|(_, one)| one.held == Held::Nothing)?;
-    drop(candidates);
-    let (ticket, _) = writer.begin(row, empty.slot).expect("the slot was empty");
-    writer.publish(ticket, bytes, 0);
-    Some((number / 16) as u32)
 }
 
 /// What pools a piece.

@@ -12,7 +12,7 @@ use super::reference;
 
 /// Ids of a bag in batches.
 const BAG: usize = 80;
-/// A row is its number.
+/// Bytes of a row: what is in it doesn't matter.
 const ROW_BYTES: usize = 4;
 /// Of hash functions and draws.
 const SEED: u64 = 1;
@@ -47,22 +47,41 @@ impl Adaptive {
         ensure!(capacity > ids, "--rows {capacity} is less than a bag has");
         let slots = (capacity - ids) / WAYS * WAYS;
         let shape = Shape::new(slots as u32, 1, ROW_BYTES, ROW_BYTES).context("--rows")?;
+        Adaptive::of_shape(shape, ids, HugePages::Off, vec![0; ROW_BYTES])
+    }
+
+    /// A cache of that shape where bags of at most so many ids are looked up. Rows are parts of `block`.
+    ///
+    /// # Errors
+    /// Where there is no memory for it.
+    pub(crate) fn of_shape(
+        shape: Shape,
+        ids: usize,
+        huge_pages: HugePages,
+        block: Vec<u8>,
+    ) -> Result<Adaptive> {
+        let row_bytes = shape.row_bytes();
         let options = Options {
             limits: fetch::Limits {
                 staged: ids as u32,
                 prefetched: 0,
                 asked: 0,
                 bags: 1,
-                row_bytes: ROW_BYTES,
+                row_bytes,
                 budget_ns: u64::MAX,
             },
             limbo: ids,
             tags: Tags::detect(),
-            huge_pages: HugePages::Off,
+            huge_pages,
             seed: SEED,
         };
+        let tier = AtOnce {
+            block,
+            row_bytes,
+            wanted: Vec::with_capacity(ids),
+        };
         let parts = Parts {
-            tier: Box::new(AtOnce(Vec::with_capacity(ids))),
+            tier: Box::new(tier),
             wake: Box::new(|| ()),
         };
         let table = TableOptions {
@@ -79,6 +98,17 @@ impl Adaptive {
             places: vec![0; ids],
             bag: Vec::with_capacity(ids),
         })
+    }
+
+    /// Looks rows up: the slot of each, or [`MISS`](store::MISS), which is not fetched. Tells how many are missed.
+    pub(crate) fn find(&mut self, rows: &[u32], places: &mut [u32]) -> usize {
+        let (found, _) = self.worker.find(self.turns.turn(), 0, rows, places);
+        found.misses()
+    }
+
+    /// The worker.
+    pub(crate) fn worker(&self) -> &Worker {
+        &self.worker
     }
 
     /// Lookups of a trace without a fetch, where it comes in batches of so many lookups: each is known as a whole when its first is
@@ -106,7 +136,7 @@ impl Adaptive {
     }
 
     /// Looks a bag up, and fetches what it lacks; `ahead` is looked up next.
-    fn look_up(&mut self, bag: &[u32], ahead: &[u32]) {
+    pub(crate) fn look_up(&mut self, bag: &[u32], ahead: &[u32]) {
         let places = &mut self.places[..bag.len()];
         let (found, mut parker) = self.worker.find(self.turns.turn(), 0, bag, places);
         if found.misses() == 0 {
@@ -140,22 +170,28 @@ impl reference::Cache for Adaptive {
 }
 
 /// A tier that has all rows.
-struct AtOnce(Vec<Wanted>);
+struct AtOnce {
+    block: Vec<u8>,
+    row_bytes: usize,
+    wanted: Vec<Wanted>,
+}
 
 impl Tier for AtOnce {
     fn fetch(&mut self, _: u64, wanted: Wanted) -> Result<(), FetchesFull> {
-        self.0.push(wanted);
+        self.wanted.push(wanted);
         Ok(())
     }
 
     fn poll(&mut self, _: u64, each: EachRow<'_>) {
-        for wanted in self.0.drain(..) {
-            each(wanted.token, Ok(&wanted.row.to_ne_bytes()));
+        let ends = self.block.len() - self.row_bytes + 1;
+        for wanted in self.wanted.drain(..) {
+            let from = wanted.row as usize * 64 % ends;
+            each(wanted.token, Ok(&self.block[from..from + self.row_bytes]));
         }
     }
 
     fn unanswered(&self) -> usize {
-        self.0.len()
+        self.wanted.len()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Suite `cache`: hit rates of the built-in policy beside known ones, on traces and at sizes.
 
-mod adaptive;
+pub(crate) mod adaptive;
 mod generators;
 mod random;
 mod reference;

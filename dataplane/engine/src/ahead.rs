@@ -10,7 +10,9 @@ pub(crate) fn tell(cached: &mut Cached, slots: &[Slot], connections: &[Connectio
     if !cached.worker.asks_ahead() {
         return;
     }
-    let checked = slots.iter().filter(|slot| slot.stage == Stage::Pooling);
+    let checked = slots
+        .iter()
+        .filter(|slot| matches!(slot.stage, Stage::Pooling | Stage::Waiting));
     cached.worker.ahead(checked.flat_map(|slot| {
         let features = bound(connections, slot).features.iter();
         features.zip(slot.spans.iter()).map(|(feature, span)| {
