@@ -102,6 +102,9 @@ pub(crate) struct Lookup {
     /// Give up after so many milliseconds
     #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=3_600_000))]
     deadline_ms: u32,
+    /// Only have rows of cached tables fetched that are not in memory, as far as there is room
+    #[arg(long, conflicts_with_all = ["full", "json"])]
+    prefetch: bool,
     /// Show every element
     #[arg(long)]
     full: bool,
@@ -191,15 +194,19 @@ impl Lookup {
         let mut session = Client::connect(&self.endpoint, options)?;
         let schema = bind(&mut session, &wanted, self.pool, self.output.output())?;
         let batch = batch(&wanted)?;
-        let bytes = schema.target_bytes(1);
-        let region = session.region(usize::try_from(bytes)?.next_multiple_of(4096))?;
-        let target = session.target(&region, bytes)?;
         let request = RequestOptions {
             remaining: Some(deadline),
             ..RequestOptions::default()
         };
         let sent = Instant::now();
-        let ticket = session.submit(&schema, &batch, target, &request)?;
+        let ticket = if self.prefetch {
+            session.prefetch(&schema, &batch, &request)?
+        } else {
+            let bytes = schema.target_bytes(1);
+            let region = session.region(usize::try_from(bytes)?.next_multiple_of(4096))?;
+            let target = session.target(&region, bytes)?;
+            session.submit(&schema, &batch, target, &request)?
+        };
         // The dataplane keeps the deadline; one that has stopped altogether can't say so.
         let answer = session.wait_for(ticket, Wait::Block, deadline + GRACE)?;
         let answer = answer
@@ -207,6 +214,9 @@ impl Lookup {
         let round_trip = sent.elapsed();
         if let Err(failure) = answer.outcome {
             bail!(explain(failure, &wanted, session.tables()?));
+        }
+        if self.prefetch {
+            return print("the ids were taken; `rowmill status` tells what is fetched\n");
         }
         let found: Vec<Found<'_>> = wanted
             .iter()
