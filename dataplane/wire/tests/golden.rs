@@ -129,6 +129,12 @@ fn lookup_offsets() -> Frame {
     }
 }
 
+fn prefetch() -> Frame {
+    let mut frame = lookup_offsets();
+    frame.header.op = Op::Prefetch;
+    frame
+}
+
 fn lookup_block() -> Frame {
     let block = FeatureSpan {
         first_id: 25,
@@ -175,6 +181,7 @@ fn requests() -> Vec<(&'static str, Frame)> {
         ("lookup-regions", lookup_regions()),
         ("lookup-offsets", lookup_offsets()),
         ("lookup-block", lookup_block()),
+        ("prefetch", prefetch()),
     ]
 }
 
