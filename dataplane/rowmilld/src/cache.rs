@@ -169,8 +169,12 @@ impl CachePlan {
                 return Choice::warning(&what, chosen, why);
             }
             let why = format!(
-                "the rest of {all} stays in {}",
-                generation.path(info).display()
+                "the rest of {all} stays in {}; {}",
+                generation.path(info).display(),
+                match listed.on_failure {
+                    OnFailure::Error => "what wants a row that can't be read is refused",
+                    OnFailure::DefaultRow => "a row that can't be read is taken for zeros",
+                }
             );
             Choice::new(&what, chosen, why)
         };
