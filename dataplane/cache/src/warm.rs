@@ -19,6 +19,9 @@ const HEAD_BYTES: usize = MAGIC.len() + size_of::<u32>();
 /// Longest file that is read: the numbers of a quarter of a billion rows.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 
+/// Rows that a file may list at most, of all tables: half of what is read, so that all names fit besides.
+pub const ROWS_MAX: usize = FILE_BYTES_MAX as usize / 2 / size_of::<u32>();
+
 /// The rows of a table that are to be loaded first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WarmTable {
@@ -78,7 +81,13 @@ impl Warm {
     /// # Panics
     /// If a name has more than 65,535 bytes, or there are more tables than that.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = MAGIC.to_vec();
+        let names: usize = (self.tables.iter()).map(|table| table.name.len()).sum();
+        let rows: usize = (self.tables.iter()).map(|table| table.rows.len()).sum();
+        // A table has the lengths of its name and its list besides, and there are those of the head.
+        let rest = HEAD_BYTES + 4 + self.generation.len() + 6 * self.tables.len();
+        let bytes = rest + names + rows * size_of::<u32>();
+        let mut out = Vec::with_capacity(bytes);
+        out.extend(MAGIC);
         out.extend([0; 4]);
         let tables = u16::try_from(self.tables.len()).expect("a model has fewer tables");
         out.extend(tables.to_le_bytes());
@@ -91,6 +100,7 @@ impl Warm {
         }
         let checksum = crc32fast::hash(&out[HEAD_BYTES..]);
         out[MAGIC.len()..HEAD_BYTES].copy_from_slice(&checksum.to_le_bytes());
+        debug_assert_eq!(out.len(), bytes, "memory is taken once");
         out
     }
 
@@ -120,11 +130,17 @@ impl Warm {
     /// # Errors
     /// [`WarmError`].
     pub fn read(path: &Path) -> Result<Option<Warm>, WarmError> {
-        let file = match File::open(path) {
+        // What is no file is not opened, since a pipe would wait for a writer.
+        let about = match fs::metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file.map_err(io_error(path))?,
+            about => about.map_err(io_error(path))?,
         };
-        let mut bytes = Vec::new();
+        if !about.is_file() {
+            let (path, fault) = (path.to_owned(), WarmFault::Foreign);
+            return Err(WarmError::Damaged { path, fault });
+        }
+        let file = File::open(path).map_err(io_error(path))?;
+        let mut bytes = Vec::with_capacity(about.len().min(FILE_BYTES_MAX) as usize + 1);
         let read = file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes);
         read.map_err(io_error(path))?;
         let warm = match bytes.len() as u64 {
@@ -293,5 +309,7 @@ mod tests {
         fs::write(&path, [1; 10]).unwrap();
         let error = Warm::read(&path).unwrap_err();
         assert!(error.to_string().contains("begins empty"), "{error}");
+        let error = Warm::read(&partial).unwrap_err();
+        assert!(error.to_string().contains("no list"), "{error}");
     }
 }

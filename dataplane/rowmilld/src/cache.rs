@@ -7,6 +7,7 @@ use anyhow::Context;
 use rowmill_arena::{DIRECT_ALIGN, HugePages};
 use rowmill_cache::store::{self, Shape, ShapeError, Tags};
 use rowmill_cache::tier::{FileTable, FileTier, FileTierOptions};
+use rowmill_cache::warm::ROWS_MAX;
 use rowmill_cache::{OnFailure, Options, Parts, TableOptions, fetch};
 use rowmill_table::{Generation, Keep, TableInfo};
 
@@ -87,7 +88,7 @@ impl CachePlan {
         let strides = tables.iter().zip(generation.tables()).filter_map(listed);
         let row_bytes = strides.max().unwrap_or(0);
         Ok(CachePlan {
-            cache: config.cache,
+            cache: config.cache.clone(),
             workers: workers as u64,
             row_bytes,
             tables,
@@ -145,7 +146,20 @@ impl CachePlan {
             0 => 0,
             bytes => self.workers * self.cache.worker_bytes(bytes as u64, self.workers),
         };
-        rows + checksums + workers
+        rows + checksums + workers + self.warm_bytes()
+    }
+
+    /// Bytes for the list of warm rows, and for the file that it becomes.
+    fn warm_bytes(&self) -> u64 {
+        if self.cache.warm_file.is_none() {
+            return 0;
+        }
+        let cached = |(_, listed): (usize, &Listed)| match listed.placement {
+            Placement::Cached => u64::from(listed.shape.slots()),
+            Placement::Resident => 0,
+        };
+        let rows: u64 = self.listed().map(cached).sum();
+        rows.min(ROWS_MAX as u64) * 2 * size_of::<u32>() as u64
     }
 
     /// What was chosen of each listed table, and of what workers have for them.

@@ -24,4 +24,5 @@ pub mod ports;
 mod room;
 pub mod serve;
 pub mod service;
+pub mod warm;
 pub mod worker;

@@ -12,6 +12,7 @@ use crate::config::Placement;
 use crate::figures::{COUNTERS, Figures};
 use crate::metrics::{Metrics, escape};
 use crate::plan::{Choice, Plan};
+use crate::warm::WarmView;
 use crate::worker::SLEEP_MAX;
 
 /// A worker that has not made a step for so long is stuck: ten times its longest sleep.
@@ -96,6 +97,7 @@ pub struct Overview {
     tables: OnceLock<Arc<Resident>>,
     clients: OnceLock<Clients>,
     cache: OnceLock<CacheView>,
+    warm: OnceLock<Arc<WarmView>>,
 }
 
 /// A page: status code, content type, body.
@@ -128,6 +130,7 @@ impl Overview {
             tables: OnceLock::new(),
             clients: OnceLock::new(),
             cache: OnceLock::new(),
+            warm: OnceLock::new(),
         }
     }
 
@@ -172,6 +175,11 @@ impl Overview {
     /// Tables are cached.
     pub fn set_cache(&self, cache: CacheView) {
         self.cache.get_or_init(|| cache);
+    }
+
+    /// A list of warm rows is kept.
+    pub fn set_warm(&self, warm: Arc<WarmView>) {
+        self.warm.get_or_init(|| warm);
     }
 
     /// Clients can connect.
@@ -267,7 +275,7 @@ impl Overview {
                 "placement": self.placement(&table.name),
             })
         };
-        json!({
+        let mut status = json!({
             "program": "rowmilld",
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
@@ -289,7 +297,11 @@ impl Overview {
                 "rows_bytes": self.rows_bytes(),
                 "backing": resident.map_or("not loaded yet".into(), |tables| tables.backing().to_string()),
             },
-        })
+        });
+        if let Some(warm) = self.warm.get() {
+            status["warm"] = warm.status();
+        }
+        status
     }
 
     /// Where a table's rows are.
@@ -373,6 +385,9 @@ impl Overview {
         self.worker_metrics(&mut out);
         if let Some(cache) = self.cache.get() {
             cache.metrics(&mut out);
+        }
+        if let Some(warm) = self.warm.get() {
+            warm.metrics(&mut out);
         }
         out.text()
     }

@@ -28,6 +28,7 @@ use crate::overview::{Clients, Overview, State, Visitors};
 use crate::plan::{Choice, Plan, bytes_text};
 use crate::ports::{Lane, Port, Server};
 use crate::service::Sessions;
+use crate::warm;
 
 /// How often loading says how far it is.
 const PROGRESS: Duration = Duration::from_secs(2);
@@ -76,11 +77,18 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
 
     let mailboxes: Vec<Arc<Mailbox>> = plan.seats.iter().map(|_| Arc::default()).collect();
     let huge_pages = config.model.huge_pages;
-    let (parts, choices) = plan.cache.open(&plan.generation, huge_pages, &mailboxes)?;
+    let (mut parts, choices) = plan.cache.open(&plan.generation, huge_pages, &mailboxes)?;
     choices
         .into_iter()
         .for_each(|choice| overview.choose(choice));
     overview.set_cache(plan.cache.view(&plan.generation, &parts));
+    let (warm, choice) = warm::begin(config, &plan.generation, &mut parts)?;
+    choice
+        .into_iter()
+        .for_each(|choice| overview.choose(choice));
+    if let Some(warm) = &warm {
+        overview.set_warm(Arc::clone(warm.view()));
+    }
     let mut workers = start_workers(config, &plan, &overview, &mailboxes, parts)?;
     let sessions = Arc::new(Sessions::new(
         config.model.name(),
@@ -108,6 +116,9 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         server.stop_accepting();
     }
     drain(config, &overview, &mailboxes);
+    if let Some(warm) = warm {
+        warm.end();
+    }
     // It ends the connections and waits for the workers to let go, so they still run.
     drop(server);
     workers.stop(&mailboxes);

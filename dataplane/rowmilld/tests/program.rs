@@ -1,11 +1,12 @@
 //! The program itself: it is started on a small model, asked, and ended.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+#[path = "support/program.rs"]
+mod support;
+
+use std::io::Write;
+use std::net::TcpStream;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rowmill_port::ClientPort;
@@ -14,182 +15,9 @@ use rowmill_table::{RowFormat, TableSpec, generate, silent};
 use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::request::{self, Element, FeatureSpan, Header, Op, Place as Source, Segment};
 use rowmill_wire::{Pooling, Schema, Status};
-use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
+use rustix::process::Signal;
 
-/// Long enough for a loaded machine, short enough for a person.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// A folder with a model and a configuration.
-struct Place {
-    folder: TempDir,
-}
-
-impl Place {
-    fn new() -> Place {
-        let folder = tempfile::tempdir().unwrap();
-        let spec = |name: &str, format| TableSpec {
-            name: name.into(),
-            rows: 1000,
-            dim: 16,
-            format,
-            kind: rowmill_table::TableKind::Dense,
-        };
-        let specs = [spec("f", RowFormat::F32), spec("q", RowFormat::Int8)];
-        generate(folder.path().join("model"), 1, &specs, 1, &silent).unwrap();
-        Place { folder }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn endpoint(&self) -> String {
-        format!("shm:{}", self.path("r.sock").display())
-    }
-
-    /// Writes a configuration with `model` in the section of the model and `more` behind.
-    fn configure(&self, model: &str, more: &str) -> PathBuf {
-        let path = self.path("rowmilld.toml");
-        let text = format!(
-            "endpoints = [\"{}\"]\n[model]\ndirectory = \"{}\"\n{model}\n{more}\n",
-            self.endpoint(),
-            self.path("model").display()
-        );
-        std::fs::write(&path, text).unwrap();
-        path
-    }
-}
-
-/// What fits a small machine that does other things too.
-const MODEST: &str =
-    "[workers]\ncpus = 2\npin = false\n[limits]\nslots = 4\n[admin]\naddress = \"127.0.0.1:0\"";
-
-fn command(config: &Path, check: bool) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rowmilld"));
-    command
-        .arg("--config")
-        .arg(config)
-        .env_remove("ROWMILL_LOG");
-    if check {
-        command.arg("--check");
-    }
-    command
-}
-
-fn run(config: &Path, check: bool) -> (Output, String) {
-    let output = command(config, check).output().unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    (output, stderr)
-}
-
-/// A running program; killed when dropped.
-struct Running {
-    child: Child,
-    lines: Receiver<String>,
-    log: String,
-}
-
-impl Running {
-    fn start(config: &Path) -> Running {
-        let mut child = command(config, false)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let stderr = BufReader::new(child.stderr.take().unwrap());
-        let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            for line in stderr.lines().map_while(Result::ok) {
-                if sender.send(line).is_err() {
-                    return;
-                }
-            }
-        });
-        Running {
-            child,
-            lines,
-            log: String::new(),
-        }
-    }
-
-    /// Waits for a line of the log that contains `part`.
-    fn wait_for(&mut self, part: &str) -> String {
-        let until = Instant::now() + PATIENCE;
-        while let Ok(line) = self
-            .lines
-            .recv_timeout(until.saturating_duration_since(Instant::now()))
-        {
-            self.log += &line;
-            self.log.push('\n');
-            if line.contains(part) {
-                return line;
-            }
-        }
-        panic!("no line with `{part}` in:\n{}", self.log);
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    /// Waits for the end; gives the exit code.
-    fn code(&mut self) -> Option<i32> {
-        let until = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status.code();
-            }
-            assert!(
-                Instant::now() < until,
-                "it does not end; its log:\n{}",
-                self.log
-            );
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It has ended already where the test went well.
-        let _ended = self.child.kill();
-        let _status = self.child.wait();
-    }
-}
-
-/// Starts the program; gives the address of its admin pages too.
-fn ready(config: &Path) -> (Running, SocketAddr) {
-    let mut running = Running::start(config);
-    let line = running.wait_for("admin pages on");
-    let address = line
-        .rsplit("http://")
-        .next()
-        .unwrap()
-        .trim()
-        .parse()
-        .unwrap();
-    running.wait_for("ready: serving");
-    (running, address)
-}
-
-/// Sends `request`; gives the whole reply.
-fn ask(address: SocketAddr, request: &str) -> String {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(request.as_bytes()).unwrap();
-    let mut reply = String::new();
-    stream.read_to_string(&mut reply).unwrap();
-    reply
-}
-
-fn page(address: SocketAddr, path: &str) -> (u16, String) {
-    let reply = ask(address, &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"));
-    let (head, body) = reply.split_once("\r\n\r\n").unwrap();
-    (
-        head.split(' ').nth(1).unwrap().parse().unwrap(),
-        body.to_owned(),
-    )
-}
+use support::{MODEST, PATIENCE, Place, Running, ask, page, ready, run};
 
 /// Sends null requests on a lane and waits for the answers.
 fn null_requests(client: &mut ShmClient, lane: u16, count: u64) {

@@ -2,6 +2,7 @@
 
 use core::fmt;
 use core::str::FromStr;
+use std::path::PathBuf;
 
 use rowmill_arena::PageCache;
 use rowmill_cache::OnFailure;
@@ -67,7 +68,7 @@ impl From<Failure> for OnFailure {
 }
 
 /// What each worker has for cached tables.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cache {
     /// Reads of files that a worker has in flight at most. Rows of neighbouring pages share one.
@@ -85,6 +86,10 @@ pub struct Cache {
     /// Whether a file whose file system has no O_DIRECT is read by way of the page cache.
     #[serde(deserialize_with = "from_text")]
     pub page_cache: PageCacheUse,
+    /// Where the list of the rows that are wanted most is kept, so that the next start loads them first.
+    pub warm_file: Option<PathBuf>,
+    /// How often it is written, in seconds.
+    pub warm_every_s: u32,
 }
 
 impl Default for Cache {
@@ -97,6 +102,8 @@ impl Default for Cache {
             parked_bags: 8192,
             prefetched_rows: 256,
             page_cache: PageCacheUse(PageCache::Refuse),
+            warm_file: None,
+            warm_every_s: 30,
         }
     }
 }
@@ -133,23 +140,33 @@ impl Cache {
     fn fault(&self) -> Option<(&'static str, String)> {
         let least = u64::from(MAX_IDS_PER_BAG);
         let (short, long) = (MIN_READ_BYTES as u64, MAX_READ_BYTES as u64);
-        let ranges: [(&'static str, u32, u64, u64); 6] = [
+        let ranges: [(&'static str, u32, u64, u64); 7] = [
             ("cache.reads", self.reads, 1, 4096),
             ("cache.read_bytes", self.read_bytes, short, long),
             ("cache.budget_ms", self.budget_ms, 1, 3_600_000),
             ("cache.staged_rows", self.staged_rows, least, 1 << 20),
             ("cache.parked_bags", self.parked_bags, 1, 1 << 20),
             ("cache.prefetched_rows", self.prefetched_rows, 0, 1 << 20),
+            ("cache.warm_every_s", self.warm_every_s, 1, 86_400),
         ];
         for (key, given, low, high) in ranges {
             if !(low..=high).contains(&u64::from(given)) {
                 return Some((key, format!("is {given}; write {low} to {high}")));
             }
         }
-        (!self.read_bytes.is_multiple_of(4096)).then(|| {
+        if !self.read_bytes.is_multiple_of(4096) {
             let reason = format!("is {}; write a multiple of 4096", self.read_bytes);
-            ("cache.read_bytes", reason)
-        })
+            return Some(("cache.read_bytes", reason));
+        }
+        let file = self.warm_file.as_ref()?;
+        let reason = if file.file_name().is_none() {
+            "names no file; write a path such as /var/lib/rowmill/demo.warm"
+        } else if self.prefetched_rows == 0 {
+            "loads rows in advance, and cache.prefetched_rows = 0 lets no row be; write more there"
+        } else {
+            return None;
+        };
+        Some(("cache.warm_file", reason.into()))
     }
 }
 

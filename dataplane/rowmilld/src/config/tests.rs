@@ -194,6 +194,21 @@ fn bad_values_are_refused_with_place_and_advice() {
             "line 4",
             "`refuse` or `allow`, not `use`",
         ),
+        (
+            "[model]\ndirectory = \"/m\"\n[cache]\nwarm_file = \"/\"",
+            "cache.warm_file",
+            "a path such as",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\n[cache]\nwarm_file = \"/w\"\nprefetched_rows = 0",
+            "cache.warm_file",
+            "write more there",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\n[cache]\nwarm_every_s = 0",
+            "cache.warm_every_s",
+            "write 1 to 86400",
+        ),
     ];
     for (text, place, advice) in cases {
         let error = parse(text).unwrap_err();

@@ -1,0 +1,388 @@
+//! The list of rows that are wanted most, kept in a file so that the next start loads them first.
+//!
+//! A thread of its own reads which rows are there and writes them every so often, and once more when everything is drained. It waits for
+//! no worker and no worker for it. Whatever goes wrong with the file costs a start its head start and nothing else.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use anyhow::Context;
+use rowmill_cache::WarmRows;
+use rowmill_cache::store::Store;
+use rowmill_cache::warm::{ROWS_MAX, Warm, WarmError, WarmFault, WarmTable};
+use rowmill_table::Generation;
+use serde_json::{Value, json};
+
+use crate::cache::Part;
+use crate::config::Config;
+use crate::metrics::Metrics;
+use crate::plan::Choice;
+
+const WHAT: &str = "warm rows";
+
+/// How long the end waits for the file to be written: half a gigabyte at the rate of a slow disk.
+const LAST_WRITE: Duration = Duration::from_secs(10);
+
+/// A cached table.
+#[derive(Debug)]
+struct Table {
+    number: usize,
+    name: String,
+    /// How many rows it has, cached or not.
+    rows: u64,
+    store: Arc<Store>,
+}
+
+/// The file as the admin pages show it.
+#[derive(Debug)]
+pub struct WarmView {
+    path: PathBuf,
+    /// Rows in the file as it was written last.
+    rows: AtomicU64,
+    written: AtomicU64,
+    failures: AtomicU64,
+    is_failing: AtomicBool,
+    /// What workers were given at start, until all have loaded it.
+    loading: Weak<[WarmRows]>,
+}
+
+impl WarmView {
+    /// Whether rows of the file are still being loaded.
+    fn is_loading(&self) -> bool {
+        self.loading.strong_count() > 0
+    }
+
+    pub(crate) fn status(&self) -> Value {
+        json!({
+            "file": self.path.display().to_string(),
+            "rows": self.rows.load(Relaxed),
+            "written": self.written.load(Relaxed),
+            "failures": self.failures.load(Relaxed),
+            "failing": self.is_failing.load(Relaxed),
+            "loading": self.is_loading(),
+        })
+    }
+
+    pub(crate) fn metrics(&self, out: &mut Metrics) {
+        let all: [(&str, &str, &str, u64); 4] = [
+            (
+                "rowmill_warm_rows",
+                "gauge",
+                "Rows in the file of warm rows as it was written last.",
+                self.rows.load(Relaxed),
+            ),
+            (
+                "rowmill_warm_loading",
+                "gauge",
+                "1 while rows of the file are loaded.",
+                self.is_loading().into(),
+            ),
+            (
+                "rowmill_warm_written_total",
+                "counter",
+                "Times that the file of warm rows was written.",
+                self.written.load(Relaxed),
+            ),
+            (
+                "rowmill_warm_failures_total",
+                "counter",
+                "Times that the file of warm rows could not be written.",
+                self.failures.load(Relaxed),
+            ),
+        ];
+        for (name, kind, help, value) in all {
+            out.family(name, kind, help);
+            out.sample(name, "", value);
+        }
+    }
+}
+
+/// The thread that writes the file.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    view: Arc<WarmView>,
+    ending: Sender<()>,
+    ended: Receiver<()>,
+}
+
+/// What was read of a file.
+#[derive(Debug)]
+struct Found {
+    rows: Arc<[WarmRows]>,
+    choice: Choice,
+    /// Whether it is a file of ours, or none, and may be written.
+    is_ours: bool,
+}
+
+/// Where the configuration names a file: gives the workers what it lists, and keeps it from now on. With it comes what was found
+/// in it.
+///
+/// # Errors
+/// Where no thread can be started.
+pub(crate) fn begin(
+    config: &Config,
+    generation: &Generation,
+    parts: &mut [Part],
+) -> anyhow::Result<(Option<Keeper>, Option<Choice>)> {
+    let Some(path) = config.cache.warm_file.clone() else {
+        return Ok((None, None));
+    };
+    let tables = cached_tables(generation, parts);
+    if tables.is_empty() {
+        let why = "cache.warm_file is set, and no table is cached";
+        return Ok((None, Some(Choice::warning(WHAT, "none", why))));
+    }
+    let name = format!(
+        "{}, generation {}",
+        config.model.name(),
+        generation.number()
+    );
+    let Found {
+        rows,
+        choice,
+        is_ours,
+    } = find(&path, &name, &tables);
+    for (_, worker) in parts {
+        worker.warm(Arc::clone(&rows));
+    }
+    if !is_ours {
+        return Ok((None, Some(choice)));
+    }
+    let view = Arc::new(WarmView {
+        path,
+        rows: AtomicU64::new(0),
+        written: AtomicU64::new(0),
+        failures: AtomicU64::new(0),
+        is_failing: AtomicBool::new(false),
+        loading: Arc::downgrade(&rows),
+    });
+    let every = Duration::from_secs(config.cache.warm_every_s.into());
+    let keeper = Keeper::start(view, every, name, tables)?;
+    Ok((Some(keeper), Some(choice)))
+}
+
+/// The cached tables, whose stores all workers share.
+fn cached_tables(generation: &Generation, parts: &[Part]) -> Vec<Table> {
+    let Some((_, worker)) = parts.first() else {
+        return Vec::new();
+    };
+    let table = |(number, info): (usize, &rowmill_table::TableInfo)| {
+        Some(Table {
+            number,
+            name: info.name.clone(),
+            rows: info.stored_rows(),
+            store: Arc::clone(worker.store(number)?),
+        })
+    };
+    let tables = generation.tables().iter().enumerate();
+    tables.filter_map(table).collect()
+}
+
+/// Reads what a file lists of these tables.
+fn find(path: &Path, name: &str, tables: &[Table]) -> Found {
+    let none = |choice, is_ours| Found {
+        rows: Vec::new().into(),
+        choice,
+        is_ours,
+    };
+    let at = path.display();
+    let warm = match Warm::read(path) {
+        Ok(Some(warm)) => warm,
+        Ok(None) => {
+            let why = format!("{at} is not there yet; it is for the next start");
+            return none(Choice::new(WHAT, "none", why), true);
+        }
+        Err(WarmError::Damaged {
+            fault: WarmFault::Foreign,
+            ..
+        }) => {
+            let why = format!(
+                "cache.warm_file: {at} is no list of warm rows, and is left as it is; name another file"
+            );
+            return none(Choice::warning(WHAT, "none", why), false);
+        }
+        Err(error) => return none(Choice::warning(WHAT, "none", error.to_string()), true),
+    };
+    if warm.generation != name {
+        let why = format!(
+            "{at} is of {}, and this is {name}, whose rows may have other numbers",
+            warm.generation
+        );
+        return none(Choice::warning(WHAT, "none", why), true);
+    }
+    let listed: usize = warm.tables.iter().map(|table| table.rows.len()).sum();
+    let (mut rows, mut texts) = (Vec::new(), Vec::new());
+    for WarmTable {
+        name,
+        rows: mut list,
+    } in warm.tables
+    {
+        let Some(table) = tables.iter().find(|table| table.name == name) else {
+            continue;
+        };
+        list.retain(|&row| u64::from(row) < table.rows);
+        texts.push(format!("{} of {name}", list.len()));
+        rows.push(WarmRows {
+            table: table.number,
+            rows: list,
+        });
+    }
+    let taken: usize = rows.iter().map(|table: &WarmRows| table.rows.len()).sum();
+    let chosen = match texts.is_empty() {
+        true => "none".into(),
+        false => texts.join(", "),
+    };
+    let mut why = format!("{at} lists them; they are loaded first, as far as there is room");
+    if taken < listed {
+        let left = listed - taken;
+        why += &format!("; {left} others are of tables that are not cached, or beyond their ends");
+    }
+    Found {
+        rows: rows.into(),
+        choice: Choice::new(WHAT, chosen, why),
+        is_ours: true,
+    }
+}
+
+impl Keeper {
+    fn start(
+        view: Arc<WarmView>,
+        every: Duration,
+        generation: String,
+        tables: Vec<Table>,
+    ) -> anyhow::Result<Keeper> {
+        let ((ending, wait), (done, ended)) = (channel(), channel());
+        let keeper = Keeper {
+            view: Arc::clone(&view),
+            ending,
+            ended,
+        };
+        let work = move || {
+            loop {
+                let waited = wait.recv_timeout(every);
+                write(&view, &generation, &tables);
+                if waited != Err(RecvTimeoutError::Timeout) {
+                    break;
+                }
+            }
+            // Where nobody waits for it any more, the process ends.
+            let _ = done.send(());
+        };
+        let thread = std::thread::Builder::new().name("rowmilld-warm".into());
+        let started = thread.spawn(work);
+        started.context("cannot start the thread that keeps cache.warm_file")?;
+        Ok(keeper)
+    }
+
+    /// What it tells others.
+    pub(crate) fn view(&self) -> &Arc<WarmView> {
+        &self.view
+    }
+
+    /// Writes the file once more. The workers are still there, so that it can tell whether they have loaded all of it.
+    pub(crate) fn end(self) {
+        drop(self.ending);
+        if self.ended.recv_timeout(LAST_WRITE).is_err() {
+            let at = self.view.path.display();
+            tracing::warn!(
+                "{at} was not written within {LAST_WRITE:?}; the next start loads what it had before"
+            );
+        }
+    }
+}
+
+/// Writes what is there now, unless the file tells of more: while its rows are being loaded it stays.
+fn write(view: &WarmView, generation: &str, tables: &[Table]) {
+    if view.is_loading() {
+        return;
+    }
+    let slots = |table: &Table| u64::from(table.store.shape().slots());
+    let all: u64 = tables.iter().map(slots).sum();
+    let hot = |table: &Table| {
+        // Each table has its part where a file has no room for all.
+        let most = slots(table).min(slots(table) * ROWS_MAX as u64 / all.max(1));
+        WarmTable {
+            name: table.name.clone(),
+            rows: table.store.hot(most as usize),
+        }
+    };
+    let warm = Warm {
+        generation: generation.into(),
+        tables: tables.iter().map(hot).collect(),
+    };
+    let rows: usize = warm.tables.iter().map(|table| table.rows.len()).sum();
+    let outcome = warm.write(&view.path);
+    let is_failing = outcome.is_err();
+    let was_failing = view.is_failing.swap(is_failing, Relaxed);
+    match outcome {
+        Ok(()) => {
+            view.rows.store(rows as u64, Relaxed);
+            view.written.fetch_add(1, Relaxed);
+            if was_failing {
+                tracing::info!("{} is written again", view.path.display());
+            }
+        }
+        Err(error) => {
+            view.failures.fetch_add(1, Relaxed);
+            if !was_failing {
+                tracing::warn!(
+                    "the list of warm rows can't be written, and the next start loads what it had before: {error}"
+                );
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rowmill_arena::HugePages;
+    use rowmill_cache::store::{Epochs, Shape, Tags};
+
+    use super::*;
+
+    #[test]
+    fn a_list_stays_until_its_rows_are_loaded() {
+        let folder = tempfile::tempdir().unwrap();
+        let (epochs, _) = Epochs::new(1);
+        let shape = Shape::new(512, 1, 4, 4).unwrap();
+        let (store, _) = Store::new(shape, 1, 4, &epochs, Tags::detect(), HugePages::Off).unwrap();
+        let table = Table {
+            number: 3,
+            name: "a".into(),
+            rows: 100,
+            store,
+        };
+        let path = folder.path().join("warm");
+        let listed = Warm {
+            generation: "m".into(),
+            tables: vec![WarmTable {
+                name: "a".into(),
+                rows: vec![5, 99, 100],
+            }],
+        };
+        listed.write(&path).unwrap();
+        let tables = [table];
+        let found = find(&path, "m", &tables);
+        let rows = WarmRows {
+            table: 3,
+            rows: vec![5, 99],
+        };
+        assert_eq!(*found.rows, [rows]);
+        let view = WarmView {
+            path: path.clone(),
+            rows: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+            is_failing: AtomicBool::new(false),
+            loading: Arc::downgrade(&found.rows),
+        };
+        write(&view, "m", &tables);
+        assert_eq!(Warm::read(&path).unwrap(), Some(listed));
+        drop(found);
+        write(&view, "m", &tables);
+        assert_eq!(Warm::read(&path).unwrap().unwrap().tables[0].rows, [0; 0]);
+    }
+}

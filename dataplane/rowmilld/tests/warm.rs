@@ -1,0 +1,280 @@
+//! Rows of a cached table are there again after a restart, and nothing that happens to the list of them keeps the service from
+//! serving.
+
+#[path = "support/program.rs"]
+mod support;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rowmill_arena::HugePages;
+use rowmill_cache::warm::{Warm, WarmTable};
+use rowmill_port::ClientPort;
+use rowmill_port::shm::ShmClient;
+use rowmill_table::{Generation, LoadOptions, silent};
+use rowmill_wire::limits::SLOT_BYTES;
+use rowmill_wire::request::{self, Element, FeatureSpan, Header, Op, Place as Source, Segment};
+use rowmill_wire::{Pooling, Schema, Status};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use support::{MODEST, PATIENCE, Place, page, ready};
+
+const DIM: usize = 16;
+
+/// The configuration of a service that has room for 600 of 1000 rows, and a list of them in `file`.
+fn configure(place: &Place, model: &str, file: &Path) -> PathBuf {
+    let cache = format!(
+        "[cache]\npage_cache = \"allow\"\nbudget_ms = 20000\nwarm_every_s = 1\nwarm_file = \"{}\"\n\
+         [[tables]]\nname = \"f\"\nplacement = \"cached\"\ncache_bytes = 42000\n",
+        file.display()
+    );
+    place.configure(model, &(cache + MODEST))
+}
+
+fn status(address: SocketAddr) -> Value {
+    serde_json::from_str(&page(address, "/status").1).unwrap()
+}
+
+/// Waits until what `/status` says is as wanted.
+fn wait_until(address: SocketAddr, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let status = status(address);
+        if is_so(&status) {
+            return status;
+        }
+        assert!(Instant::now() < until, "no {what}: {status:#}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Looks rows up, each in a bag of its own, compares what comes, and gives how many were there.
+fn look_up(place: &Place, address: SocketAddr, ids: &[u32]) -> u64 {
+    let counted = |status: &Value| {
+        let count = |name: &str| status["cache"][0][name].as_u64().unwrap();
+        (count("lookups"), count("hits"))
+    };
+    let (lookups, hits) = counted(&status(address));
+    let mut client = ShmClient::connect(&place.endpoint(), "warm", 4).unwrap();
+    let (schema, row) = Schema::side_by_side(1000, [("x", "f", Pooling::Sum, DIM as u32)]);
+    let schema = client.bind(&schema).unwrap();
+    let target = client.register(row as usize * ids.len()).unwrap();
+    let bytes = |list: &[u32]| -> Vec<u8> { list.iter().flat_map(|x| x.to_le_bytes()).collect() };
+    let at = request::inline_offset(1) as u32;
+    let segment = |offset| Segment {
+        place: Source::Inline { offset },
+        element: Element::Bits32,
+        len: ids.len() as u64 * 4,
+    };
+    let header = Header {
+        op: Op::Lookup,
+        schema,
+        bags: ids.len() as u32,
+        target_region: target.0,
+        lengths: segment(at),
+        ids: segment(at + ids.len() as u32 * 4),
+        ..Header::null(1)
+    };
+    let span = FeatureSpan {
+        lengths_at: 0,
+        ids_at: 0,
+        ids: ids.len() as u32,
+        first_id: 0,
+    };
+    let mut frame = [0; SLOT_BYTES];
+    let inline = [bytes(&vec![1; ids.len()]), bytes(ids)];
+    let inline = [inline[0].as_slice(), inline[1].as_slice()];
+    let len = request::encode(&header, &[span], &inline, &mut frame).unwrap();
+    client.submit(0, 0, &frame[..len]).unwrap();
+    let until = Instant::now() + PATIENCE;
+    let record = loop {
+        if let Some(record) = client.poll(0).unwrap() {
+            break record;
+        }
+        assert!(Instant::now() < until, "no answer");
+        client.wait(Some(Duration::from_millis(100))).unwrap();
+    };
+    assert_eq!(record.status, Status::Ok);
+    let mut answered = vec![0; row as usize * ids.len()];
+    client.memory(target).unwrap().read(0, &mut answered);
+    assert_eq!(answered, expected(place, ids));
+    let wanted = lookups + ids.len() as u64;
+    let after = wait_until(address, "count", |status| counted(status).0 == wanted);
+    counted(&after).1 - hits
+}
+
+fn expected(place: &Place, ids: &[u32]) -> Vec<u8> {
+    let generation = Generation::open(place.path("model")).unwrap();
+    let tables = generation.load(HugePages::Off, &silent, LoadOptions::default());
+    let tables = tables.unwrap();
+    let mut row = [0.0; DIM];
+    let mut bytes = Vec::new();
+    for &id in ids {
+        tables.tables()[0].row_f32(id, &mut row).unwrap();
+        bytes.extend(row.iter().flat_map(|x| x.to_le_bytes()));
+    }
+    bytes
+}
+
+#[test]
+fn rows_are_there_again_after_the_end_and_after_a_kill() {
+    let place = Place::new();
+    let file = place.path("warm");
+    let config = configure(&place, "", &file);
+    let first: Vec<u32> = (0..300).collect();
+    let (mut running, address) = ready(&config);
+    assert!(running.log.contains("is not there yet"), "{}", running.log);
+    assert_eq!(look_up(&place, address, &first), 0);
+    running.signal(Signal::TERM);
+    assert_eq!(running.code(), Some(0));
+
+    let (mut running, address) = ready(&config);
+    wait_until(address, "rows", |status| status["warm"]["loading"] == false);
+    let hits = look_up(&place, address, &first);
+    assert!(hits > 270, "{hits} of 300 after the end");
+    let others: Vec<u32> = (300..450).collect();
+    look_up(&place, address, &others);
+    wait_until(address, "list of them all", |status| {
+        status["warm"]["rows"].as_u64() > Some(420)
+    });
+    running.signal(Signal::KILL);
+    assert_eq!(running.code(), None);
+
+    let (running, address) = ready(&config);
+    wait_until(address, "rows", |status| status["warm"]["loading"] == false);
+    let all = [first, others].concat();
+    let hits = look_up(&place, address, &all);
+    assert!(hits > 420, "{hits} of 450 after a kill");
+    drop(running);
+}
+
+#[test]
+fn lists_that_do_not_fit_are_left_out() {
+    let place = Place::new();
+    let file = place.path("warm");
+    let config = configure(&place, "name = \"m\"", &file);
+    let table = |name: &str, rows: &[u32]| WarmTable {
+        name: name.into(),
+        rows: rows.into(),
+    };
+    let warm = |generation: &str| Warm {
+        generation: generation.into(),
+        tables: vec![table("gone", &[1]), table("f", &[7, 8, 1000, u32::MAX])],
+    };
+    // Rows and tables that are not there any more.
+    warm("m, generation 1").write(&file).unwrap();
+    let (mut running, address) = ready(&config);
+    assert!(running.log.contains("2 of f"), "{}", running.log);
+    assert!(running.log.contains("; 3 others"), "{}", running.log);
+    wait_until(address, "rows", |status| {
+        status["cache"][0]["held_rows"] == 2
+    });
+    assert_eq!(look_up(&place, address, &[7, 8, 9]), 2);
+    running.signal(Signal::TERM);
+    assert_eq!(running.code(), Some(0));
+    let mut rows = Warm::read(&file).unwrap().unwrap().tables.remove(0).rows;
+    rows.sort_unstable();
+    assert_eq!(rows, [7, 8, 9]);
+
+    // Another generation's, and damaged ones: a warning, and they are replaced.
+    let mut damaged = warm("m, generation 1").encode();
+    *damaged.last_mut().unwrap() ^= 1;
+    let cases = [
+        (warm("m, generation 2").encode(), "is of m, generation 2"),
+        (damaged, "its checksum does not match"),
+    ];
+    for (bytes, part) in cases {
+        std::fs::write(&file, bytes).unwrap();
+        let (mut running, address) = ready(&config);
+        assert!(running.log.contains(part), "{}", running.log);
+        assert_eq!(look_up(&place, address, &[7, 8]), 0);
+        running.signal(Signal::TERM);
+        assert_eq!(running.code(), Some(0));
+        let replaced = Warm::read(&file).unwrap().unwrap();
+        assert_eq!(replaced.generation, "m, generation 1");
+    }
+
+    // What is no list at all is somebody else's.
+    std::fs::write(&file, "somebody's letters").unwrap();
+    let (mut running, address) = ready(&config);
+    assert!(running.log.contains("is left as it is"), "{}", running.log);
+    assert_eq!(look_up(&place, address, &[7, 8]), 0);
+    running.signal(Signal::TERM);
+    assert_eq!(running.code(), Some(0));
+    assert_eq!(std::fs::read(&file).unwrap(), b"somebody's letters");
+}
+
+#[test]
+fn a_folder_that_is_not_there_is_said_once_and_made_use_of_later() {
+    let place = Place::new();
+    let file = place.path("folder").join("warm");
+    let (mut running, address) = ready(&configure(&place, "", &file));
+    look_up(&place, address, &[1, 2, 3]);
+    running.wait_for("can't be written");
+    wait_until(address, "failures", |status| {
+        status["warm"]["failures"].as_u64() > Some(1)
+    });
+    let (_, metrics) = page(address, "/metrics");
+    assert!(
+        metrics.contains("\nrowmill_warm_written_total 0\n"),
+        "{metrics}"
+    );
+    assert_eq!(page(address, "/healthz").0, 200);
+    std::fs::create_dir(place.path("folder")).unwrap();
+    running.wait_for("is written again");
+    assert_eq!(running.log.matches("can't be written").count(), 1);
+    assert_eq!(Warm::read(&file).unwrap().unwrap().tables[0].rows.len(), 3);
+}
+
+/// A file system of 32 KiB; taken away when dropped.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// `None` where this process may not mount one.
+    fn mount(at: PathBuf) -> Option<SmallDisk> {
+        std::fs::create_dir(&at).unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=32k", "tmpfs"]);
+        let mounted = mount.arg(&at).output();
+        let is_mounted = mounted.is_ok_and(|output| output.status.success());
+        is_mounted.then_some(SmallDisk(at))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _unmounted = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_full_disk_leaves_the_list_as_it_was() {
+    let place = Place::new();
+    let Some(disk) = SmallDisk::mount(place.path("disk")) else {
+        eprintln!("skipped: mounting a small file system is not allowed here");
+        return;
+    };
+    let file = disk.0.join("warm");
+    let (mut running, address) = ready(&configure(&place, "", &file));
+    look_up(&place, address, &[1, 2, 3]);
+    wait_until(address, "list", |status| status["warm"]["rows"] == 3);
+    let filler = disk.0.join("filler");
+    std::fs::write(&filler, vec![1; 64 << 10]).unwrap_err();
+    running.wait_for("can't be written");
+    look_up(&place, address, &[4, 5]);
+    let status = status(address);
+    let failures = status["warm"]["failures"].as_u64();
+    wait_until(address, "failure", |status| {
+        status["warm"]["failures"].as_u64() > failures
+    });
+    assert_eq!(Warm::read(&file).unwrap().unwrap().tables[0].rows.len(), 3);
+    std::fs::remove_file(filler).unwrap();
+    running.wait_for("is written again");
+    assert_eq!(Warm::read(&file).unwrap().unwrap().tables[0].rows.len(), 5);
+    running.signal(Signal::TERM);
+    assert_eq!(running.code(), Some(0));
+    drop(disk);
+}
