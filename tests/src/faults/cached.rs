@@ -479,7 +479,11 @@ pub(super) fn one_set(site: &Site) -> Result<Verdict> {
         }
         let held = figure(scene.service, "held_rows")?;
         ensure!(held <= 64, "{held} rows in room for 64");
-        Ok(format!("{answers} answers to {CROWD} others"))
+        let crowded = figure(scene.service, "crowded")?;
+        ensure!(crowded > 0, "each row found a slot");
+        Ok(format!(
+            "{answers} answers to {CROWD} others, {crowded} rows found no slot"
+        ))
     })
 }
 
