@@ -4,12 +4,12 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use anyhow::Context;
-use rowmill_arena::{DIRECT_ALIGN, HugePages};
+use rowmill_arena::{ArenaError, DIRECT_ALIGN, HugePages};
 use rowmill_cache::store::{self, Shape, ShapeError, Tags};
 use rowmill_cache::tier::{FileTable, FileTier, FileTierOptions};
 use rowmill_cache::warm::ROWS_MAX;
 use rowmill_cache::{OnFailure, Options, Parts, TableOptions, fetch};
-use rowmill_table::{Generation, Keep, TableInfo};
+use rowmill_table::{Generation, Keep, TableError, TableInfo};
 
 use crate::cache_view::{CacheView, TableView};
 use crate::config::{Cache, Config, Placement};
@@ -230,8 +230,14 @@ impl CachePlan {
         }
         let open = |(number, _): (usize, &Listed)| {
             let name = &generation.tables()[number].name;
-            FileTable::open(generation, name, self.cache.page_cache.0)
-                .with_context(|| format!("table {name}"))
+            let opened = FileTable::open(generation, name, self.cache.page_cache.0);
+            let advice = match &opened {
+                Err(TableError::Memory(ArenaError::NotDirect { .. })) => {
+                    ": write cache.page_cache = \"allow\", or move the model"
+                }
+                _ => "",
+            };
+            opened.with_context(|| format!("table {name}{advice}"))
         };
         let mut by_tier: Vec<(usize, &Listed)> = self.listed().collect();
         by_tier.sort_by_key(|(_, listed)| listed.in_tier);
