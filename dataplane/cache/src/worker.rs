@@ -54,6 +54,8 @@ pub struct Worker {
     /// The slots that were taken for rows on their way, by the number of their fetch.
     slots: Box<[Option<Taken>]>,
     ahead: Ahead,
+    /// Rows that the tier was just asked for, with when they are looked up next.
+    begun: Vec<(u32, fetch::Read)>,
     tier: Box<dyn Tier + Send>,
     owners: Owners,
     warming: Option<Warming>,
@@ -125,6 +127,7 @@ impl Worker {
             ahead: Ahead::new(tables.iter().flatten().next().is_none()),
             tables,
             slots: (0..fetches.most()).map(|_| None).collect(),
+            begun: Vec::with_capacity(fetches.most()),
             fetches,
             tier,
             owners,
@@ -461,15 +464,12 @@ impl Worker {
                 self.fetches.put_back(read);
                 break;
             }
-            // What was fetched in advance is used some time, and only what is known to be used as well stays before it.
-            let in_advance = |row| (row == read.row && !read.is_wanted).then_some(u32::MAX);
-            let next_use = |row| self.ahead.next_use(read.table, row).or(in_advance(row));
-            let taken = table.begin(read.row, next_use);
-            table.figures().count(Count::Fetched, 1);
-            self.slots[read.ticket.number()] = taken;
             self.asked_ns[read.ticket.number()] = now_ns;
             self.ahead.begun();
+            let next_use = self.ahead.next_use(read.table, read.row);
+            self.begun.push((next_use.unwrap_or(u32::MAX), read));
         }
+        self.take_slots();
         while let Some(read) = self.fetches.next_ask() {
             let shard = cached(&mut self.tables, read.table)
                 .spread()
@@ -482,6 +482,28 @@ impl Worker {
                 self.fetches.put_back(read);
                 break;
             }
+        }
+    }
+
+    /// Takes slots for the rows whose fetches were just begun. Those that are looked up sooner come first: what comes later is refused
+    /// where it would not have been kept, and takes no slot that one after it would have had a better right to.
+    fn take_slots(&mut self) {
+        let Worker {
+            tables,
+            slots,
+            ahead,
+            begun,
+            ..
+        } = self;
+        begun.sort_unstable_by_key(|(next, read)| (*next, read.ticket.number()));
+        for (_, read) in begun.drain(..) {
+            let table = cached(tables, read.table);
+            // What was fetched in advance is used some time, and only what is known to be used as well stays before it.
+            let in_advance = |row| (row == read.row && !read.is_wanted).then_some(u32::MAX);
+            let next_use = |row| ahead.next_use(read.table, row).or(in_advance(row));
+            let taken = table.begin(read.row, next_use);
+            table.figures().count(Count::Fetched, 1);
+            slots[read.ticket.number()] = taken;
         }
     }
 
