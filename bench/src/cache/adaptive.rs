@@ -224,6 +224,21 @@ mod tests {
     }
 
     #[test]
+    fn of_rows_that_come_together_those_that_are_wanted_sooner_stay() {
+        // Any row may be in any slot.
+        let slots = 2 * WAYS;
+        let shape = Shape::new(slots as u32, 1, ROW_BYTES, ROW_BYTES).expect("a shape");
+        let cache = Adaptive::of_shape(shape, BAG, HugePages::Off, vec![0; ROW_BYTES]);
+        let mut cache = cache.expect("a cache");
+        let bag: Vec<u32> = (0..BAG as u32).collect();
+        let ahead: Vec<u32> = bag.iter().rev().copied().collect();
+        cache.look_up(&bag, &ahead);
+        assert_eq!(cache.fetched(), BAG);
+        cache.look_up(&ahead[..slots], &[]);
+        assert_eq!(cache.fetched(), BAG);
+    }
+
+    #[test]
     fn batches_that_are_known_hit_more_often() {
         let trace = part("weak-recency");
         let mut single = Adaptive::of_single(1_000).expect("a cache");
