@@ -151,7 +151,7 @@ impl CacheView {
             }
         }
         let name = "rowmill_fetch_seconds";
-        let help = "Time from when a row is first wanted until it is there.";
+        let help = "Time from when a row is asked of its tier until it is there.";
         out.family(name, "histogram", help);
         for table in &self.tables {
             out.histogram(name, &behind(table), table.fetch_times());
