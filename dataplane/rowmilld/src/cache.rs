@@ -169,7 +169,7 @@ impl CachePlan {
             let what = format!("table {}", info.name);
             let all = bytes_text(info.row_region_bytes());
             if listed.placement == Placement::Resident {
-                let why = format!("all {all} in memory of its own, so that it can become cached");
+                let why = format!("all {all} in memory of its own");
                 return Choice::new(&what, "resident", why);
             }
             let rows = listed.shape.slots();
