@@ -19,6 +19,12 @@ use crate::warming::{WarmRows, Warming};
 /// a micro-batch.
 const MAIL: usize = 128;
 
+/// Rows that a poll begins to fetch: finding a slot for one and where it is read from take a microsecond or so, and of fewer those that are
+/// looked up first would not be found as well.
+const BEGUN: usize = 32;
+/// A poll that has taken more rows than these begins none: it has been long enough.
+const FEW: usize = 2;
+
 /// No tier, for a worker without cached tables.
 struct Nowhere;
 
@@ -127,7 +133,7 @@ impl Worker {
             ahead: Ahead::new(tables.iter().flatten().next().is_none()),
             tables,
             slots: (0..fetches.most()).map(|_| None).collect(),
-            begun: Vec::with_capacity(fetches.most()),
+            begun: Vec::with_capacity(BEGUN),
             fetches,
             tier,
             owners,
@@ -317,13 +323,16 @@ impl Worker {
         self.warming.is_some()
     }
 
-    /// Takes what has come, and asks for what is wanted. Between two turns.
+    /// Takes some of what has come, and asks for some of what is wanted: no more than takes as long as a micro-batch may. Between two
+    /// turns.
     pub fn poll(&mut self, now_ns: u64) {
         self.take_mail(now_ns);
-        self.take_rows(now_ns);
+        let taken = self.take_rows(now_ns);
         self.take_hints(now_ns);
         self.load_warm(now_ns);
-        self.fetch(now_ns);
+        if taken <= FEW {
+            self.fetch(now_ns);
+        }
         for table in self.tables.iter_mut().flatten() {
             table.advance();
         }
@@ -364,8 +373,9 @@ impl Worker {
         }
     }
 
-    /// Takes rows that have come from the tier, and gives up those that have not in time.
-    fn take_rows(&mut self, now_ns: u64) {
+    /// Takes rows that have come from the tier, and gives up those that have not in time. Returns how many came.
+    fn take_rows(&mut self, now_ns: u64) -> usize {
+        let mut taken = 0;
         let Worker {
             tables,
             fetches,
@@ -376,6 +386,7 @@ impl Worker {
             ..
         } = self;
         tier.poll(now_ns, &mut |token, outcome| {
+            taken += 1;
             let ticket = Ticket::of(token);
             let Some(table) = fetches.arrived(ticket, outcome) else {
                 return;
@@ -409,6 +420,7 @@ impl Worker {
                 table.abandon(slot);
             }
         }
+        taken
     }
 
     /// Begins to fetch rows that may be wanted soon.
@@ -446,13 +458,15 @@ impl Worker {
         }
     }
 
-    /// Asks the tier and other workers for what is wanted.
+    /// Asks the tier and other workers for some of what is wanted.
     fn fetch(&mut self, now_ns: u64) {
         if self.fetches.has_reads() {
             let tables = self.tables.iter_mut().flatten();
             tables.for_each(CachedTable::catch_up);
         }
-        while let Some(read) = self.fetches.next_read() {
+        while self.begun.len() < BEGUN
+            && let Some(read) = self.fetches.next_read()
+        {
             let table = cached(&mut self.tables, read.table);
             let wanted = Wanted {
                 table: table.in_tier(),
