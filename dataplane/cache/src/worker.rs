@@ -19,6 +19,9 @@ use crate::warming::{WarmRows, Warming};
 /// a micro-batch.
 const MAIL: usize = 128;
 
+/// Rows that wait in vain and that a poll looks at: giving one up takes a tenth of a microsecond or so.
+const GIVEN_UP: u32 = 128;
+
 /// No tier, for a worker without cached tables.
 struct Nowhere;
 
@@ -356,15 +359,16 @@ impl Worker {
                         self.owners.answer(ask, Ok(bytes));
                     } else {
                         let (table, row) = (ask.table, ask.row);
+                        let lane = ask.lane;
                         let number = self.owners.keep(ask);
-                        self.fetches.ask(now_ns, table, row, number);
+                        self.fetches.ask(now_ns, lane, table, row, number);
                     }
                 }
             }
         }
     }
 
-    /// Takes rows that have come from the tier, and gives up those that have not in time.
+    /// Takes rows that have come from the tier, and gives up some of those that wait in vain.
     fn take_rows(&mut self, now_ns: u64) {
         let Worker {
             tables,
@@ -375,7 +379,9 @@ impl Worker {
             asked_ns,
             ..
         } = self;
+        let mut has_answered = false;
         tier.poll(now_ns, &mut |token, outcome| {
+            has_answered |= outcome != Err(TierError::Late);
             let ticket = Ticket::of(token);
             let Some(table) = fetches.arrived(ticket, outcome) else {
                 return;
@@ -399,15 +405,23 @@ impl Worker {
                 (None, _) => {}
             }
         });
-        while let Some((ticket, table)) = fetches.expire(now_ns) {
+        if has_answered {
+            fetches.heard(now_ns);
+            owners.heard(now_ns);
+        }
+        let mut left = GIVEN_UP;
+        loop {
+            let heard_ns = |table, row| {
+                let shard = cached_at(tables, table).spread().shard(row);
+                owners.heard_ns(owners.owner(shard))
+            };
+            let Some((table, _)) = fetches.expire(now_ns, &mut left, heard_ns) else {
+                return;
+            };
             while let Some(ask) = fetches.next_told() {
                 owners.answer_kept(ask, Err(TierError::Late));
             }
-            let table = cached(tables, table);
-            table.figures().failed(TierError::Late);
-            if let Some(slot) = slots[ticket.number()].take() {
-                table.abandon(slot);
-            }
+            cached(tables, table).figures().count(Count::Stalled, 1);
         }
     }
 
@@ -452,7 +466,7 @@ impl Worker {
             let tables = self.tables.iter_mut().flatten();
             tables.for_each(CachedTable::catch_up);
         }
-        while let Some(read) = self.fetches.next_read() {
+        while let Some(read) = self.fetches.next_read(now_ns) {
             let table = cached(&mut self.tables, read.table);
             let wanted = Wanted {
                 table: table.in_tier(),
@@ -470,14 +484,13 @@ impl Worker {
             self.begun.push((next_use.unwrap_or(u32::MAX), read));
         }
         self.take_slots();
-        while let Some(read) = self.fetches.next_ask() {
+        while let Some(read) = self.fetches.next_ask(now_ns) {
             let shard = cached(&mut self.tables, read.table)
                 .spread()
                 .shard(read.row);
             let owner = self.owners.owner(shard);
-            let asked = self
-                .owners
-                .ask(owner, read.table, read.row, read.ticket.token());
+            let (row, token) = ((read.table, read.row), read.ticket.token());
+            let asked = self.owners.ask(owner, read.lane, row, token);
             if let Err(FetchesFull) = asked {
                 self.fetches.put_back(read);
                 break;
@@ -532,5 +545,11 @@ impl Worker {
 /// The table of a row that is fetched.
 fn cached(tables: &mut [Option<CachedTable>], table: u32) -> &mut CachedTable {
     let table = tables[table as usize].as_mut();
+    table.expect("rows of cached tables are fetched")
+}
+
+/// The same, to look at.
+fn cached_at(tables: &[Option<CachedTable>], table: u32) -> &CachedTable {
+    let table = tables[table as usize].as_ref();
     table.expect("rows of cached tables are fetched")
 }

@@ -3,6 +3,7 @@
 //! Of a resident table that is as many as the budget allows. Of a cached table a bag that lacks rows is parked: it is pooled later.
 
 use arrayvec::ArrayVec;
+use rowmill_cache::fetch::Lane;
 use rowmill_cache::store::MISS;
 use rowmill_pooling::{Bags, Mode};
 use rowmill_wire::request::FLAG_PARTIALS;
@@ -198,6 +199,7 @@ fn look_up(
         ids: 0,
         ..next
     };
+    let lane = Lane::of(slot.conn.0);
     // Whether the bag before is in the last piece.
     let mut goes_on = false;
     let mut hits = 0;
@@ -211,8 +213,8 @@ fn look_up(
         let places = &found.places()[taken.ids as usize..][..ids as usize];
         if places.contains(&MISS) {
             let parks = crowd.lets(work.index);
-            let parked_as =
-                parks.then(|| parker.park(work.now_ns, own, &found, taken.ids as usize));
+            let at = taken.ids as usize;
+            let parked_as = parks.then(|| parker.park(work.now_ns, lane, own, &found, at));
             let Some(id) = parked_as.flatten() else {
                 slot.crowded = ids;
                 crowd.join(work.index);
