@@ -151,9 +151,9 @@ impl Worker {
         cached.when_it_fails()
     }
 
-    /// Most bags that are parked at a time.
-    pub fn bags(&self) -> u32 {
-        self.fetches.limits().bags
+    /// The bounds of bags that wait for rows.
+    pub fn limits(&self) -> &Limits {
+        self.fetches.limits()
     }
 
     /// Whether nothing is parked, no row is on its way or to be [loaded](Worker::warm), and no other worker has asked for any.
@@ -526,9 +526,9 @@ impl Worker {
         (all - self.fetches.staged() as u32, all)
     }
 
-    /// Whether a bag of so many rows can be parked now.
-    pub fn has_room(&self, rows: usize) -> bool {
-        self.fetches.has_room(rows)
+    /// Whether so many bags of so many rows together can be parked now.
+    pub fn has_room(&self, rows: u32, bags: u32) -> bool {
+        self.fetches.has_room(rows, bags)
     }
 
     /// The next parked bag that waits for nothing any more.

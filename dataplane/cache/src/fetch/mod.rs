@@ -210,11 +210,16 @@ impl Fetches {
         self.slab.places() as usize - self.slab.free()
     }
 
-    /// Whether a bag of so many rows can be parked now, whichever of them are missing.
-    pub fn has_room(&self, rows: usize) -> bool {
+    /// Whether so many bags of so many rows together can be parked now, whichever of them are missing.
+    pub fn has_room(&self, rows: u32, bags: u32) -> bool {
         // All of them may be, and different.
         let room = self.slab.free().min(self.free_waits.len());
-        room >= rows && !self.free_bags.is_empty()
+        room >= rows as usize && self.free_bags.len() >= bags as usize
+    }
+
+    /// Counts a bag for which there is no room.
+    pub fn refuse(&mut self) {
+        self.counters.refused += 1;
     }
 
     /// Parks a bag, whose rows are read in the turns of `lane`. `rows` are its rows, and each is replaced by its place in staging. `find` is given the
@@ -237,11 +242,8 @@ impl Fetches {
             rows.len() <= self.slab.places() as usize,
             "limits let any bag be parked"
         );
-        let has_room = self.has_room(rows.len());
-        let Some(index) = self.free_bags.pop_if(|_| has_room) else {
-            self.counters.refused += 1;
-            return None;
-        };
+        let has_room = self.has_room(rows.len() as u32, 1);
+        let index = self.free_bags.pop_if(|_| has_room)?;
         let turn = self.bags[index as usize].turn;
         let bag = BagId { index, turn };
         let mut pending = 0;
