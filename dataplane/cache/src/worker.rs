@@ -24,6 +24,8 @@ const MAIL: usize = 128;
 const BEGUN: usize = 32;
 /// A poll that has taken more rows than these begins none: it has been long enough.
 const FEW: usize = 2;
+/// Rows that wait in vain and that a poll looks at: giving one up takes a tenth of a microsecond or so.
+const GIVEN_UP: u32 = 128;
 
 /// No tier, for a worker without cached tables.
 struct Nowhere;
@@ -154,9 +156,9 @@ impl Worker {
         cached.when_it_fails()
     }
 
-    /// Most bags that are parked at a time.
-    pub fn bags(&self) -> u32 {
-        self.fetches.limits().bags
+    /// The bounds of bags that wait for rows.
+    pub fn limits(&self) -> &Limits {
+        self.fetches.limits()
     }
 
     /// Whether nothing is parked, no row is on its way or to be [loaded](Worker::warm), and no other worker has asked for any.
@@ -328,6 +330,7 @@ impl Worker {
     pub fn poll(&mut self, now_ns: u64) {
         self.take_mail(now_ns);
         let taken = self.take_rows(now_ns);
+        self.give_up_rows(now_ns);
         self.take_hints(now_ns);
         self.load_warm(now_ns);
         if taken <= FEW {
@@ -365,15 +368,16 @@ impl Worker {
                         self.owners.answer(ask, Ok(bytes));
                     } else {
                         let (table, row) = (ask.table, ask.row);
+                        let lane = ask.lane;
                         let number = self.owners.keep(ask);
-                        self.fetches.ask(now_ns, table, row, number);
+                        self.fetches.ask(now_ns, lane, table, row, number);
                     }
                 }
             }
         }
     }
 
-    /// Takes rows that have come from the tier, and gives up those that have not in time. Returns how many came.
+    /// Takes rows that have come from the tier, or that it gives up. Returns how many.
     fn take_rows(&mut self, now_ns: u64) -> usize {
         let mut taken = 0;
         let Worker {
@@ -385,8 +389,10 @@ impl Worker {
             asked_ns,
             ..
         } = self;
+        let mut has_answered = false;
         tier.poll(now_ns, &mut |token, outcome| {
             taken += 1;
+            has_answered |= outcome != Err(TierError::Late);
             let ticket = Ticket::of(token);
             let Some(table) = fetches.arrived(ticket, outcome) else {
                 return;
@@ -410,17 +416,35 @@ impl Worker {
                 (None, _) => {}
             }
         });
-        while let Some((ticket, table)) = fetches.expire(now_ns) {
+        if has_answered {
+            fetches.heard(now_ns);
+            owners.heard(now_ns);
+        }
+        taken
+    }
+
+    /// Gives up some of the rows that wait in vain.
+    fn give_up_rows(&mut self, now_ns: u64) {
+        let Worker {
+            tables,
+            fetches,
+            owners,
+            ..
+        } = self;
+        let mut left = GIVEN_UP;
+        loop {
+            let heard_ns = |table, row| {
+                let shard = cached_at(tables, table).spread().shard(row);
+                owners.heard_ns(owners.owner(shard))
+            };
+            let Some((table, _)) = fetches.expire(now_ns, &mut left, heard_ns) else {
+                return;
+            };
             while let Some(ask) = fetches.next_told() {
                 owners.answer_kept(ask, Err(TierError::Late));
             }
-            let table = cached(tables, table);
-            table.figures().failed(TierError::Late);
-            if let Some(slot) = slots[ticket.number()].take() {
-                table.abandon(slot);
-            }
+            cached(tables, table).figures().count(Count::Stalled, 1);
         }
-        taken
     }
 
     /// Begins to fetch rows that may be wanted soon.
@@ -465,7 +489,7 @@ impl Worker {
             tables.for_each(CachedTable::catch_up);
         }
         while self.begun.len() < BEGUN
-            && let Some(read) = self.fetches.next_read()
+            && let Some(read) = self.fetches.next_read(now_ns)
         {
             let table = cached(&mut self.tables, read.table);
             let wanted = Wanted {
@@ -484,14 +508,13 @@ impl Worker {
             self.begun.push((next_use.unwrap_or(u32::MAX), read));
         }
         self.take_slots();
-        while let Some(read) = self.fetches.next_ask() {
+        while let Some(read) = self.fetches.next_ask(now_ns) {
             let shard = cached(&mut self.tables, read.table)
                 .spread()
                 .shard(read.row);
             let owner = self.owners.owner(shard);
-            let asked = self
-                .owners
-                .ask(owner, read.table, read.row, read.ticket.token());
+            let (row, token) = ((read.table, read.row), read.ticket.token());
+            let asked = self.owners.ask(owner, read.lane, row, token);
             if let Err(FetchesFull) = asked {
                 self.fetches.put_back(read);
                 break;
@@ -527,9 +550,9 @@ impl Worker {
         (all - self.fetches.staged() as u32, all)
     }
 
-    /// Whether a bag of so many rows can be parked now.
-    pub fn has_room(&self, rows: usize) -> bool {
-        self.fetches.has_room(rows)
+    /// Whether so many bags of so many rows together can be parked now.
+    pub fn has_room(&self, rows: u32, bags: u32) -> bool {
+        self.fetches.has_room(rows, bags)
     }
 
     /// The next parked bag that waits for nothing any more.
@@ -546,5 +569,11 @@ impl Worker {
 /// The table of a row that is fetched.
 fn cached(tables: &mut [Option<CachedTable>], table: u32) -> &mut CachedTable {
     let table = tables[table as usize].as_mut();
+    table.expect("rows of cached tables are fetched")
+}
+
+/// The same, to look at.
+fn cached_at(tables: &[Option<CachedTable>], table: u32) -> &CachedTable {
+    let table = tables[table as usize].as_ref();
     table.expect("rows of cached tables are fetched")
 }

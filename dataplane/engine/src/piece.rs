@@ -3,6 +3,7 @@
 //! Of a resident table that is as many as the budget allows. Of a cached table a bag that lacks rows is parked: it is pooled later.
 
 use arrayvec::ArrayVec;
+use rowmill_cache::fetch::Lane;
 use rowmill_cache::store::MISS;
 use rowmill_pooling::{Bags, Mode};
 use rowmill_wire::request::FLAG_PARTIALS;
@@ -185,7 +186,7 @@ fn look_up(
     let (found, mut parker) = worker.find(work.turn, feature.table, rows, places);
     slot.crowded = 0;
     if found.misses() == 0 {
-        crowd.leave_front(work.index);
+        crowd.go_on(work.index);
         slot.data.ids[all].copy_from_slice(found.places());
         worker.count(feature.table, next.ids.into(), next.ids.into());
         pieces.push(Piece {
@@ -199,6 +200,7 @@ fn look_up(
         ids: 0,
         ..next
     };
+    let lane = Lane::of(slot.conn.0);
     // Whether the bag before is in the last piece.
     let mut goes_on = false;
     let mut hits = 0;
@@ -215,10 +217,15 @@ fn look_up(
         let own = &mut slot.data.ids[first_id as usize..][..ids as usize];
         let places = &found.places()[taken.ids as usize..][..ids as usize];
         if places.contains(&MISS) {
-            let parks = crowd.lets(work.index);
-            let parked_as =
-                parks.then(|| parker.park(work.now_ns, own, &found, taken.ids as usize));
-            let Some(id) = parked_as.flatten() else {
+            let at = taken.ids as usize;
+            let has_room = |rows, bags| parker.has_room(rows, bags);
+            let place = crowd.place(work.index, slot.conn, ids, has_room);
+            let parked_as = place.and_then(|place| {
+                let id = parker.park(work.now_ns, lane, own, &found, at)?;
+                Some((id, place))
+            });
+            let Some((id, place)) = parked_as else {
+                parker.refuse();
                 slot.crowded = ids;
                 crowd.join(work.index);
                 break;
@@ -238,7 +245,9 @@ fn look_up(
                 lengths_at: next.lengths_at + i,
                 first_id,
                 ids,
+                place,
             };
+            crowd.parked(slot.conn, ids, place);
             parked.push(&mut slot.parked, bag);
             goes_on = false;
         } else {
@@ -262,7 +271,7 @@ fn look_up(
             last.vectors += 1;
             last.ids += ids;
         }
-        crowd.leave_front(work.index);
+        crowd.go_on(work.index);
         hits += places.iter().filter(|&&place| place != MISS).count() as u64;
         taken.vectors += 1;
         taken.ids += ids;

@@ -1,9 +1,9 @@
 //! The list of all faults.
 
 use super::{
-    Fault, Over, cached, cached_starts, capi, clients, endings, far, files, gpu, ids, imports,
-    large_imports, limits, load, modes, python, rdma, refusals, regions, schemas, sharing, starts,
-    stream,
+    Fault, Over, cached, cached_disk, cached_starts, capi, clients, endings, far, files, gpu, ids,
+    imports, large_imports, limits, load, modes, python, rdma, refusals, regions, schemas, sharing,
+    starts, stream,
 };
 
 /// What all faults beside an innocent client are bound by, beside what the table says.
@@ -538,13 +538,19 @@ pub const ALL: &[Fault] = &[
         "cached-tier-late",
         "RowUnavailable; counted",
         UNHARMED,
-        cached::late,
+        cached_disk::late,
+    ),
+    Fault::new(
+        "cached-tier-busy",
+        "OK",
+        UNHARMED,
+        cached_disk::busy,
     ),
     Fault::new(
         "cached-disk",
         "OK, RowUnavailable; counted",
         UNHARMED,
-        cached::disk,
+        cached_disk::disk,
     ),
     Fault::new(
         "cached-page-damaged",
