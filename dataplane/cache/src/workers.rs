@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rowmill_arena::{ArenaError, HugePages};
 
 use crate::fetch::Limits;
+use crate::home::Home;
 use crate::owners::{Owners, Room};
 use crate::store::{self, Epochs, Shape, Store, Tags};
 use crate::table::{CachedTable, OnFailure};
@@ -53,6 +54,56 @@ impl fmt::Debug for Parts {
     }
 }
 
+/// Makes what workers have of tables, while they serve too.
+#[derive(Debug)]
+pub struct Shares {
+    options: Options,
+    tables: Box<[Option<TableOptions>]>,
+    epochs: Arc<Epochs>,
+    workers: usize,
+}
+
+impl Shares {
+    /// An empty store for a table, and what each worker has of it. Where the table is cached already, this is for
+    /// [`Worker::replace`].
+    ///
+    /// # Errors
+    /// As [`rowmill_arena::Arena::allocate`].
+    ///
+    /// # Panics
+    /// If the table is always resident, or has fewer shards than there are workers.
+    pub fn table(&self, number: usize) -> Result<Vec<CachedTable>, ArenaError> {
+        let TableOptions {
+            shape,
+            in_tier,
+            on_failure,
+        } = self.tables[number].expect("a listed table");
+        let (shards, count) = (shape.shards() as usize, self.workers);
+        assert!(
+            shards >= count,
+            "{shards} shards of table {number} are too few for {count} workers"
+        );
+        let seed = self.options.seed.wrapping_add(number as u64);
+        let Options {
+            limbo,
+            tags,
+            huge_pages,
+            ..
+        } = self.options;
+        let (store, writers) = Store::new(shape, seed, limbo, &self.epochs, tags, huge_pages)?;
+        let mut writers_of: Vec<Vec<_>> = (0..count).map(|_| Vec::new()).collect();
+        for (shard, writer) in writers.into_iter().enumerate() {
+            writers_of[shard % count].push(writer);
+        }
+        let table = |(worker, writers)| {
+            let seed = seed.rotate_left(32).wrapping_add(worker as u64);
+            let table = CachedTable::new(in_tier, Arc::clone(&store), writers, seed);
+            table.on_failure(on_failure)
+        };
+        Ok(writers_of.into_iter().enumerate().map(table).collect())
+    }
+}
+
 /// Makes the workers of a dataplane: one for each of `parts`, with what tells the stores' writers that the worker reads a row no
 /// more. `tables` are those of a model by their numbers, `None` for those that are resident.
 ///
@@ -66,41 +117,38 @@ pub fn workers(
     tables: &[Option<TableOptions>],
     parts: Vec<Parts>,
 ) -> Result<Vec<(store::Worker, Worker)>, ArenaError> {
+    let (workers, _) = workers_with_shares(options, tables, parts)?;
+    Ok(workers)
+}
+
+/// The same, and what makes tables for them while they serve.
+///
+/// # Errors
+/// As [`workers`].
+///
+/// # Panics
+/// As [`workers`].
+pub fn workers_with_shares(
+    options: &Options,
+    tables: &[Option<TableOptions>],
+    parts: Vec<Parts>,
+) -> Result<(Vec<(store::Worker, Worker)>, Shares), ArenaError> {
     let count = parts.len();
     let (epochs, turns) = Epochs::new(count);
+    let shares = Shares {
+        options: *options,
+        tables: tables.into(),
+        epochs,
+        workers: count,
+    };
     let mut dealt: Vec<Vec<Option<CachedTable>>> = (0..count).map(|_| Vec::new()).collect();
     for (number, table) in tables.iter().enumerate() {
-        let Some(TableOptions {
-            shape,
-            in_tier,
-            on_failure,
-        }) = *table
-        else {
+        if table.is_none() {
             dealt.iter_mut().for_each(|own| own.push(None));
             continue;
-        };
-        let shards = shape.shards() as usize;
-        assert!(
-            shards >= count,
-            "{shards} shards of table {number} are too few for {count} workers"
-        );
-        let seed = options.seed.wrapping_add(number as u64);
-        let Options {
-            limbo,
-            tags,
-            huge_pages,
-            ..
-        } = *options;
-        let (store, writers) = Store::new(shape, seed, limbo, &epochs, tags, huge_pages)?;
-        let mut writers_of: Vec<Vec<_>> = (0..count).map(|_| Vec::new()).collect();
-        for (shard, writer) in writers.into_iter().enumerate() {
-            writers_of[shard % count].push(writer);
         }
-        for (worker, writers) in writers_of.into_iter().enumerate() {
-            let seed = seed.rotate_left(32).wrapping_add(worker as u64);
-            let table = CachedTable::new(in_tier, Arc::clone(&store), writers, seed);
-            let table = table.on_failure(on_failure);
-            dealt[worker].push(Some(table));
+        for (own, table) in dealt.iter_mut().zip(shares.table(number)?) {
+            own.push(Some(table));
         }
     }
     let (tiers, wakes): (Vec<_>, Vec<_>) = parts.into_iter().map(|p| (p.tier, p.wake)).unzip();
@@ -115,8 +163,9 @@ pub fn workers(
     let made = turns.into_iter().zip(parts).zip(0..);
     let made = made.map(|((turns, ((tables, tier), owners)), number)| {
         let seed = options.seed.wrapping_add(number);
-        let tables = tables.into_boxed_slice();
+        let tables = tables.into_iter().map(|table| table.map(Home::cached));
+        let tables = tables.collect();
         (turns, Worker::new(tables, limits, tier, owners, seed))
     });
-    Ok(made.collect())
+    Ok((made.collect(), shares))
 }
