@@ -136,6 +136,11 @@ impl Worker {
         }
     }
 
+    /// How many tables the model has; none where none is cached.
+    pub fn tables(&self) -> usize {
+        self.tables.len()
+    }
+
     /// Whether a table's rows are to be looked for here.
     pub fn is_cached(&self, table: usize) -> bool {
         let home = self.tables.get(table).and_then(Option::as_ref);
