@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod batches;
+mod beside_misses;
 mod cache;
 mod cache_hits;
 mod control_group;
@@ -107,7 +108,7 @@ enum Suite {
     Gpu,
     /// The service over RDMA against ib_write_bw, a bare ping-pong, and rows fetched by READ (`make bench-rxe`)
     Rdma,
-    /// Hit rates of the cache's policy beside known ones, on traces and at sizes; rows from files beside fio
+    /// Hit rates of the cache's policy beside known ones, on traces and at sizes; rows from files beside fio; requests that miss nothing beside others that do
     Cache,
     /// The machine itself: gaps in the time a thread gets, latency of memory
     Host,
@@ -187,6 +188,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             cache::run(&choice, &mut reporter)?;
             if cli.trace.is_none() && cli.rows.is_none() && cli.policy.is_none() {
                 tier::run(cli.full, &mut reporter)?;
+                beside_misses::run(&mut reporter)?;
                 // Last, since it stays on one CPU.
                 cache_hits::run(cli.full, &mut reporter)?;
             }

@@ -1,6 +1,6 @@
 //! The file tier beside fio: random rows of a file that the page cache may not hold, at the same size and depth.
 //!
-//! While nothing has come fio sleeps, and so does the tier's driver in the headline cases; `wait=spin` has one that polls all the
+//! While nothing has come fio sleeps, and so does the tier's driver where `wait=sleep`; with `wait=spin` it polls all the
 //! time, as a worker that is busy does. Which of them gets more depends on whether the disk's work is done by the same cores, as
 //! in virtual machines.
 
@@ -62,15 +62,10 @@ struct Found {
 /// Where the table can't be made or read, or fio fails.
 pub(crate) fn run(full: bool, reporter: &mut Reporter) -> Result<()> {
     let dims = if full { &ALL_DIMS[..] } else { &HEADLINE_DIMS };
-    let waits = if full {
-        &[Wait::Sleep, Wait::Spin][..]
-    } else {
-        &[Wait::Sleep]
-    };
     for &dim in dims {
-        let pairs = waits
-            .iter()
-            .flat_map(|&wait| DEPTHS.map(|depth| (depth, wait)));
+        let pairs = [Wait::Sleep, Wait::Spin]
+            .into_iter()
+            .flat_map(|wait| DEPTHS.map(|depth| (depth, wait)));
         let cases = pairs.map(|(depth, wait)| Case::new(dim, depth, wait));
         let wanted: Vec<Case> = cases.filter(|case| reporter.wants(&case.name)).collect();
         if !wanted.is_empty() {

@@ -91,7 +91,8 @@ pub(crate) struct Query {
 }
 
 impl Query {
-    fn new(bags: u32, features: Vec<(u32, Vec<u32>)>) -> Query {
+    /// A query of bags of a fixed number of ids in each feature.
+    pub(crate) fn new(bags: u32, features: Vec<(u32, Vec<u32>)>) -> Query {
         let lengths = features
             .iter()
             .map(|(hot, _)| vec![*hot; bags as usize])

@@ -15,7 +15,7 @@ use rand::{RngExt, SeedableRng};
 use rowmill_arena::HugePages;
 use rowmill_client::{
     Batch, Client, ClientError, Connector, Division, Failure, Feature, Options, Output, Pooling,
-    RequestOptions, Schema, Status, Target, Ticket, Wait,
+    Refusal, RequestOptions, Schema, Status, Target, Ticket, Wait,
 };
 use rowmill_engine::Engine;
 use rowmill_pooling::{Isa, Kernels, Mode, scalar};
@@ -370,6 +370,7 @@ fn client(service: &InProcess, seed: u64) -> HashMap<Status, u32> {
     let mut seen: HashMap<Status, u32> = HashMap::new();
     let mut batch = Batch::new(1).expect("one bag");
     let names = names(&service.tables);
+    let mut prefetched = 0;
     let began = Instant::now();
     while seen.get(&Status::Ok).is_none_or(|&n| n < 150) || !flying.is_empty() {
         assert!(
@@ -394,11 +395,23 @@ fn client(service: &InProcess, seed: u64) -> HashMap<Status, u32> {
                     }
                     if rng.random_bool(0.05) {
                         let nothing = session.submit_null(None).expect("a credit");
-                        session
-                            .wait(nothing, Wait::Block)
-                            .expect("the service runs")
-                            .outcome
-                            .expect("OK");
+                        let answer = session.wait(nothing, Wait::Block);
+                        let answer = answer.expect("the service runs");
+                        answer.outcome.expect("OK");
+                    }
+                    // Of the same rows, in whatever order they are taken.
+                    let options = RequestOptions::default();
+                    if rng.random_bool(0.05)
+                        && let Ok(ticket) = session.prefetch(&bound, &batch, &options)
+                    {
+                        let answer = session.wait(ticket, Wait::Block);
+                        let outcome = answer.expect("the service runs").outcome;
+                        let is_good = |refusal: &Refusal| refusal.status == Status::Busy;
+                        match outcome {
+                            Ok(()) => prefetched += 1,
+                            Err(Failure::Refused(refusal)) if is_good(&refusal) => {}
+                            Err(failure) => panic!("{failure}"),
+                        }
                     }
                 }
                 Err(unsent) if unsent.error.would_block() => idle.extend(unsent.target),
@@ -430,6 +443,7 @@ fn client(service: &InProcess, seed: u64) -> HashMap<Status, u32> {
         }
         thread::yield_now();
     }
+    assert!(prefetched > 0);
     seen
 }
 

@@ -85,6 +85,7 @@ impl Adaptive {
             wake: Box::new(|| ()),
         };
         let table = TableOptions {
+            begins_cached: true,
             shape,
             in_tier: 0,
             on_failure: OnFailure::Error,
@@ -221,6 +222,21 @@ mod tests {
             let least = best.expect("policies") - trace.len() / 200;
             assert!(found >= least, "{name}: {found} hits, {least} are needed");
         }
+    }
+
+    #[test]
+    fn of_rows_that_come_together_those_that_are_wanted_sooner_stay() {
+        // Any row may be in any slot.
+        let slots = 2 * WAYS;
+        let shape = Shape::new(slots as u32, 1, ROW_BYTES, ROW_BYTES).expect("a shape");
+        let cache = Adaptive::of_shape(shape, BAG, HugePages::Off, vec![0; ROW_BYTES]);
+        let mut cache = cache.expect("a cache");
+        let bag: Vec<u32> = (0..BAG as u32).collect();
+        let ahead: Vec<u32> = bag.iter().rev().copied().collect();
+        cache.look_up(&bag, &ahead);
+        assert_eq!(cache.fetched(), BAG);
+        cache.look_up(&ahead[..slots], &[]);
+        assert_eq!(cache.fetched(), BAG);
     }
 
     #[test]

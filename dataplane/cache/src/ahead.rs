@@ -11,8 +11,9 @@ const PER_FETCH: usize = 512;
 #[derive(Debug)]
 pub(crate) struct Ahead {
     lookahead: Lookahead,
-    /// Lookups that were told and that no fetches stand for.
-    debt: usize,
+    /// Lookups that may be told for the fetches so far, less those that were told. What is saved goes up to [`MOST`]: bags that miss much
+    /// pay for those that miss little.
+    saved: isize,
 }
 
 impl Ahead {
@@ -20,13 +21,13 @@ impl Ahead {
     pub(crate) fn new(none: bool) -> Ahead {
         Ahead {
             lookahead: Lookahead::new(if none { 0 } else { MOST }),
-            debt: 0,
+            saved: 0,
         }
     }
 
-    /// Whether fetches were begun since lookups were told last, and as many as that had cost.
+    /// Whether as many fetches were begun as the lookups that were told have cost.
     pub(crate) fn is_paid(&self) -> bool {
-        self.debt == 0
+        self.saved >= 0
     }
 
     /// Forgets what it was told.
@@ -38,7 +39,7 @@ impl Ahead {
     pub(crate) fn extend(&mut self, table: usize, rows: &[u32]) {
         let before = self.lookahead.known();
         self.lookahead.extend(table as u32, rows);
-        self.debt += self.lookahead.known() - before;
+        self.saved -= (self.lookahead.known() - before) as isize;
     }
 
     /// Whether no more can be known.
@@ -48,7 +49,7 @@ impl Ahead {
 
     /// A fetch is begun.
     pub(crate) fn begun(&mut self) {
-        self.debt = self.debt.saturating_sub(PER_FETCH);
+        self.saved = (self.saved + PER_FETCH as isize).min(MOST as isize);
     }
 
     /// When a row is looked up next, if that is known.
@@ -76,6 +77,22 @@ mod tests {
         assert_eq!(ahead.next_use(1, 4), None);
         ahead.extend(1, &[3; MOST + 1]);
         assert!(ahead.is_full());
-        assert_eq!(ahead.debt, MOST);
+        // What was paid too much before counts, but no more than what can be told at once.
+        let fetches_until_paid = |ahead: &mut Ahead| {
+            let mut fetches = 0;
+            while !ahead.is_paid() {
+                ahead.begun();
+                fetches += 1;
+            }
+            fetches
+        };
+        assert_eq!(fetches_until_paid(&mut ahead), MOST / PER_FETCH);
+        (0..1000).for_each(|_| ahead.begun());
+        ahead.clear();
+        ahead.extend(1, &[3; MOST]);
+        assert!(ahead.is_paid());
+        ahead.clear();
+        ahead.extend(1, &[3; MOST]);
+        assert_eq!(fetches_until_paid(&mut ahead), MOST / PER_FETCH);
     }
 }

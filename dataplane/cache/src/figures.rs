@@ -150,7 +150,7 @@ pub const COUNTS: [(Count, &str, &str); 12] = [
 #[repr(align(128))]
 pub struct TableFigures {
     counts: [AtomicU64; COUNTS.len()],
-    /// From when a row is first wanted until it is there.
+    /// From when a row is asked of its tier until it is there.
     pub fetch_times: Times,
 }
 

@@ -1,5 +1,8 @@
 //! What a worker knows of a table that may be cached, whether it is now or not.
 
+use std::sync::Arc;
+
+use crate::figures::TableFigures;
 use crate::store::Spread;
 use crate::table::{CachedTable, OnFailure};
 
@@ -10,6 +13,8 @@ pub(crate) struct Home {
     on_failure: OnFailure,
     /// The same each time that it is cached: workers that know of a change already and others that don't agree on a row's owner.
     spread: Spread,
+    /// Counted on while it is cached again.
+    figures: Arc<TableFigures>,
     table: Option<CachedTable>,
 }
 
@@ -20,7 +25,24 @@ impl Home {
             in_tier: table.in_tier(),
             on_failure: table.when_it_fails(),
             spread: *table.spread(),
+            figures: Arc::clone(table.figures()),
             table: Some(table),
+        }
+    }
+
+    /// Of a table that is not cached yet, and is when it has a [`CachedTable`] of the same options.
+    pub(crate) fn resident(
+        in_tier: u32,
+        on_failure: OnFailure,
+        spread: Spread,
+        figures: Arc<TableFigures>,
+    ) -> Home {
+        Home {
+            in_tier,
+            on_failure,
+            spread,
+            figures,
+            table: None,
         }
     }
 
@@ -37,10 +59,12 @@ impl Home {
     /// Puts another in its place.
     ///
     /// # Panics
-    /// If its rows are spread in another way.
+    /// If its rows are spread in another way, or it counts elsewhere.
     pub(crate) fn replace(&mut self, new: Option<CachedTable>) -> Option<CachedTable> {
         if let Some(new) = &new {
             assert_eq!(*new.spread(), self.spread, "rows keep their owners");
+            let is_counted = Arc::ptr_eq(new.figures(), &self.figures);
+            assert!(is_counted, "a table is counted in one place");
         }
         core::mem::replace(&mut self.table, new)
     }
@@ -48,6 +72,11 @@ impl Home {
     /// The number by which tiers know it.
     pub(crate) fn in_tier(&self) -> u32 {
         self.in_tier
+    }
+
+    /// What is counted of it.
+    pub(crate) fn figures(&self) -> &Arc<TableFigures> {
+        &self.figures
     }
 
     /// What becomes of bags whose rows could not all be fetched.

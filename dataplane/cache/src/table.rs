@@ -81,6 +81,11 @@ impl CachedTable {
         CachedTable { on_failure, ..self }
     }
 
+    /// The same, counted where it was before.
+    pub(crate) fn counted_in(self, figures: Arc<TableFigures>) -> CachedTable {
+        CachedTable { figures, ..self }
+    }
+
     /// What becomes of bags whose rows could not all be fetched.
     pub(crate) fn when_it_fails(&self) -> OnFailure {
         self.on_failure

@@ -44,7 +44,7 @@ pub struct Warm {
 #[derive(Debug, thiserror::Error)]
 pub enum WarmError {
     /// The file can't be read or written.
-    #[error("{path}: {source}; the cache begins empty without it", path = path.display())]
+    #[error("{path}: {source}", path = path.display())]
     Io {
         /// The file or its folder.
         path: PathBuf,

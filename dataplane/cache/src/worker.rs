@@ -55,6 +55,8 @@ pub struct Worker {
     /// The slots that were taken for rows on their way, by the number of their fetch.
     slots: Box<[Option<(u32, Taken)>]>,
     ahead: Ahead,
+    /// Rows that the tier was just asked for, with when they are looked up next.
+    begun: Vec<(u32, fetch::Read)>,
     tier: Box<dyn Tier + Send>,
     owners: Owners,
     warming: Option<Warming>,
@@ -127,6 +129,7 @@ impl Worker {
             ahead: Ahead::new(tables.iter().flatten().next().is_none()),
             tables,
             slots: (0..fetches.most()).map(|_| None).collect(),
+            begun: Vec::with_capacity(fetches.most()),
             fetches,
             tier,
             owners,
@@ -216,10 +219,10 @@ impl Worker {
         &self.counters
     }
 
-    /// What this worker counts of a cached table, for others to read.
+    /// What this worker counts of a table that may be cached, for others to read.
     pub fn figures(&self, table: usize) -> Option<Arc<TableFigures>> {
-        let table = self.tables.get(table)?.as_ref()?;
-        Some(Arc::clone(table.table()?.figures()))
+        let home = self.tables.get(table)?.as_ref()?;
+        Some(Arc::clone(home.figures()))
     }
 
     /// Looks rows of a cached table up: the slot of each, or [`MISS`](crate::store::MISS), and what parks bags that miss some.
@@ -417,10 +420,8 @@ impl Worker {
                 owners.answer_kept(ask, outcome);
             }
             let slot = slots[ticket.number()].take();
-            let Some(table) = home(tables, table).table_mut() else {
-                return;
-            };
-            let figures = table.figures();
+            let home = home(tables, table);
+            let figures = home.figures();
             match outcome {
                 Ok(_) => {
                     let took_ns = now_ns.saturating_sub(asked_ns[ticket.number()]);
@@ -429,6 +430,9 @@ impl Worker {
                 }
                 Err(why) => figures.failed(why),
             }
+            let Some(table) = home.table_mut() else {
+                return;
+            };
             match (slot, outcome) {
                 (Some((_, slot)), Ok(bytes)) => table.publish(slot, bytes),
                 (Some((_, slot)), Err(_)) => table.abandon(slot),
@@ -439,11 +443,11 @@ impl Worker {
             while let Some(ask) = fetches.next_told() {
                 owners.answer_kept(ask, Err(TierError::Late));
             }
-            let Some(table) = home(tables, table).table_mut() else {
-                continue;
-            };
-            table.figures().failed(TierError::Late);
-            if let Some((_, slot)) = slots[ticket.number()].take() {
+            let home = home(tables, table);
+            home.figures().failed(TierError::Late);
+            if let Some((_, slot)) = slots[ticket.number()].take()
+                && let Some(table) = home.table_mut()
+            {
                 table.abandon(slot);
             }
         }
@@ -506,17 +510,12 @@ impl Worker {
                 self.fetches.put_back(read);
                 break;
             }
-            // What was fetched in advance is used some time, and only what is known to be used as well stays before it.
-            let in_advance = |row| (row == read.row && !read.is_wanted).then_some(u32::MAX);
-            let next_use = |row| self.ahead.next_use(read.table, row).or(in_advance(row));
-            let taken = home.table_mut().and_then(|table| {
-                table.figures().count(Count::Fetched, 1);
-                table.begin(read.row, next_use)
-            });
-            self.slots[read.ticket.number()] = taken.map(|taken| (read.table, taken));
             self.asked_ns[read.ticket.number()] = now_ns;
             self.ahead.begun();
+            let next_use = self.ahead.next_use(read.table, read.row);
+            self.begun.push((next_use.unwrap_or(u32::MAX), read));
         }
+        self.take_slots();
         while let Some(read) = self.fetches.next_ask() {
             let shard = home(&mut self.tables, read.table).spread().shard(read.row);
             let owner = self.owners.owner(shard);
@@ -527,6 +526,31 @@ impl Worker {
                 self.fetches.put_back(read);
                 break;
             }
+        }
+    }
+
+    /// Takes slots for the rows whose fetches were just begun. Those that are looked up sooner come first: what comes later is refused
+    /// where it would not have been kept, and takes no slot that one after it would have had a better right to.
+    fn take_slots(&mut self) {
+        let Worker {
+            tables,
+            slots,
+            ahead,
+            begun,
+            ..
+        } = self;
+        begun.sort_unstable_by_key(|(next, read)| (*next, read.ticket.number()));
+        for (_, read) in begun.drain(..) {
+            let home = home(tables, read.table);
+            home.figures().count(Count::Fetched, 1);
+            let Some(table) = home.table_mut() else {
+                continue;
+            };
+            // What was fetched in advance is used some time, and only what is known to be used as well stays before it.
+            let in_advance = |row| (row == read.row && !read.is_wanted).then_some(u32::MAX);
+            let next_use = |row| ahead.next_use(read.table, row).or(in_advance(row));
+            let taken = table.begin(read.row, next_use);
+            slots[read.ticket.number()] = taken.map(|taken| (read.table, taken));
         }
     }
 

@@ -124,6 +124,14 @@ impl Oracle {
         }
     }
 
+    /// A row is wanted: from then on it has its time.
+    fn want(&mut self, now: u64, key: (u32, u32)) {
+        let (since, wanted) = self.fetching.entry(key).or_insert((now, true));
+        if !*wanted {
+            (*since, *wanted) = (now, true);
+        }
+    }
+
     fn prefetched(&self) -> u32 {
         self.fetching.values().filter(|(_, wanted)| !wanted).count() as u32
     }
@@ -180,11 +188,7 @@ fn run(ops: Vec<Op>) {
                     .map(|&(number, _)| number)
                     .collect();
                 for &number in &missing {
-                    oracle
-                        .fetching
-                        .entry((table, number))
-                        .or_insert((now, true))
-                        .1 = true;
+                    oracle.want(now, (table, number));
                 }
                 let parked = Parked {
                     table,
@@ -218,8 +222,7 @@ fn run(ops: Vec<Op>) {
                 if let Some(ask) = free.filter(|_| source(number) != Source::Owner) {
                     fetches.ask(now, table, number, ask);
                     oracle.asks.insert(ask, (table, number));
-                    let fetching = oracle.fetching.entry((table, number));
-                    fetching.or_insert((now, true)).1 = true;
+                    oracle.want(now, (table, number));
                 }
             }
             Op::TakeReads(most, back) => {

@@ -4,12 +4,12 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use anyhow::Context;
-use rowmill_arena::{DIRECT_ALIGN, HugePages};
+use rowmill_arena::{ArenaError, DIRECT_ALIGN, HugePages};
 use rowmill_cache::store::{self, Shape, ShapeError, Tags};
 use rowmill_cache::tier::{FileTable, FileTier, FileTierOptions};
 use rowmill_cache::warm::ROWS_MAX;
 use rowmill_cache::{OnFailure, Options, Parts, TableOptions, fetch};
-use rowmill_table::{Generation, Keep, TableInfo};
+use rowmill_table::{Generation, Keep, TableError, TableInfo};
 
 use crate::cache_view::{CacheView, TableView};
 use crate::config::{Cache, Config, Placement};
@@ -169,7 +169,7 @@ impl CachePlan {
             let what = format!("table {}", info.name);
             let all = bytes_text(info.row_region_bytes());
             if listed.placement == Placement::Resident {
-                let why = format!("all {all} in memory of its own, so that it can become cached");
+                let why = format!("all {all} in memory of its own");
                 return Choice::new(&what, "resident", why);
             }
             let rows = listed.shape.slots();
@@ -183,8 +183,12 @@ impl CachePlan {
                 return Choice::warning(&what, chosen, why);
             }
             let why = format!(
-                "the rest of {all} stays in {}",
-                generation.path(info).display()
+                "the rest of {all} stays in {}; {}",
+                generation.path(info).display(),
+                match listed.on_failure {
+                    OnFailure::Error => "what wants a row that can't be read is refused",
+                    OnFailure::DefaultRow => "a row that can't be read is taken for zeros",
+                }
             );
             Choice::new(&what, chosen, why)
         };
@@ -226,8 +230,14 @@ impl CachePlan {
         }
         let open = |(number, _): (usize, &Listed)| {
             let name = &generation.tables()[number].name;
-            FileTable::open(generation, name, self.cache.page_cache.0)
-                .with_context(|| format!("table {name}"))
+            let opened = FileTable::open(generation, name, self.cache.page_cache.0);
+            let advice = match &opened {
+                Err(TableError::Memory(ArenaError::NotDirect { .. })) => {
+                    ": write cache.page_cache = \"allow\", or move the model"
+                }
+                _ => "",
+            };
+            opened.with_context(|| format!("table {name}{advice}"))
         };
         let mut by_tier: Vec<(usize, &Listed)> = self.listed().collect();
         by_tier.sort_by_key(|(_, listed)| listed.in_tier);
@@ -275,6 +285,7 @@ impl CachePlan {
                 shape: listed.shape,
                 in_tier: listed.in_tier,
                 on_failure: listed.on_failure,
+                begins_cached: true,
             })
         };
         let tables: Vec<Option<TableOptions>> = self.tables.iter().map(cached).collect();

@@ -99,6 +99,13 @@ impl CacheView {
         table.map(|table| table.placement)
     }
 
+    /// Bytes of all shares of cached tables.
+    pub(crate) fn shares_bytes(&self) -> u64 {
+        let cached = |table: &&TableView| table.placement == Placement::Cached;
+        let shares = self.tables.iter().filter(cached);
+        shares.map(|table| table.share_bytes).sum()
+    }
+
     pub(crate) fn status(&self) -> Vec<Value> {
         self.tables.iter().map(TableView::status).collect()
     }
@@ -144,7 +151,7 @@ impl CacheView {
             }
         }
         let name = "rowmill_fetch_seconds";
-        let help = "Time from when a row is first wanted until it is there.";
+        let help = "Time from when a row is asked of its tier until it is there.";
         out.family(name, "histogram", help);
         for table in &self.tables {
             out.histogram(name, &behind(table), table.fetch_times());

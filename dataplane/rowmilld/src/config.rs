@@ -55,7 +55,7 @@ pub struct Config {
     pub insecure: bool,
     /// The tables to serve.
     pub model: Model,
-    /// Tables that are cached, or may become so; all others are resident.
+    /// Tables that are cached, or have memory of their own; all others are resident in the memory of all.
     #[serde(default)]
     pub tables: Vec<Table>,
     /// What workers have for cached tables.

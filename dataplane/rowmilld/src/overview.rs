@@ -293,6 +293,7 @@ impl Overview {
             "cache": self.cache.get().map_or_else(Vec::new, CacheView::status),
             "memory": {
                 "arena_bytes": resident.map_or(0, |tables| tables.arena_bytes()),
+                "shares_bytes": self.cache.get().map_or(0, CacheView::shares_bytes),
                 "rows_bytes": self.rows_bytes(),
                 "backing": resident.map_or("not loaded yet".into(), |tables| tables.backing().to_string()),
             },

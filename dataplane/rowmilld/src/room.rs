@@ -75,7 +75,7 @@ impl Memory {
         if needed > self.available {
             return Err(PlanError::Memory(format!(
                 "too little memory: {} of rows and {} for requests in progress are needed, and {} are \
-                 available ({}); serve a smaller generation, lower limits.slots, or free memory",
+                 available ({}); serve a smaller generation, lower limits.slots or tables.cache_bytes, or free memory",
                 bytes_text(rows),
                 bytes_text(requests),
                 bytes_text(self.available),

@@ -220,8 +220,10 @@ impl<P: ClientPort> Session<P> {
         };
         header.remaining_us = options.remaining_us();
         header.slice_bags = options.slice_bags;
-        header.target_region = target.region.0;
-        header.target_base = target.extent.offset;
+        if op == Op::Lookup {
+            header.target_region = target.region.0;
+            header.target_base = target.extent.offset;
+        }
         let ticket = self.flight.begin(Departure {
             target,
             source,

@@ -1,8 +1,9 @@
 //! The list of all faults.
 
 use super::{
-    Fault, Over, capi, clients, endings, far, files, gpu, ids, imports, large_imports, limits,
-    load, modes, python, rdma, refusals, regions, schemas, sharing, starts, stream,
+    Fault, Over, cached, cached_starts, capi, clients, endings, far, files, gpu, ids, imports,
+    large_imports, limits, load, modes, python, rdma, refusals, regions, schemas, sharing, starts,
+    stream,
 };
 
 /// What all faults beside an innocent client are bound by, beside what the table says.
@@ -533,6 +534,72 @@ pub const ALL: &[Fault] = &[
         gpu::through_nic,
     )
     .over(Over::Rdma),
+    Fault::new(
+        "cached-tier-late",
+        "RowUnavailable; counted",
+        UNHARMED,
+        cached::late,
+    ),
+    Fault::new(
+        "cached-disk",
+        "OK, RowUnavailable; counted",
+        UNHARMED,
+        cached::disk,
+    ),
+    Fault::new(
+        "cached-page-damaged",
+        "RowUnavailable for its rows; counted",
+        UNHARMED,
+        cached::damaged,
+    ),
+    Fault::new(
+        "cached-page-zeros",
+        "OK, zeros for its rows; counted",
+        UNHARMED,
+        cached::zeros,
+    ),
+    Fault::new(
+        "cached-file-truncated",
+        "RowUnavailable for its rows; counted",
+        UNHARMED,
+        cached::truncated,
+    ),
+    Fault::new(
+        "cached-file-replaced",
+        "OK, rows of the old file",
+        UNHARMED,
+        cached::replaced,
+    ),
+    Fault::new(
+        "cached-fetches-exhausted",
+        "OK",
+        UNHARMED,
+        cached::exhausted,
+    ),
+    Fault::new(
+        "cached-one-set",
+        "OK",
+        UNHARMED,
+        cached::one_set,
+    ),
+    Fault::new(
+        "cached-sigkill",
+        "Lost (Disconnected)",
+        "told within 1 s; another one serves",
+        cached::killed,
+    ),
+    Fault::new(
+        "cached-refused",
+        "a sentence for each case",
+        AT_START,
+        cached_starts::refused,
+    ),
+    Fault::new(
+        "cached-figures",
+        "hits and misses of all lookups",
+        "the same on all pages",
+        cached_starts::figures,
+    ),
     Fault::new(
         "rdma-client-killed",
         "gone from /status",

@@ -4,8 +4,11 @@
 //! `faults` runs each one in a process of its own (see [`run`]), so that one that hangs or crashes is one
 //! that fails. Most happen beside an innocent client, which must notice nothing: see `watch`.
 
+mod cached;
+mod cached_starts;
 mod capi;
 mod clients;
+mod disk;
 mod endings;
 mod far;
 mod files;

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
@@ -69,6 +69,8 @@ pub(crate) struct Settings {
     pub(crate) huge_pages: &'static str,
     /// `limits.slots`: more than the credits of one client, so that a hostile one leaves some.
     pub(crate) slots: u32,
+    /// Sections that are not among the ordinary ones: cached tables, and what workers have for them.
+    pub(crate) cached: String,
 }
 
 /// Clients that a service takes at a time.
@@ -105,6 +107,14 @@ impl Site {
     /// # Errors
     /// Where it can't be written.
     pub(crate) fn model(&self) -> Result<PathBuf> {
+        self.model_with(None)
+    }
+
+    /// Makes the model with one more dense table, of so many rows of 16 dimensions in f32. Every later [`Site::model`] is this one.
+    ///
+    /// # Errors
+    /// As [`Site::model`].
+    pub(crate) fn model_with(&self, more: Option<(&str, u32)>) -> Result<PathBuf> {
         let spec = |name: &str, rows: u32, dim, format| TableSpec {
             name: name.into(),
             rows: rows.into(),
@@ -116,12 +126,13 @@ impl Site {
             kind: TableKind::Hashed(Missing::Error),
             ..spec("keyed", 700, 16, RowFormat::F16)
         };
-        let specs = [
+        let mut specs = vec![
             spec("small", SMALL_ROWS, 16, RowFormat::F32),
             spec("quant", QUANT_ROWS, 32, RowFormat::Int8),
             spec("wide", 64, WIDE_DIM, RowFormat::F32),
             keyed,
         ];
+        specs.extend(more.map(|(name, rows)| spec(name, rows, 16, RowFormat::F32)));
         let model = self.path("model");
         if !model.exists() {
             generate(&model, 1, &specs, 7, &silent)?;
@@ -152,6 +163,7 @@ impl Site {
             model: self.model()?,
             huge_pages: "off",
             slots: u32::from(CREDITS) + 2,
+            cached: String::new(),
         })
     }
 
@@ -164,6 +176,7 @@ impl Site {
             model,
             huge_pages,
             slots,
+            cached,
         } = settings;
         let (endpoint, model) = (self.endpoint(), model.display());
         let insecure = rdma_address().map_or("", |_| "insecure = true\n");
@@ -175,7 +188,7 @@ impl Site {
              [limits]\nconnections = {CONNECTIONS}\nslots = {slots}\ncredits = {CREDITS}\nmax_ids = 1048576\n\
              [rdma]\nstage_blocks = 128\n\
              [shutdown]\ndrain_timeout_s = {drain}\n\
-             [admin]\naddress = \"127.0.0.1:0\"\n"
+             [admin]\naddress = \"127.0.0.1:0\"\n{cached}"
         );
         self.write_configuration(&text)
     }
@@ -307,16 +320,26 @@ impl Service {
     /// # Errors
     /// With its log where it does not.
     pub(crate) fn start(site: &Site, configuration: &Path) -> Result<Service> {
+        let mut command = site.programs.leashed("rowmilld");
+        command.stdin(Stdio::null());
+        Service::start_by(site, command, configuration)
+    }
+
+    /// As [`Service::start`], by a command that becomes `rowmilld` and is still to be told its arguments.
+    ///
+    /// # Errors
+    /// As [`Service::start`].
+    pub(crate) fn start_by(
+        site: &Site,
+        mut command: Command,
+        configuration: &Path,
+    ) -> Result<Service> {
         static STARTED: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = STARTED.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let log = site.path(&format!("rowmilld-{number}.log"));
         let output = fs::File::create(&log).context("a log")?;
-        let mut command = site.programs.leashed("rowmilld");
         command.arg("--config").arg(configuration);
-        command
-            .stdin(Stdio::null())
-            .stderr(output.try_clone()?)
-            .stdout(output);
+        command.stderr(output.try_clone()?).stdout(output);
         let mut process = Running(command.spawn().context("starting rowmilld")?);
         let began = Instant::now();
         loop {

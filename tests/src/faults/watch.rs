@@ -77,14 +77,35 @@ pub(crate) fn beside_a_patient_innocent(
     beside(site, settings, true, fault)
 }
 
+/// As [`beside_an_innocent`], beside a service that has been started already.
+///
+/// # Errors
+/// As [`beside_an_innocent`].
+pub(crate) fn beside_an_innocent_of(
+    site: &Site,
+    service: Service,
+    fault: impl FnOnce(&mut Scene<'_>) -> Happened,
+) -> Result<Verdict> {
+    beside_service(site, service, false, fault)
+}
+
 fn beside(
     site: &Site,
     settings: &Settings,
     busy: bool,
     fault: impl FnOnce(&mut Scene<'_>) -> Happened,
 ) -> Result<Verdict> {
+    let service = site.start(settings)?;
+    beside_service(site, service, busy, fault)
+}
+
+fn beside_service(
+    site: &Site,
+    mut service: Service,
+    busy: bool,
+    fault: impl FnOnce(&mut Scene<'_>) -> Happened,
+) -> Result<Verdict> {
     let tables = site.tables()?;
-    let mut service = site.start(settings)?;
     service.is_healthy()?;
     let before = service.holdings()?;
     let innocent = Innocent::start(&service.endpoint, &tables, busy)?;

@@ -94,7 +94,7 @@ pub struct Fetches {
     /// Rows on their way that nobody has wanted.
     prefetched: u32,
     /// All that are on their way, the oldest first, and some that have arrived.
-    by_age: VecDeque<Ticket>,
+    by_age: VecDeque<(Ticket, u64)>,
     ready: VecDeque<BagId>,
     counters: Counters,
 }
@@ -145,7 +145,7 @@ impl Fetches {
             unwanted: queue(fetches),
             away: queue(limits.staged),
             prefetched: 0,
-            by_age: queue(fetches),
+            by_age: VecDeque::with_capacity(2 * fetches as usize),
             ready: VecDeque::with_capacity(2 * limits.bags as usize),
             counters: Counters::default(),
         }
@@ -312,6 +312,13 @@ impl Fetches {
         if !fetch.is_wanted {
             fetch.is_wanted = true;
             self.prefetched -= 1;
+            // One that was asked for in advance has as much time as others from now on.
+            let deadline_ns = now_ns.saturating_add(self.limits.budget_ns);
+            let was_ns = core::mem::replace(&mut fetch.deadline_ns, deadline_ns);
+            if was_ns != deadline_ns {
+                self.note_deadline(ticket);
+            }
+            let fetch = &mut self.fetches[ticket.index as usize];
             let queue = if fetch.is_asked {
                 &mut self.away
             } else {
@@ -341,8 +348,17 @@ impl Fetches {
         self.counters.fetched += 1;
         self.counters.asked += u64::from(is_asked);
         let ticket = self.ticket(index);
-        push(&mut self.by_age, ticket, |t| is_live(&self.fetches, t));
+        self.note_deadline(ticket);
         ticket
+    }
+
+    /// A row is given up at its deadline, the latest of all.
+    fn note_deadline(&mut self, ticket: Ticket) {
+        let deadline_ns = self.fetches[ticket.index as usize].deadline_ns;
+        let entry = (ticket, deadline_ns);
+        push(&mut self.by_age, entry, |entry| {
+            is_due(&self.fetches, entry)
+        });
     }
 
     fn ticket(&self, index: u32) -> Ticket {
@@ -440,13 +456,13 @@ impl Fetches {
 
     /// Gives up a row that is past its time budget, until there is none. Returns it, and the number of its table.
     pub fn expire(&mut self, now_ns: u64) -> Option<(Ticket, u32)> {
-        while let Some(&ticket) = self.by_age.front() {
-            let live = is_live(&self.fetches, ticket);
-            if live && self.fetches[ticket.index as usize].deadline_ns > now_ns {
+        while let Some(&(ticket, deadline_ns)) = self.by_age.front() {
+            let due = is_due(&self.fetches, (ticket, deadline_ns));
+            if due && deadline_ns > now_ns {
                 return None;
             }
             self.by_age.pop_front();
-            if live {
+            if due {
                 self.counters.late += 1;
                 return Some((ticket, self.end(ticket, Err(TierError::Late))));
             }
@@ -527,6 +543,11 @@ fn is_live(fetches: &[Fetch], ticket: Ticket) -> bool {
 fn is_parked(bags: &[Bag], bag: BagId) -> bool {
     let record = &bags[bag.index as usize];
     record.turn == bag.turn && record.parked
+}
+
+/// Whether a row is on its way, and this its deadline.
+fn is_due(fetches: &[Fetch], (ticket, deadline_ns): (Ticket, u64)) -> bool {
+    is_live(fetches, ticket) && fetches[ticket.index as usize].deadline_ns == deadline_ns
 }
 
 /// Adds to a queue with room for twice of what can be true at a time; what is not true any more makes way.

@@ -141,6 +141,7 @@ pub(crate) fn engines_and_shares(
         let in_tier = table as u32;
         let is_cached = table.is_multiple_of(step);
         is_cached.then_some(TableOptions {
+            begins_cached: true,
             shape,
             in_tier,
             on_failure,

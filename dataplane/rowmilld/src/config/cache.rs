@@ -75,7 +75,9 @@ pub struct Cache {
     pub reads: u32,
     /// Bytes of a read at most: how far rows of neighbouring pages are read together.
     pub read_bytes: u32,
-    /// How long a row may take to come, in milliseconds. Who waits for one that takes longer gets an error.
+    /// How long a row may take to come, in milliseconds, from when it is wanted: the wait for its turn among others counts, too. Who
+    /// waits for one that takes longer gets an error. The default is some hundred times what a busy disk takes, since
+    /// a batch of the longest bags waits for tens of thousands of reads.
     pub budget_ms: u32,
     /// Rows that a worker keeps for requests that wait for others of theirs.
     pub staged_rows: u32,
@@ -97,7 +99,7 @@ impl Default for Cache {
         Cache {
             reads: 128,
             read_bytes: 16 << 10,
-            budget_ms: 100,
+            budget_ms: 1000,
             staged_rows: 2 * MAX_IDS_PER_BAG,
             parked_bags: 8192,
             prefetched_rows: 256,

@@ -1,0 +1,242 @@
+//! Requests that miss nothing, while another client's requests miss rows that come from a file.
+//!
+//! Two clients offer the same load, half of what the second's requests that miss can be done at. The first asks for rows that are in the
+//! cache. The second does, too, or a part of its rows was never asked for before: then a tenth of all rows that are asked for miss.
+//! What is told is the 99th percentile of the first's requests, with the misses beside without them.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use hdrhistogram::Histogram;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rowmill_client::{Batch, Ticket};
+
+use crate::driver::{Driver, histogram, median, pin_to_first_cpu, quantile_us, record};
+use crate::model::Model;
+use crate::report::{Measurement, Reporter};
+use crate::service::Service;
+use crate::workload::Query;
+
+/// Rows of the table, of 256 bytes: 2 GiB in its file.
+const ROWS: u32 = 8 << 20;
+const DIM: usize = 64;
+/// Bytes of the cache: the table is eight times as large.
+const CACHE_BYTES: u64 = 256 << 20;
+/// Rows that are asked for again and again. They come first in the table.
+const HOT_ROWS: u32 = 8 << 10;
+/// Bags of a request, and ids of each.
+const BAGS: u32 = 16;
+const BAG_LENGTH: u32 = 20;
+/// One in so many rows of the second client's is new: of both clients' one in ten.
+const NEW_ONE_IN: u32 = 5;
+/// Requests of each client in a round: a hundred are above the 99th percentile of all rounds.
+const REQUESTS: usize = 1_000;
+/// Rounds, each with misses and without.
+const ROUNDS: usize = 9;
+/// Requests of a client in flight at most.
+const DEPTH: usize = 64;
+/// Of the rate that the second client's requests that miss can be done at.
+const SHARE: f64 = 0.5;
+/// Requests that this is seen by.
+const TRIAL: usize = 500;
+const CASE: &str = "port=shm/format=f32/dim=64/misses=0.1/load=open/requests=hits";
+
+/// Requests of a kind.
+struct Requests {
+    random: StdRng,
+    /// The next row that was never asked for.
+    new: u32,
+}
+
+impl Requests {
+    /// The next so many, of which a part of the rows is new if `misses`.
+    fn take(&mut self, count: usize, misses: bool) -> Result<Vec<Query>> {
+        let rows = BAGS * BAG_LENGTH;
+        let query = |_| {
+            let ids = (0..rows).map(|at| {
+                if misses && at % NEW_ONE_IN == 0 {
+                    self.new += 1;
+                    return self.new_row();
+                }
+                self.random.random_range(0..HOT_ROWS)
+            });
+            let ids = ids.collect();
+            Query::new(BAGS, vec![(BAG_LENGTH, ids)])
+        };
+        let queries: Vec<Query> = (0..count).map(query).collect();
+        ensure!(
+            self.new < ROWS - HOT_ROWS,
+            "the table has no more rows that nobody asked for"
+        );
+        Ok(queries)
+    }
+
+    /// A row behind the hot ones, each once, all over the file.
+    fn new_row(&self) -> u32 {
+        // A prime above the number of rows: multiplying by it permutes them.
+        const SCATTER: u64 = 2_654_435_761;
+        let behind = u64::from(ROWS - HOT_ROWS);
+        HOT_ROWS + (u64::from(self.new) * SCATTER % behind) as u32
+    }
+}
+
+/// A client, with what it has to send.
+struct Side {
+    driver: Driver,
+    batches: Vec<Batch>,
+    due: Vec<Duration>,
+    next: usize,
+    in_flight: HashMap<Ticket, Instant>,
+    times: Histogram<u64>,
+}
+
+impl Side {
+    fn new(driver: Driver) -> Side {
+        Side {
+            driver,
+            batches: Vec::new(),
+            due: Vec::new(),
+            next: 0,
+            in_flight: HashMap::with_capacity(DEPTH),
+            times: histogram(),
+        }
+    }
+
+    /// These requests at random times, `rate` a second on average.
+    fn prepare(&mut self, queries: &[Query], rate: f64, seed: u64) -> Result<()> {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut at = 0.0;
+        self.batches.clear();
+        self.due.clear();
+        for query in queries {
+            let mut batch = Batch::new(1)?;
+            query.fill(&mut batch)?;
+            self.batches.push(batch);
+            at += -(1.0 - random.random::<f64>()).ln() / rate;
+            self.due.push(Duration::from_secs_f64(at));
+        }
+        self.next = 0;
+        self.times.clear();
+        Ok(())
+    }
+
+    fn is_done(&self) -> bool {
+        self.next == self.due.len() && self.in_flight.is_empty()
+    }
+
+    /// Sends what is due, as far as the connection takes it, and takes answers. Times count from when requests were due.
+    fn go_on(&mut self, began: Instant) -> Result<()> {
+        while self.next < self.due.len() && self.due[self.next] <= began.elapsed() {
+            let sent = self.driver.try_submit_batch(&self.batches[self.next])?;
+            let Some(ticket) = sent else {
+                break;
+            };
+            self.in_flight.insert(ticket, began + self.due[self.next]);
+            self.next += 1;
+        }
+        while let Some(answer) = self.driver.session.poll()? {
+            answer.outcome?;
+            let due = self.in_flight.remove(&answer.ticket);
+            record(
+                &mut self.times,
+                due.context("an answer to a request of ours")?.elapsed(),
+            );
+            self.driver.idle.push(answer.target);
+        }
+        Ok(())
+    }
+}
+
+/// What the service has counted: lookups of the table, and hits.
+fn counted(service: &Service) -> Result<(u64, u64)> {
+    let status = service.status()?;
+    let table = status["cache"].as_array().and_then(|list| list.first());
+    let table = table.context("the service has a cached table")?;
+    let number = |key: &str| table[key].as_u64().context("a figure of the cache");
+    Ok((number("lookups")?, number("hits")?))
+}
+
+/// Runs the case.
+///
+/// # Errors
+/// Where the service can't be started or refuses.
+pub(crate) fn run(reporter: &mut Reporter) -> Result<()> {
+    if !reporter.wants(CASE) {
+        return Ok(());
+    }
+    let model = Model::of_rows(ROWS.into(), DIM)?;
+    let extra = format!(
+        "[workers]\ncpus = 1\n[cache]\nbudget_ms = 10000\n[[tables]]\nname = \"rows\"\nplacement = \"cached\"\ncache_bytes = {CACHE_BYTES}\n"
+    );
+    let service = Service::start(&model.directory, &extra)?;
+    pin_to_first_cpu()?;
+    let (schema, _) = model.schema(BAGS);
+    let driver = |name| Driver::new(service.connect(name)?, schema.clone(), BAGS, DEPTH);
+    let mut sides = [Side::new(driver("hits")?), Side::new(driver("misses")?)];
+    let mut requests = Requests {
+        random: StdRng::seed_from_u64(1),
+        new: 0,
+    };
+    let mut times = histogram();
+    // All hot rows come in, and are known to be used often.
+    let hot = requests.take(20 * (HOT_ROWS / (BAGS * BAG_LENGTH)) as usize, false)?;
+    sides[0].driver.pipelined(&hot, &mut times)?;
+    let trial = requests.take(TRIAL, true)?;
+    let took = sides[1].driver.pipelined(&trial, &mut times)?;
+    let rate = SHARE * TRIAL as f64 / took.as_secs_f64();
+    eprintln!("cache: {CASE}, {rate:.0} requests/s of either client");
+
+    let (mut p99s, mut p50s, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut without_p99s, mut without_p50s) = (Vec::new(), Vec::new());
+    let mut slow_p99s = Vec::new();
+    for round in 0..=ROUNDS {
+        // Who goes first finds the disk and the caches as the other one left them.
+        for misses in [round % 2 == 0, round % 2 != 0] {
+            let of_second = requests.take(REQUESTS, misses)?;
+            let of_first = requests.take(REQUESTS, false)?;
+            let seed = 2 * round as u64;
+            sides[0].prepare(&of_first, rate, seed)?;
+            sides[1].prepare(&of_second, rate, seed + 1)?;
+            let before = counted(&service)?;
+            let began = Instant::now();
+            while !sides.iter().all(Side::is_done) {
+                sides.iter_mut().try_for_each(|side| side.go_on(began))?;
+                std::hint::spin_loop();
+            }
+            let after = counted(&service)?;
+            if round == 0 {
+                continue; // The targets' first pages came with these.
+            }
+            let [p50, p99] = [0.5, 0.99].map(|q| quantile_us(&sides[0].times, q));
+            if misses {
+                let (lookups, hits) = (after.0 - before.0, after.1 - before.1);
+                shares.push(1.0 - hits as f64 / lookups as f64);
+                p50s.push(p50);
+                p99s.push(p99);
+                slow_p99s.push(quantile_us(&sides[1].times, 0.99));
+            } else {
+                without_p50s.push(p50);
+                without_p99s.push(p99);
+            }
+        }
+    }
+    service.stop()?;
+    let ratio = |with: &[f64], without: &[f64]| {
+        median(with.iter().zip(without).map(|(w, o)| o / w).collect())
+    };
+    let plain = |metric, value, unit| Measurement::plain("cache", CASE, metric, value, unit);
+    for (metric, with, without) in [
+        ("latency_p50", p50s, without_p50s),
+        ("latency_p99", p99s, without_p99s),
+    ] {
+        let ratio = ratio(&with, &without);
+        let found = plain(metric, median(with), "us");
+        reporter.add(found.beside("no misses", median(without), ratio));
+    }
+    reporter.add(plain("others_p99", median(slow_p99s), "us"));
+    reporter.add(plain("missed", median(shares), "fraction"));
+    reporter.add(plain("rate", rate, "requests/s"));
+    Ok(())
+}
