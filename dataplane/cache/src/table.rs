@@ -135,7 +135,7 @@ impl CachedTable {
     }
 
     /// What all workers share.
-    pub(crate) fn store(&self) -> &Arc<Store> {
+    pub fn store(&self) -> &Arc<Store> {
         &self.store
     }
 
