@@ -85,6 +85,7 @@ impl Adaptive {
             wake: Box::new(|| ()),
         };
         let table = TableOptions {
+            begins_cached: true,
             shape,
             in_tier: 0,
             on_failure: OnFailure::Error,

@@ -5,6 +5,7 @@ mod import;
 mod interrupt;
 mod lookup;
 mod output;
+mod place;
 mod progress;
 mod status;
 mod table;
@@ -32,6 +33,8 @@ enum Command {
     Lookup(lookup::Lookup),
     /// What runs, what was chosen and why
     Status(status::Status),
+    /// Have a table cached, or resident again, while it is served
+    Place(place::Place),
     /// What it does: rates of workers and cached tables, a table every second
     Watch(watch::Watch),
 }
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Command::Table(command) => command.run(),
         Command::Lookup(command) => command.run(),
         Command::Status(command) => command.run(),
+        Command::Place(command) => command.run(),
         Command::Watch(command) => command.run(),
     };
     match result {

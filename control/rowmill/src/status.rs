@@ -13,6 +13,8 @@ use clap::Args;
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{CellAlignment, Table};
 use serde_json::{Map, Value};
+use ureq::Body;
+use ureq::http::Response;
 
 use crate::output::{print, shown};
 use crate::units::{bytes, duration, thousands};
@@ -56,15 +58,33 @@ pub(crate) fn parse(admin: &str, text: &str) -> Result<Value> {
 
 /// The text of the page of an admin address.
 pub(crate) fn fetch(admin: &str) -> Result<String> {
-    let agent = ureq::Agent::config_builder()
+    let url = format!("http://{admin}/status");
+    let (code, body) = read(&url, agent().get(&url).call())?;
+    ensure!(
+        (200..300).contains(&code),
+        "{url} answered {code}: {}",
+        body.trim()
+    );
+    Ok(body)
+}
+
+/// Asks an admin address for a change. Returns the answer's code and text.
+pub(crate) fn post(admin: &str, path: &str) -> Result<(u16, String)> {
+    let url = format!("http://{admin}{path}");
+    read(&url, agent().post(&url).send_empty())
+}
+
+fn agent() -> ureq::Agent {
+    ureq::Agent::config_builder()
         .timeout_global(Some(PATIENCE))
         .http_status_as_error(false)
         .max_redirects(0)
         .proxy(None)
         .build()
-        .new_agent();
-    let url = format!("http://{admin}/status");
-    let answer = agent.get(&url).call();
+        .new_agent()
+}
+
+fn read(url: &str, answer: Result<Response<Body>, ureq::Error>) -> Result<(u16, String)> {
     let mut answer = answer.with_context(|| {
         format!("cannot read {url}: is rowmilld running, and is this the admin address of its configuration?")
     })?;
@@ -74,13 +94,7 @@ pub(crate) fn fetch(admin: &str) -> Result<String> {
         .limit(PAGE_BYTES)
         .read_to_string();
     let body = body.with_context(|| format!("the answer of {url} broke off"))?;
-    ensure!(
-        answer.status().is_success(),
-        "{url} answered {}: {}",
-        answer.status(),
-        body.trim()
-    );
-    Ok(body)
+    Ok((answer.status().as_u16(), body))
 }
 
 /// Keys that the head of the page shows.
@@ -95,7 +109,7 @@ const HEAD: [&str; 8] = [
     "endpoints",
 ];
 /// Lists of objects, in the order in which they are printed, each with the columns that come first.
-const LISTS: [(&str, &[&str]); 4] = [
+const LISTS: [(&str, &[&str]); 5] = [
     (
         "workers",
         &[
@@ -144,6 +158,7 @@ const LISTS: [(&str, &[&str]); 4] = [
             "fetch_p99_us",
         ],
     ),
+    ("changes", &["number", "table", "to", "state", "detail"]),
 ];
 
 /// The page as text.

@@ -11,6 +11,7 @@
 mod ahead;
 pub mod fetch;
 pub mod figures;
+mod home;
 mod owners;
 mod parker;
 pub mod policy;
@@ -26,4 +27,4 @@ pub use parker::Parker;
 pub use table::{CachedTable, OnFailure};
 pub use warming::WarmRows;
 pub use worker::{Counters, Worker};
-pub use workers::{Options, Parts, TableOptions, workers};
+pub use workers::{Options, Parts, Shares, TableOptions, workers, workers_with_shares};

@@ -81,6 +81,11 @@ impl CachedTable {
         CachedTable { on_failure, ..self }
     }
 
+    /// The same, counted where it was before.
+    pub(crate) fn counted_in(self, figures: Arc<TableFigures>) -> CachedTable {
+        CachedTable { figures, ..self }
+    }
+
     /// What becomes of bags whose rows could not all be fetched.
     pub(crate) fn when_it_fails(&self) -> OnFailure {
         self.on_failure
@@ -130,7 +135,7 @@ impl CachedTable {
     }
 
     /// What all workers share.
-    pub(crate) fn store(&self) -> &Arc<Store> {
+    pub fn store(&self) -> &Arc<Store> {
         &self.store
     }
 

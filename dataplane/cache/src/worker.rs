@@ -8,6 +8,7 @@ use rowmill_arena::ReadWindow;
 use crate::ahead::Ahead;
 use crate::fetch::{self, BagId, Fetches, Limits, Ready, Ticket};
 use crate::figures::{Count, TableFigures};
+use crate::home::Home;
 use crate::owners::{Hint, Mail, Owners, Room};
 use crate::parker::Parker;
 use crate::store::{Found, MISS, Store, Turn};
@@ -56,11 +57,11 @@ pub struct Counters {
 
 /// What one worker knows of cached tables: the rows that are there, and the fetches that it has begun.
 pub struct Worker {
-    /// By the table's number; `None` for resident ones.
-    tables: Box<[Option<CachedTable>]>,
+    /// By the table's number; `None` for those that are always resident.
+    tables: Box<[Option<Home>]>,
     fetches: Fetches,
     /// The slots that were taken for rows on their way, by the number of their fetch.
-    slots: Box<[Option<Taken>]>,
+    slots: Box<[Option<(u32, Taken)>]>,
     ahead: Ahead,
     /// Rows that the tier was just asked for, with when they are looked up next.
     begun: Vec<(u32, fetch::Read)>,
@@ -108,7 +109,8 @@ impl Worker {
     ) -> Worker {
         let owners = Owners::all(Room::of(&limits), vec![Box::new(|| ())]);
         let owners = owners.into_iter().next().expect("one worker");
-        Worker::new(tables, limits, tier, owners, seed)
+        let tables = tables.into_iter().map(|table| table.map(Home::cached));
+        Worker::new(tables.collect(), limits, tier, owners, seed)
     }
 
     /// The tables of a model by their numbers, `None` for those that are resident. The others' rows come from `tier`, or from the
@@ -117,13 +119,13 @@ impl Worker {
     /// # Panics
     /// If a table has longer rows than the limits say.
     pub(crate) fn new(
-        tables: Box<[Option<CachedTable>]>,
+        tables: Box<[Option<Home>]>,
         limits: Limits,
         tier: Box<dyn Tier + Send>,
         owners: Owners,
         seed: u64,
     ) -> Worker {
-        for table in tables.iter().flatten() {
+        for table in tables.iter().flatten().filter_map(Home::table) {
             assert!(
                 table.row_bytes() <= limits.row_bytes,
                 "staging has room for any row"
@@ -145,15 +147,39 @@ impl Worker {
         }
     }
 
+    /// How many tables the model has; none where none is cached.
+    pub fn tables(&self) -> usize {
+        self.tables.len()
+    }
+
     /// Whether a table's rows are to be looked for here.
     pub fn is_cached(&self, table: usize) -> bool {
-        self.tables.get(table).is_some_and(Option::is_some)
+        let home = self.tables.get(table).and_then(Option::as_ref);
+        home.is_some_and(|home| home.table().is_some())
+    }
+
+    /// Puts another table in the place of a cached one, or none where its rows are to be found elsewhere from now on, or one
+    /// where there was none. Returns what was there, for another thread to free once all workers have given theirs back. What is on its
+    /// way is still answered to those who wait for it, and goes into no slot. Between two turns.
+    ///
+    /// # Panics
+    /// If the table is always resident, or its rows are spread over workers in another way than before.
+    pub fn replace(&mut self, table: usize, new: Option<CachedTable>) -> Option<CachedTable> {
+        let home = self.tables[table].as_mut().expect("a listed table");
+        if let Some(old) = home.table_mut() {
+            for slot in &mut self.slots {
+                if let Some((_, taken)) = slot.take_if(|(of, _)| *of as usize == table) {
+                    old.abandon(taken);
+                }
+            }
+        }
+        home.replace(new)
     }
 
     /// What becomes of bags of a cached table whose rows could not all be fetched.
     pub fn on_failure(&self, table: usize) -> OnFailure {
-        let cached = self.tables[table].as_ref().expect("a cached table");
-        cached.when_it_fails()
+        let home = self.tables[table].as_ref();
+        home.expect("a listed table").on_failure()
     }
 
     /// The bounds of bags that wait for rows.
@@ -201,10 +227,10 @@ impl Worker {
         &self.counters
     }
 
-    /// What this worker counts of a cached table, for others to read.
+    /// What this worker counts of a table that may be cached, for others to read.
     pub fn figures(&self, table: usize) -> Option<Arc<TableFigures>> {
-        let table = self.tables.get(table)?.as_ref()?;
-        Some(Arc::clone(table.figures()))
+        let home = self.tables.get(table)?.as_ref()?;
+        Some(Arc::clone(home.figures()))
     }
 
     /// Looks rows of a cached table up: the slot of each, or [`MISS`](crate::store::MISS), and what parks bags that miss some.
@@ -215,7 +241,7 @@ impl Worker {
         rows: &[u32],
         places: &'t mut [u32],
     ) -> (Found<'t>, Parker<'t>) {
-        let cached = self.tables[table].as_mut().expect("a cached table");
+        let cached = cached(&mut self.tables, table as u32);
         let spread = *cached.spread();
         let found = cached.find(turn, rows, places);
         let parker = Parker {
@@ -229,21 +255,25 @@ impl Worker {
 
     /// Counts lookups that were made use of, and how many of them were hits. (One that finds no room is made again.)
     pub fn count(&self, table: usize, lookups: u64, hits: u64) {
-        let table = self.tables[table].as_ref().expect("a cached table");
+        let table = self.cached(table);
         table.figures().count(Count::Lookups, lookups);
         table.figures().count(Count::Hits, hits);
     }
 
     /// What is kept of a cached table, for other threads to look at.
     pub fn store(&self, table: usize) -> Option<&Arc<Store>> {
-        let cached = self.tables.get(table)?.as_ref()?;
-        Some(cached.store())
+        let home = self.tables.get(table)?.as_ref()?;
+        Some(home.table()?.store())
     }
 
     /// The slots of a cached table, the bytes from one to the next, and how many there are.
     pub fn slots(&self, table: usize) -> (ReadWindow<'_>, usize, u32) {
-        let cached = self.tables[table].as_ref().expect("a cached table");
-        cached.slots()
+        self.cached(table).slots()
+    }
+
+    fn cached(&self, table: usize) -> &CachedTable {
+        let home = self.tables[table].as_ref().and_then(Home::table);
+        home.expect("a cached table")
     }
 
     /// Places of parked bags' rows: the bytes, from one place to the next, and how many places there are.
@@ -336,7 +366,8 @@ impl Worker {
         if taken <= FEW {
             self.fetch(now_ns);
         }
-        for table in self.tables.iter_mut().flatten() {
+        let tables = self.tables.iter_mut().flatten();
+        for table in tables.filter_map(Home::table_mut) {
             table.advance();
         }
         self.owners.ring();
@@ -361,10 +392,15 @@ impl Worker {
                 }
                 Some(Mail::Ask(mut ask)) => {
                     self.counters.asked += 1;
-                    let table = cached(&mut self.tables, ask.table);
-                    let bytes = table.row_bytes();
-                    // It may have come since the other has missed it.
-                    if table.read(ask.row, &mut ask.memory[..bytes]) {
+                    // It may have come since the other has missed it. Where the table is not cached here any more, or not yet, it
+                    // is fetched and kept nowhere.
+                    let table = home(&mut self.tables, ask.table).table();
+                    let found = table.and_then(|table| {
+                        let bytes = table.row_bytes();
+                        let is_read = table.read(ask.row, &mut ask.memory[..bytes]);
+                        is_read.then_some(bytes)
+                    });
+                    if let Some(bytes) = found {
                         self.owners.answer(ask, Ok(bytes));
                     } else {
                         let (table, row) = (ask.table, ask.row);
@@ -400,8 +436,9 @@ impl Worker {
             while let Some(ask) = fetches.next_told() {
                 owners.answer_kept(ask, outcome);
             }
-            let (table, slot) = (cached(tables, table), slots[ticket.number()].take());
-            let figures = table.figures();
+            let slot = slots[ticket.number()].take();
+            let home = home(tables, table);
+            let figures = home.figures();
             match outcome {
                 Ok(_) => {
                     let took_ns = now_ns.saturating_sub(asked_ns[ticket.number()]);
@@ -410,9 +447,12 @@ impl Worker {
                 }
                 Err(why) => figures.failed(why),
             }
+            let Some(table) = home.table_mut() else {
+                return;
+            };
             match (slot, outcome) {
-                (Some(slot), Ok(bytes)) => table.publish(slot, bytes),
-                (Some(slot), Err(_)) => table.abandon(slot),
+                (Some((_, slot)), Ok(bytes)) => table.publish(slot, bytes),
+                (Some((_, slot)), Err(_)) => table.abandon(slot),
                 (None, _) => {}
             }
         });
@@ -434,7 +474,7 @@ impl Worker {
         let mut left = GIVEN_UP;
         loop {
             let heard_ns = |table, row| {
-                let shard = cached_at(tables, table).spread().shard(row);
+                let shard = home_at(tables, table).spread().shard(row);
                 owners.heard_ns(owners.owner(shard))
             };
             let Some((table, _)) = fetches.expire(now_ns, &mut left, heard_ns) else {
@@ -443,7 +483,7 @@ impl Worker {
             while let Some(ask) = fetches.next_told() {
                 owners.answer_kept(ask, Err(TierError::Late));
             }
-            cached(tables, table).figures().count(Count::Stalled, 1);
+            home(tables, table).figures().count(Count::Stalled, 1);
         }
     }
 
@@ -452,7 +492,8 @@ impl Worker {
         while self.fetches.can_prefetch()
             && let Some(Hint { table, row }) = self.owners.next_hint()
         {
-            if !cached(&mut self.tables, table).has(row) {
+            let cached = home(&mut self.tables, table).table();
+            if cached.is_some_and(|cached| !cached.has(row)) {
                 self.fetches.prefetch(now_ns, table, row);
             }
         }
@@ -471,7 +512,9 @@ impl Worker {
             return;
         };
         list.go_on(|table, row| {
-            let cached = cached(tables, table as u32);
+            let Some(cached) = home(tables, table as u32).table() else {
+                return true;
+            };
             let is_own = owners.owner(cached.spread().shard(row)) == owners.number();
             // Those that come first are wanted most: no other takes their place, but for some that are on their way.
             let is_left_out = !is_own || cached.has(row) || !cached.has_room(row);
@@ -486,14 +529,15 @@ impl Worker {
     fn fetch(&mut self, now_ns: u64) {
         if self.fetches.has_reads() {
             let tables = self.tables.iter_mut().flatten();
+            let tables = tables.filter_map(Home::table_mut);
             tables.for_each(CachedTable::catch_up);
         }
         while self.begun.len() < BEGUN
             && let Some(read) = self.fetches.next_read(now_ns)
         {
-            let table = cached(&mut self.tables, read.table);
+            let home = home(&mut self.tables, read.table);
             let wanted = Wanted {
-                table: table.in_tier(),
+                table: home.in_tier(),
                 row: read.row,
                 token: read.ticket.token(),
                 deadline_ns: read.deadline_ns,
@@ -509,9 +553,7 @@ impl Worker {
         }
         self.take_slots();
         while let Some(read) = self.fetches.next_ask(now_ns) {
-            let shard = cached(&mut self.tables, read.table)
-                .spread()
-                .shard(read.row);
+            let shard = home(&mut self.tables, read.table).spread().shard(read.row);
             let owner = self.owners.owner(shard);
             let (row, token) = ((read.table, read.row), read.ticket.token());
             let asked = self.owners.ask(owner, read.lane, row, token);
@@ -534,13 +576,16 @@ impl Worker {
         } = self;
         begun.sort_unstable_by_key(|(next, read)| (*next, read.ticket.number()));
         for (_, read) in begun.drain(..) {
-            let table = cached(tables, read.table);
+            let home = home(tables, read.table);
+            home.figures().count(Count::Fetched, 1);
+            let Some(table) = home.table_mut() else {
+                continue;
+            };
             // What was fetched in advance is used some time, and only what is known to be used as well stays before it.
             let in_advance = |row| (row == read.row && !read.is_wanted).then_some(u32::MAX);
             let next_use = |row| ahead.next_use(read.table, row).or(in_advance(row));
             let taken = table.begin(read.row, next_use);
-            table.figures().count(Count::Fetched, 1);
-            slots[read.ticket.number()] = taken;
+            slots[read.ticket.number()] = taken.map(|taken| (read.table, taken));
         }
     }
 
@@ -566,14 +611,19 @@ impl Worker {
     }
 }
 
-/// The table of a row that is fetched.
-fn cached(tables: &mut [Option<CachedTable>], table: u32) -> &mut CachedTable {
-    let table = tables[table as usize].as_mut();
-    table.expect("rows of cached tables are fetched")
+/// What is known of the table of a row that is fetched, whether it is still cached or not.
+fn home(tables: &mut [Option<Home>], table: u32) -> &mut Home {
+    let home = tables[table as usize].as_mut();
+    home.expect("rows of listed tables are fetched")
+}
+
+fn cached(tables: &mut [Option<Home>], table: u32) -> &mut CachedTable {
+    let cached = home(tables, table).table_mut();
+    cached.expect("a cached table")
 }
 
 /// The same, to look at.
-fn cached_at(tables: &[Option<CachedTable>], table: u32) -> &CachedTable {
-    let table = tables[table as usize].as_ref();
-    table.expect("rows of cached tables are fetched")
+fn home_at(tables: &[Option<Home>], table: u32) -> &Home {
+    let home = tables[table as usize].as_ref();
+    home.expect("rows of listed tables are fetched")
 }

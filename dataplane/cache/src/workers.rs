@@ -6,13 +6,15 @@ use std::sync::Arc;
 use rowmill_arena::{ArenaError, HugePages};
 
 use crate::fetch::Limits;
+use crate::figures::TableFigures;
+use crate::home::Home;
 use crate::owners::{Owners, Room};
-use crate::store::{self, Epochs, Shape, Store, Tags};
+use crate::store::{self, Epochs, Shape, Spread, Store, Tags, Writer};
 use crate::table::{CachedTable, OnFailure};
 use crate::tier::Tier;
 use crate::worker::Worker;
 
-/// How a table is cached.
+/// How a table is cached, now or once it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableOptions {
     /// The rows that are kept, in at least as many shards as there are workers: shard `s` is written by worker `s` modulo their number.
@@ -21,6 +23,8 @@ pub struct TableOptions {
     pub in_tier: u32,
     /// What becomes of bags whose rows could not all be fetched.
     pub on_failure: OnFailure,
+    /// Whether it is cached at once, or only when [`Worker::replace`] is given what [`Shares::table`] makes of it.
+    pub begins_cached: bool,
 }
 
 /// What all workers have in common.
@@ -53,6 +57,82 @@ impl fmt::Debug for Parts {
     }
 }
 
+/// Makes what workers have of tables, while they serve too.
+#[derive(Debug)]
+pub struct Shares {
+    options: Options,
+    tables: Box<[Option<TableOptions>]>,
+    epochs: Arc<Epochs>,
+    /// Of each worker what it counts of each table that may be cached.
+    figures: Box<[Box<[Arc<TableFigures>]>]>,
+}
+
+impl Shares {
+    /// An empty store for a table, and what each worker has of it. Where the table is cached already, this is for
+    /// [`Worker::replace`].
+    ///
+    /// # Errors
+    /// As [`rowmill_arena::Arena::allocate`].
+    ///
+    /// # Panics
+    /// If the table is always resident, or has fewer shards than there are workers.
+    pub fn table(&self, number: usize) -> Result<Vec<CachedTable>, ArenaError> {
+        let TableOptions {
+            shape,
+            in_tier,
+            on_failure,
+            ..
+        } = self.tables[number].expect("a listed table");
+        let (seed, count) = (self.seed(number), self.figures.len());
+        let Options {
+            limbo,
+            tags,
+            huge_pages,
+            ..
+        } = self.options;
+        let (store, writers) = Store::new(shape, seed, limbo, &self.epochs, tags, huge_pages)?;
+        let mut writers_of: Vec<Vec<Writer>> = (0..count).map(|_| Vec::new()).collect();
+        for (shard, writer) in writers.into_iter().enumerate() {
+            writers_of[shard % count].push(writer);
+        }
+        let table = |(worker, writers): (usize, Vec<Writer>)| {
+            let seed = seed.rotate_left(32).wrapping_add(worker as u64);
+            let table = CachedTable::new(in_tier, Arc::clone(&store), writers, seed);
+            let figures = Arc::clone(&self.figures[worker][number]);
+            table.on_failure(on_failure).counted_in(figures)
+        };
+        Ok(writers_of.into_iter().enumerate().map(table).collect())
+    }
+
+    fn seed(&self, number: usize) -> u64 {
+        self.options.seed.wrapping_add(number as u64)
+    }
+
+    /// What each worker knows at first of a table that may be cached.
+    fn homes(&self, number: usize, options: &TableOptions) -> Result<Vec<Home>, ArenaError> {
+        let TableOptions { shape, .. } = options;
+        let (shards, count) = (shape.shards() as usize, self.figures.len());
+        assert!(
+            shards >= count,
+            "{shards} shards of table {number} are too few for {count} workers"
+        );
+        assert!(
+            shape.row_bytes() <= self.options.limits.row_bytes,
+            "staging has room for any row"
+        );
+        if options.begins_cached {
+            let tables = self.table(number)?.into_iter();
+            return Ok(tables.map(Home::cached).collect());
+        }
+        let spread = Spread::new(self.seed(number), shape.shards(), shape.shard_sets());
+        let homes = self.figures.iter().map(|figures| {
+            let figures = Arc::clone(&figures[number]);
+            Home::resident(options.in_tier, options.on_failure, spread, figures)
+        });
+        Ok(homes.collect())
+    }
+}
+
 /// Makes the workers of a dataplane: one for each of `parts`, with what tells the stores' writers that the worker reads a row no
 /// more. `tables` are those of a model by their numbers, `None` for those that are resident.
 ///
@@ -66,41 +146,40 @@ pub fn workers(
     tables: &[Option<TableOptions>],
     parts: Vec<Parts>,
 ) -> Result<Vec<(store::Worker, Worker)>, ArenaError> {
+    let (workers, _) = workers_with_shares(options, tables, parts)?;
+    Ok(workers)
+}
+
+/// The same, and what makes tables for them while they serve.
+///
+/// # Errors
+/// As [`workers`].
+///
+/// # Panics
+/// As [`workers`].
+pub fn workers_with_shares(
+    options: &Options,
+    tables: &[Option<TableOptions>],
+    parts: Vec<Parts>,
+) -> Result<(Vec<(store::Worker, Worker)>, Shares), ArenaError> {
     let count = parts.len();
     let (epochs, turns) = Epochs::new(count);
-    let mut dealt: Vec<Vec<Option<CachedTable>>> = (0..count).map(|_| Vec::new()).collect();
+    let shares = Shares {
+        options: *options,
+        tables: tables.into(),
+        epochs,
+        figures: (0..count)
+            .map(|_| tables.iter().map(|_| Arc::default()).collect())
+            .collect(),
+    };
+    let mut dealt: Vec<Vec<Option<Home>>> = (0..count).map(|_| Vec::new()).collect();
     for (number, table) in tables.iter().enumerate() {
-        let Some(TableOptions {
-            shape,
-            in_tier,
-            on_failure,
-        }) = *table
-        else {
+        let Some(options) = table else {
             dealt.iter_mut().for_each(|own| own.push(None));
             continue;
         };
-        let shards = shape.shards() as usize;
-        assert!(
-            shards >= count,
-            "{shards} shards of table {number} are too few for {count} workers"
-        );
-        let seed = options.seed.wrapping_add(number as u64);
-        let Options {
-            limbo,
-            tags,
-            huge_pages,
-            ..
-        } = *options;
-        let (store, writers) = Store::new(shape, seed, limbo, &epochs, tags, huge_pages)?;
-        let mut writers_of: Vec<Vec<_>> = (0..count).map(|_| Vec::new()).collect();
-        for (shard, writer) in writers.into_iter().enumerate() {
-            writers_of[shard % count].push(writer);
-        }
-        for (worker, writers) in writers_of.into_iter().enumerate() {
-            let seed = seed.rotate_left(32).wrapping_add(worker as u64);
-            let table = CachedTable::new(in_tier, Arc::clone(&store), writers, seed);
-            let table = table.on_failure(on_failure);
-            dealt[worker].push(Some(table));
+        for (own, home) in dealt.iter_mut().zip(shares.homes(number, options)?) {
+            own.push(Some(home));
         }
     }
     let (tiers, wakes): (Vec<_>, Vec<_>) = parts.into_iter().map(|p| (p.tier, p.wake)).unzip();
@@ -115,8 +194,8 @@ pub fn workers(
     let made = turns.into_iter().zip(parts).zip(0..);
     let made = made.map(|((turns, ((tables, tier), owners)), number)| {
         let seed = options.seed.wrapping_add(number);
-        let tables = tables.into_boxed_slice();
-        (turns, Worker::new(tables, limits, tier, owners, seed))
+        let worker = Worker::new(tables.into(), limits, tier, owners, seed);
+        (turns, worker)
     });
-    Ok(made.collect())
+    Ok((made.collect(), shares))
 }

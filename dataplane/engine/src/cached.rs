@@ -1,6 +1,7 @@
 //! What an engine needs for cached tables.
 
-use rowmill_cache::Worker;
+use rowmill_cache::{CachedTable, Worker};
+use rowmill_table::ResidentTable;
 use rowmill_wire::limits::MAX_IDS_PER_BAG;
 
 use crate::crowd::{Crowd, Place};
@@ -13,11 +14,22 @@ const SOME_ROOM: u32 = 8;
 /// Fewest rows to look up at a time: they take about a microsecond.
 const LOOKUPS_LEAST: u32 = 256;
 
+/// Where a worker finds the rows of a table: one of the two, or none where they are with the schema's tables.
+#[derive(Debug, Default)]
+pub struct Home {
+    /// The table with its rows.
+    pub resident: Option<Box<ResidentTable>>,
+    /// The worker's part of the table in the cache.
+    pub cached: Option<CachedTable>,
+}
+
 /// The rows of cached tables, and bags that wait for some.
 #[derive(Debug)]
 pub(crate) struct Cached {
     pub(crate) worker: Worker,
     pub(crate) parked: Parked,
+    /// By the table's number: resident ones that may become cached. The others' rows are with the schema's tables.
+    resident: Box<[Option<Box<ResidentTable>>]>,
     /// Where the rows of ids are that are looked up together.
     pub(crate) places: Box<[u32]>,
     /// Who waits for room to park a bag.
@@ -31,8 +43,25 @@ impl Cached {
             parked: Parked::new(worker.limits().bags),
             places: vec![u32::MAX; MAX_IDS_PER_BAG as usize].into_boxed_slice(),
             crowd: Crowd::new(limits, worker.limits()),
+            resident: (0..worker.tables()).map(|_| None).collect(),
             worker,
         }
+    }
+
+    /// A resident table with its rows, where `bound` is the schema's.
+    pub(crate) fn with_rows<'a>(
+        &'a self,
+        table: usize,
+        bound: &'a ResidentTable,
+    ) -> &'a ResidentTable {
+        let own = self.resident.get(table).and_then(Option::as_deref);
+        own.unwrap_or(bound)
+    }
+
+    /// Puts a listed table elsewhere, and gives what was there.
+    pub(crate) fn place(&mut self, table: usize, home: &mut Home) {
+        core::mem::swap(&mut self.resident[table], &mut home.resident);
+        home.cached = self.worker.replace(table, home.cached.take());
     }
 
     /// Whether the request in a slot can go on as far as it needs room: it waits for none, or is the first that does and there is

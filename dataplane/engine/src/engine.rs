@@ -13,7 +13,7 @@ use rowmill_wire::{Completion, Op, Refusal, Request, Status};
 use crate::accept;
 use crate::answer::Counters;
 use crate::bind::BoundSchema;
-use crate::cached::Cached;
+use crate::cached::{Cached, Home};
 use crate::fetch;
 use crate::limits::{BATCH_BYTES, BYTES_PER_NS_FIRST, Limits};
 use crate::memory::{Conn, Memory};
@@ -100,6 +100,15 @@ impl Engine {
                 .clamp(*BATCH_BYTES.start(), *BATCH_BYTES.end()),
             last: None,
         }
+    }
+
+    /// Has a listed table's rows elsewhere from now on: takes them from `home`, and leaves there what was before, for another thread to
+    /// free. Between two turns; requests in progress go on with the new rows.
+    ///
+    /// # Panics
+    /// If the table is always resident.
+    pub fn place(&mut self, table: usize, home: &mut Home) {
+        self.cached.place(table, home);
     }
 
     /// What was counted.

@@ -37,6 +37,7 @@ mod turn;
 
 pub use answer::Counters;
 pub use bind::{BoundFeature, BoundSchema, bind};
+pub use cached::Home;
 pub use engine::{Engine, ProtocolError};
 pub use limits::Limits;
 pub use memory::{Conn, Denied, EXTENTS_MAX, Extent, Fetch, Memory, STAGE_BYTES_MIN};

@@ -61,7 +61,7 @@ impl Piece {
         let partials = slot.header.flags & FLAG_PARTIALS != 0;
         Bags {
             rows: match self.from {
-                From::Table => rows(table),
+                From::Table => rows(cached.with_rows(feature.table, table)),
                 From::Slots => rows_in(cached.worker.slots(feature.table), table),
                 From::Staging => rows_in(cached.worker.staging(), table),
             },
@@ -99,6 +99,11 @@ pub(crate) fn next(
         let taken = if is_cached {
             look_up(work, slot, feature, next, &mut pieces, made)
         } else {
+            if slot.crowded > 0 {
+                // It was cached when the request came to wait for room.
+                slot.crowded = 0;
+                work.cached.crowd.leave(work.index);
+            }
             pieces.push(next);
             made.rows += u64::from(next.ids);
             next
@@ -179,6 +184,7 @@ fn look_up(
         parked,
         places,
         crowd,
+        ..
     } = &mut *work.cached;
     let all = next.first_id as usize..(next.first_id + next.ids) as usize;
     let places = &mut places[..all.len()];

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::shelf::{FETCH, Fate, engine_that, engine_with};
+use common::shelf::{FETCH, Fate, engine_that, engine_with, engines_and_shares};
 use common::{
     Carry, HeapMemory, LIMITS, Model, REGION, Remote, answer, frame, lookup, memory_for, run,
     statuses,
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use rowmill_cache::figures::Count;
 use rowmill_cache::tier::{TierError, Wanted};
 use rowmill_cache::{OnFailure, fetch};
-use rowmill_engine::{Conn, Engine, Limits, STAGE_BYTES_MIN, Turn};
+use rowmill_engine::{Conn, Engine, Home, Limits, STAGE_BYTES_MIN, Turn};
 use rowmill_wire::{CompletionKind, Element, Status};
 
 const WIDE: Carry = Carry {
@@ -305,4 +305,39 @@ fn requests_without_misses_go_on() {
     };
     assert_eq!((record.request, record.status), (9, Status::Ok));
     assert_eq!(engine.in_progress(), 1, "the other waits on");
+}
+
+#[test]
+fn tables_that_change_their_place_give_the_oracles_bytes() {
+    let model = Model::every();
+    let (mut engines, shares) = engines_and_shares(
+        &model,
+        LIMITS,
+        FETCH,
+        1,
+        |_| Fate::Comes,
+        OnFailure::Error,
+        1,
+    );
+    let engine = &mut engines[0];
+    let count = model.tables.tables().len();
+    for round in 0..12 {
+        let batch = model.batch(round, 40, 9);
+        answer(&model, engine, &batch, WIDE, 7);
+        for table in (0..count).filter(|table| (table + round as usize).is_multiple_of(3)) {
+            let mut home = Home::default();
+            let is_cached = engine.cache().is_cached(table);
+            if is_cached {
+                home.resident = Some(Box::new(model.tables.tables()[table].clone()));
+            } else {
+                home.cached = shares.table(table).expect("memory").pop();
+            }
+            engine.place(table, &mut home);
+            assert_eq!(engine.cache().is_cached(table), !is_cached);
+            assert_eq!(
+                (home.resident.is_some(), home.cached.is_some()),
+                (!is_cached, is_cached)
+            );
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! The admin pages over HTTP, on one thread that is no worker.
+//! The admin pages over HTTP, and changes where these are allowed, on one thread that is no worker.
 //!
 //! What a visitor can take is bounded: `VISITORS` connections, `HEAD_BYTES` each for what they
 //! send, one page each for what they get, `PATIENCE` in all. When too many come, the oldest goes. A
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::change_page::Wish;
 use crate::overview::{Overview, Page};
 
 /// Connections at a time: a person, a browser's six, a few scrapers.
@@ -112,13 +113,14 @@ fn turn(listener: &TcpListener, visitors: &mut Vec<Visitor>, overview: &Overview
 
 fn accept(listener: &TcpListener, visitors: &mut Vec<Visitor>, now: Instant) {
     match listener.accept() {
-        Ok((stream, _)) => {
+        Ok((stream, address)) => {
             if stream.set_nonblocking(true).is_ok() {
                 if visitors.len() == VISITORS {
                     visitors.remove(0); // Newcomers are pushed behind, so this is the oldest.
                 }
                 visitors.push(Visitor {
                     stream,
+                    is_local: address.ip().to_canonical().is_loopback(),
                     since: now,
                     head: Vec::new(),
                     reply: Vec::new(),
@@ -135,6 +137,8 @@ fn accept(listener: &TcpListener, visitors: &mut Vec<Visitor>, now: Instant) {
 /// One connection: it asks once, is answered, and goes.
 struct Visitor {
     stream: TcpStream,
+    /// Whether it is on this host.
+    is_local: bool,
     since: Instant,
     head: Vec<u8>,
     reply: Vec<u8>,
@@ -159,7 +163,7 @@ impl Visitor {
                 Ok(len) => self.head.extend_from_slice(&part[..len]),
                 Err(error) => return error.kind() == ErrorKind::WouldBlock,
             }
-            match answer(&self.head, overview) {
+            match answer(&self.head, self.is_local, overview) {
                 None => return true,
                 Some(reply) => self.reply = reply,
             }
@@ -178,7 +182,7 @@ impl Visitor {
 }
 
 /// The whole reply to what was sent so far, or `None` while more is to come.
-fn answer(head: &[u8], overview: &Overview) -> Option<Vec<u8>> {
+fn answer(head: &[u8], is_local: bool, overview: &Overview) -> Option<Vec<u8>> {
     let refusal = |code, body: &str| Page {
         code,
         kind: "text/plain; charset=utf-8",
@@ -195,7 +199,20 @@ fn answer(head: &[u8], overview: &Overview) -> Option<Vec<u8>> {
         Ok(httparse::Status::Complete(_)) => match request.method.unwrap_or_default() {
             "GET" => (overview.page(request.path.unwrap_or_default()), true),
             "HEAD" => (overview.page(request.path.unwrap_or_default()), false),
-            _ => (refusal(405, "only GET and HEAD\n"), true),
+            "POST" => {
+                let mut headers = request.headers.iter();
+                let wish = Wish {
+                    path: request.path.unwrap_or_default(),
+                    is_local,
+                    // Browsers say where a page is from that posts something.
+                    is_of_a_page: headers.any(|h| h.name.eq_ignore_ascii_case("origin")),
+                };
+                (overview.change(wish), true)
+            }
+            _ => (
+                refusal(405, "only GET and HEAD, and POST to /tables/NAME\n"),
+                true,
+            ),
         },
     };
     let mut reply = format!(
@@ -214,9 +231,12 @@ fn answer(head: &[u8], overview: &Overview) -> Option<Vec<u8>> {
 fn reason(code: u16) -> &'static str {
     match code {
         200 => "OK",
+        202 => "Accepted",
         400 => "Bad Request",
+        403 => "Forbidden",
         404 => "Not Found",
         405 => "Method Not Allowed",
+        409 => "Conflict",
         431 => "Request Header Fields Too Large",
         503 => "Service Unavailable",
         _ => "",

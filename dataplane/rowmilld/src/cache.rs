@@ -1,15 +1,18 @@
 //! Cached tables: what was configured of them against what the generation has, the memory they take, and what each worker gets.
 
+use core::sync::atomic::AtomicU64;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use rowmill_arena::{ArenaError, DIRECT_ALIGN, HugePages};
 use rowmill_cache::store::{self, Shape, ShapeError, Tags};
 use rowmill_cache::tier::{FileTable, FileTier, FileTierOptions};
 use rowmill_cache::warm::ROWS_MAX;
-use rowmill_cache::{OnFailure, Options, Parts, TableOptions, fetch};
-use rowmill_table::{Generation, Keep, TableError, TableInfo};
+use rowmill_cache::{OnFailure, Options, Parts, Shares, TableOptions, fetch};
+use rowmill_engine::{Engine, Home, Limits};
+use rowmill_pooling::Kernels;
+use rowmill_table::{Generation, Keep, Resident, ResidentTable, TableError, TableInfo};
 
 use crate::cache_view::{CacheView, TableView};
 use crate::config::{Cache, Config, Placement};
@@ -34,7 +37,7 @@ struct Listed {
 }
 
 /// What will be done about tables that are not simply resident.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct CachePlan {
     /// By the table's number.
     tables: Vec<Option<Listed>>,
@@ -43,8 +46,42 @@ pub struct CachePlan {
     row_bytes: usize,
 }
 
-/// A worker's part: what tells others that it reads a row no more, and its way to the rows.
-pub type Part = (store::Worker, rowmill_cache::Worker);
+/// A worker's part.
+#[derive(Debug)]
+pub struct Part {
+    /// What tells others that it reads a row no more.
+    turns: store::Worker,
+    /// Its way to rows of cached tables.
+    pub(crate) worker: rowmill_cache::Worker,
+    /// Listed tables that are resident at start, with their rows.
+    resident: Vec<(usize, ResidentTable)>,
+}
+
+impl Part {
+    /// The worker's engine.
+    pub fn engine(self, limits: Limits, kernels: Kernels) -> Engine {
+        let mut engine = Engine::with_cache(limits, kernels, self.turns, self.worker);
+        for (number, table) in self.resident {
+            let mut home = Home {
+                resident: Some(Box::new(table)),
+                cached: None,
+            };
+            engine.place(number, &mut home);
+        }
+        engine
+    }
+}
+
+/// What [`CachePlan::open`] has made.
+#[derive(Debug)]
+pub struct Opened {
+    /// Of each worker; none where no table is listed.
+    pub parts: Vec<Part>,
+    /// What makes tables for them while they serve, where some are listed.
+    pub shares: Option<Shares>,
+    /// What was found out about the files.
+    pub choices: Vec<Choice>,
+}
 
 impl CachePlan {
     /// Compares what is configured with what the generation has.
@@ -154,43 +191,17 @@ impl CachePlan {
         if self.cache.warm_file.is_none() {
             return 0;
         }
-        let cached = |(_, listed): (usize, &Listed)| match listed.placement {
-            Placement::Cached => u64::from(listed.shape.slots()),
-            Placement::Resident => 0,
-        };
-        let rows: u64 = self.listed().map(cached).sum();
+        let slots = self
+            .listed()
+            .map(|(_, listed)| u64::from(listed.shape.slots()));
+        let rows: u64 = slots.sum();
         rows.min(ROWS_MAX as u64) * 2 * size_of::<u32>() as u64
     }
 
     /// What was chosen of each listed table, and of what workers have for them.
     pub(crate) fn choices(&self, generation: &Generation) -> Vec<Choice> {
         let about = |(number, listed): (usize, &Listed)| {
-            let info = &generation.tables()[number];
-            let what = format!("table {}", info.name);
-            let all = bytes_text(info.row_region_bytes());
-            if listed.placement == Placement::Resident {
-                let why = format!("all {all} in memory of its own");
-                return Choice::new(&what, "resident", why);
-            }
-            let rows = listed.shape.slots();
-            let chosen = format!(
-                "cached, {} for {rows} of {} rows",
-                bytes_text(listed.shape.bytes() as u64),
-                info.stored_rows()
-            );
-            if u64::from(rows) >= info.stored_rows() {
-                let why = format!("all {all} would fit, and resident they are found faster");
-                return Choice::warning(&what, chosen, why);
-            }
-            let why = format!(
-                "the rest of {all} stays in {}; {}",
-                generation.path(info).display(),
-                match listed.on_failure {
-                    OnFailure::Error => "what wants a row that can't be read is refused",
-                    OnFailure::DefaultRow => "a row that can't be read is taken for zeros",
-                }
-            );
-            Choice::new(&what, chosen, why)
+            describe(generation, number, listed, listed.placement)
         };
         let mut choices: Vec<Choice> = self.listed().map(about).collect();
         if self.row_bytes > 0 {
@@ -214,19 +225,35 @@ impl CachePlan {
         choices
     }
 
-    /// Opens the files of listed tables and makes each worker's part; nothing where no table is listed. With it comes what was
-    /// found out about the files.
+    /// What is chosen of a listed table that is at this place.
+    pub(crate) fn choice(
+        &self,
+        generation: &Generation,
+        number: usize,
+        placement: Placement,
+    ) -> Choice {
+        let listed = self.tables[number].as_ref().expect("a listed table");
+        describe(generation, number, listed, placement)
+    }
+
+    /// Opens the files of listed tables and makes each worker's part. `tables` are what was loaded as [`keep`](Self::keep) says;
+    /// the rows of listed ones go from there to the parts.
     ///
     /// # Errors
     /// Where a file or the memory is not to be had.
     pub fn open(
         &self,
         generation: &Generation,
+        tables: &mut Resident,
         huge_pages: HugePages,
         mailboxes: &[Arc<Mailbox>],
-    ) -> anyhow::Result<(Vec<Part>, Vec<Choice>)> {
+    ) -> anyhow::Result<Opened> {
         if self.row_bytes == 0 {
-            return Ok((Vec::new(), Vec::new()));
+            return Ok(Opened {
+                parts: Vec::new(),
+                shares: None,
+                choices: Vec::new(),
+            });
         }
         let open = |(number, _): (usize, &Listed)| {
             let name = &generation.tables()[number].name;
@@ -279,38 +306,60 @@ impl CachePlan {
             // Clients who could tell which rows share a set could keep others' out of it.
             seed: RandomState::new().hash_one(0),
         };
-        let cached = |table: &Option<Listed>| {
-            let listed = table.filter(|table| table.placement == Placement::Cached)?;
-            Some(TableOptions {
+        let table = |table: &Option<Listed>| {
+            table.map(|listed| TableOptions {
                 shape: listed.shape,
                 in_tier: listed.in_tier,
                 on_failure: listed.on_failure,
+                begins_cached: listed.placement == Placement::Cached,
             })
         };
-        let tables: Vec<Option<TableOptions>> = self.tables.iter().map(cached).collect();
-        let workers = rowmill_cache::workers(&options, &tables, parts);
-        let workers = workers.context("no memory for cached tables")?;
+        let listed: Vec<Option<TableOptions>> = self.tables.iter().map(table).collect();
+        let workers = rowmill_cache::workers_with_shares(&options, &listed, parts);
+        let (workers, shares) = workers.context("no memory for cached tables")?;
+        let resident = self
+            .listed()
+            .filter(|(_, l)| l.placement == Placement::Resident);
+        let resident = resident.map(|(number, _)| (number, tables.take_rows(number)));
+        let resident: Vec<(usize, ResidentTable)> = resident.collect();
+        let part = |(turns, worker)| Part {
+            turns,
+            worker,
+            resident: resident.clone(),
+        };
         let mut choices = vec![describe_reads(unpolled)];
         let by_page_cache = files.iter().find_map(|table| table.file().why_cached());
         if let Some(why) = by_page_cache {
             let why = format!("{why}; the kernel keeps pages of it in memory that nobody counts");
             choices.push(Choice::warning("files", "by way of the page cache", why));
         }
-        Ok((workers, choices))
+        Ok(Opened {
+            parts: workers.into_iter().map(part).collect(),
+            shares: Some(shares),
+            choices,
+        })
     }
 
     /// Listed tables as others see them, counted by these workers.
-    pub(crate) fn view(&self, generation: &Generation, parts: &[Part]) -> CacheView {
+    pub fn view(&self, generation: &Generation, parts: &[Part]) -> CacheView {
         let figures = |number| {
-            let of = parts.iter().map(|(_, worker)| worker.figures(number));
+            let of = parts.iter().map(|part| part.worker.figures(number));
             of.flatten().collect()
         };
-        let table = |(number, listed): (usize, &Listed)| TableView {
-            name: generation.tables()[number].name.clone(),
-            placement: listed.placement,
-            share_bytes: listed.shape.bytes() as u64,
-            share_rows: listed.shape.slots().into(),
-            figures: figures(number),
+        let table = |(number, listed): (usize, &Listed)| {
+            let info = &generation.tables()[number];
+            let store = parts.first().and_then(|part| part.worker.store(number));
+            TableView {
+                number,
+                name: info.name.clone(),
+                rows: info.stored_rows(),
+                rows_bytes: info.row_region_bytes(),
+                share_bytes: listed.shape.bytes() as u64,
+                share_rows: listed.shape.slots().into(),
+                figures: figures(number),
+                store: Mutex::new(store.map(Arc::clone)),
+                left: AtomicU64::new(0),
+            }
         };
         CacheView {
             tables: self.listed().map(table).collect(),
@@ -320,6 +369,40 @@ impl CachePlan {
     fn budget_ns(&self) -> u64 {
         u64::from(self.cache.budget_ms) * 1_000_000
     }
+}
+
+fn describe(
+    generation: &Generation,
+    number: usize,
+    listed: &Listed,
+    placement: Placement,
+) -> Choice {
+    let info = &generation.tables()[number];
+    let what = format!("table {}", info.name);
+    let all = bytes_text(info.row_region_bytes());
+    if placement == Placement::Resident {
+        let why = format!("all {all} in memory of its own");
+        return Choice::new(&what, "resident", why);
+    }
+    let rows = listed.shape.slots();
+    let chosen = format!(
+        "cached, {} for {rows} of {} rows",
+        bytes_text(listed.shape.bytes() as u64),
+        info.stored_rows()
+    );
+    if u64::from(rows) >= info.stored_rows() {
+        let why = format!("all {all} would fit, and resident they are found faster");
+        return Choice::warning(&what, chosen, why);
+    }
+    let why = format!(
+        "the rest of {all} stays in {}; {}",
+        generation.path(info).display(),
+        match listed.on_failure {
+            OnFailure::Error => "what wants a row that can't be read is refused",
+            OnFailure::DefaultRow => "a row that can't be read is taken for zeros",
+        }
+    );
+    Choice::new(&what, chosen, why)
 }
 
 fn describe_reads(unpolled: Option<&str>) -> Choice {

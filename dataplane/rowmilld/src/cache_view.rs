@@ -1,8 +1,10 @@
 //! Cached tables as the admin pages show them.
 
-use std::sync::Arc;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use rowmill_cache::figures::{BUCKETS, COUNTS, Count, TableFigures};
+use rowmill_cache::store::Store;
 use serde_json::{Value, json};
 
 use crate::config::Placement;
@@ -14,19 +16,50 @@ const TIER: &str = "file";
 /// A listed table.
 #[derive(Debug)]
 pub struct TableView {
+    /// Its number in the generation.
+    pub number: usize,
     /// Its name.
     pub name: String,
-    /// Where its rows are.
-    pub placement: Placement,
+    /// How many rows it has, and their bytes.
+    pub rows: u64,
+    /// See above.
+    pub rows_bytes: u64,
     /// Its share of the arena when it is cached, in bytes.
     pub share_bytes: u64,
     /// Rows that the share has room for.
     pub share_rows: u64,
     /// What each worker has done about it.
     pub figures: Vec<Arc<TableFigures>>,
+    /// What is kept of it while it is cached.
+    pub store: Mutex<Option<Arc<Store>>>,
+    /// Rows that left the cache when the table did.
+    pub left: AtomicU64,
 }
 
 impl TableView {
+    /// Where its rows are.
+    pub fn placement(&self) -> Placement {
+        match self.store() {
+            Some(_) => Placement::Cached,
+            None => Placement::Resident,
+        }
+    }
+
+    /// What is kept of it, if it is cached.
+    pub(crate) fn store(&self) -> Option<Arc<Store>> {
+        self.store.lock().expect("a panic ends the process").clone()
+    }
+
+    /// It is cached in another store from now on, or in none. Of the one before no worker has anything any more.
+    pub(crate) fn set_store(&self, store: Option<Arc<Store>>) {
+        let mut own = self.store.lock().expect("a panic ends the process");
+        if store.is_none() {
+            let held = self.held();
+            self.left.fetch_add(held, Relaxed);
+        }
+        *own = store;
+    }
+
     /// How often something happened, on all workers.
     pub fn get(&self, what: Count) -> u64 {
         self.figures.iter().map(|figures| figures.get(what)).sum()
@@ -44,6 +77,7 @@ impl TableView {
     fn held(&self) -> u64 {
         self.get(Count::Admitted)
             .saturating_sub(self.get(Count::Evicted))
+            .saturating_sub(self.left.load(Relaxed))
     }
 
     fn misses(&self) -> u64 {
@@ -55,7 +89,7 @@ impl TableView {
         let (times, sum_ns) = self.fetch_times();
         let mut table = json!({
             "table": self.name,
-            "placement": self.placement.to_string(),
+            "placement": self.placement().to_string(),
             "tier": TIER,
             "share_bytes": self.share_bytes,
             "share_rows": self.share_rows,
@@ -96,14 +130,21 @@ impl CacheView {
     /// Where a table's rows are, if it is listed.
     pub fn placement(&self, name: &str) -> Option<Placement> {
         let table = self.tables.iter().find(|table| table.name == name);
-        table.map(|table| table.placement)
+        table.map(TableView::placement)
     }
 
     /// Bytes of all shares of cached tables.
     pub(crate) fn shares_bytes(&self) -> u64 {
-        let cached = |table: &&TableView| table.placement == Placement::Cached;
+        let cached = |table: &&TableView| table.placement() == Placement::Cached;
         let shares = self.tables.iter().filter(cached);
         shares.map(|table| table.share_bytes).sum()
+    }
+
+    /// Bytes of the rows of tables that have memory of their own.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        let resident = |table: &&TableView| table.placement() == Placement::Resident;
+        let tables = self.tables.iter().filter(resident);
+        tables.map(|table| table.rows_bytes).sum()
     }
 
     pub(crate) fn status(&self) -> Vec<Value> {
@@ -119,7 +160,7 @@ impl CacheView {
                 out.sample(name, &label(table), value(table));
             }
         };
-        let is_cached = |table: &TableView| u64::from(table.placement == Placement::Cached);
+        let is_cached = |table: &TableView| u64::from(table.placement() == Placement::Cached);
         let help = "Bytes of the arena for rows of the table.";
         gauge("rowmill_cache_share_bytes", help, &|table| {
             is_cached(table) * table.share_bytes

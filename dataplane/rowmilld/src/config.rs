@@ -258,12 +258,15 @@ pub struct Admin {
     /// clients' names and tables to whoever reaches it.
     #[serde(deserialize_with = "from_text")]
     pub address: AdminAddress,
+    /// Whether visitors from this host may have listed tables become cached or resident while they are served.
+    pub allow_changes: bool,
 }
 
 impl Default for Admin {
     fn default() -> Admin {
         Admin {
             address: AdminAddress::At(SocketAddr::from(([127, 0, 0, 1], 7401))),
+            allow_changes: false,
         }
     }
 }

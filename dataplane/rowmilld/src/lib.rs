@@ -4,13 +4,14 @@
 //! [`serve`] puts a service together and takes it down. A worker's thread shares nothing with the
 //! others but its [`mailbox`] (in) and its [`figures`] (out), both without locks.
 //!
-//! Not here, by intent: policy, placement, async runtimes. What a client may do to the service is
+//! Not here, by intent: policy, which table is to be where, async runtimes. What a client may do to the service is
 //! decided in the engine and the port.
 #![forbid(unsafe_code)]
 
 pub mod admin;
 pub mod cache;
 pub mod cache_view;
+mod change_page;
 pub mod clock;
 pub mod config;
 pub mod descriptors;
@@ -19,8 +20,10 @@ pub mod log;
 pub mod mailbox;
 mod metrics;
 pub mod overview;
+pub mod places;
 pub mod plan;
 pub mod ports;
+mod progress;
 mod room;
 pub mod serve;
 pub mod service;

@@ -1,4 +1,4 @@
-//! What other threads tell a worker: schemas to bind, and when to stop. The worker looks here once a
+//! What other threads tell a worker: schemas to bind, tables that are elsewhere, and when to stop. The worker looks here once a
 //! step, without waiting.
 
 use core::sync::atomic::{
@@ -8,7 +8,7 @@ use core::sync::atomic::{
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_queue::ArrayQueue;
-use rowmill_engine::BoundSchema;
+use rowmill_engine::{BoundSchema, Home};
 use rowmill_port::{ConnId, Waker};
 
 /// Schemas on their way to one worker. Each client can have one, and those that were given up besides. The worker takes all
@@ -73,6 +73,16 @@ impl Binding {
     }
 }
 
+/// A table whose rows a worker is to find elsewhere from now on. It comes back with where they were before, so that the
+/// worker neither makes memory nor frees any.
+#[derive(Debug)]
+pub struct Move {
+    /// The table's number.
+    pub table: usize,
+    /// Where its rows are; when it comes back, where they were.
+    pub home: Home,
+}
+
 /// How far the service is on its way out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
@@ -88,6 +98,9 @@ pub enum Orders {
 /// One worker's mailbox.
 pub struct Mailbox {
     bindings: ArrayQueue<Arc<Binding>>,
+    /// The table that is to move, and the one that has. One moves at a time.
+    moves: ArrayQueue<Box<Move>>,
+    moved: ArrayQueue<Box<Move>>,
     orders: AtomicU8,
     waker: OnceLock<Arc<dyn Waker>>,
 }
@@ -96,6 +109,8 @@ impl Default for Mailbox {
     fn default() -> Mailbox {
         Mailbox {
             bindings: ArrayQueue::new(BINDINGS),
+            moves: ArrayQueue::new(1),
+            moved: ArrayQueue::new(1),
             orders: AtomicU8::new(Orders::Serve as u8),
             waker: OnceLock::new(),
         }
@@ -117,6 +132,38 @@ impl Mailbox {
         self.bindings.push(binding)?;
         self.wake();
         Ok(())
+    }
+
+    /// Tells the worker where a table's rows are. When it knows, [`moved`](Mailbox::moved) gives this back.
+    ///
+    /// # Panics
+    /// If the one before was not taken back.
+    pub fn move_table(&self, moving: Box<Move>) {
+        assert!(self.moved.is_empty(), "one table moves at a time");
+        let sent = self.moves.push(moving);
+        sent.expect("one table moves at a time");
+        self.wake();
+    }
+
+    /// The table that was to move, once the worker knows where it is.
+    pub fn moved(&self) -> Option<Box<Move>> {
+        self.moved.pop()
+    }
+
+    /// The worker's: the next table that is to move.
+    pub(crate) fn next_move(&self) -> Option<Box<Move>> {
+        // As with bindings.
+        if self.moves.is_empty() {
+            None
+        } else {
+            self.moves.pop()
+        }
+    }
+
+    /// The worker's: it knows where the table is.
+    pub(crate) fn has_moved(&self, moved: Box<Move>) {
+        let sent = self.moved.push(moved);
+        sent.expect("the one before was taken back");
     }
 
     /// Changes the orders.

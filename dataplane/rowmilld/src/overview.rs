@@ -11,6 +11,7 @@ use crate::clock::Clock;
 use crate::config::Placement;
 use crate::figures::{COUNTERS, Figures};
 use crate::metrics::{Metrics, escape};
+use crate::places::Places;
 use crate::plan::{Choice, Plan};
 use crate::warm::WarmView;
 use crate::worker::SLEEP_MAX;
@@ -31,7 +32,7 @@ pub enum State {
 }
 
 impl State {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         ["starting", "serving", "draining"][self as usize]
     }
 }
@@ -96,8 +97,10 @@ pub struct Overview {
     choices: Mutex<Vec<Choice>>,
     tables: OnceLock<Arc<Resident>>,
     clients: OnceLock<Clients>,
-    cache: OnceLock<CacheView>,
+    cache: OnceLock<Arc<CacheView>>,
     warm: OnceLock<Arc<WarmView>>,
+    /// Set where changes are allowed; none where there is nothing to change.
+    places: OnceLock<Option<Arc<Places>>>,
 }
 
 /// A page: status code, content type, body.
@@ -131,6 +134,7 @@ impl Overview {
             clients: OnceLock::new(),
             cache: OnceLock::new(),
             warm: OnceLock::new(),
+            places: OnceLock::new(),
         }
     }
 
@@ -158,13 +162,14 @@ impl Overview {
         self.state.store(state as u8, Relaxed);
     }
 
-    /// Notes and logs a choice that was made since the plan.
+    /// Notes and logs a choice that was made since the plan, in the place of an earlier one of the same thing.
     pub fn choose(&self, choice: Choice) {
         choice.log();
-        self.choices
-            .lock()
-            .expect("a panic ends the process")
-            .push(choice);
+        let mut choices = self.choices.lock().expect("a panic ends the process");
+        match choices.iter_mut().find(|other| other.what == choice.what) {
+            Some(earlier) => *earlier = choice,
+            None => choices.push(choice),
+        }
     }
 
     /// The tables are in memory.
@@ -173,13 +178,23 @@ impl Overview {
     }
 
     /// Tables are cached.
-    pub fn set_cache(&self, cache: CacheView) {
+    pub fn set_cache(&self, cache: Arc<CacheView>) {
         self.cache.get_or_init(|| cache);
     }
 
     /// A list of warm rows is kept.
     pub fn set_warm(&self, warm: Arc<WarmView>) {
         self.warm.get_or_init(|| warm);
+    }
+
+    /// Visitors may move tables, if some are listed.
+    pub fn allow_changes(&self, places: Option<Arc<Places>>) {
+        self.places.get_or_init(|| places);
+    }
+
+    /// What moves tables, where that is allowed.
+    pub(crate) fn places(&self) -> Option<&Option<Arc<Places>>> {
+        self.places.get()
     }
 
     /// Clients can connect.
@@ -290,16 +305,20 @@ impl Overview {
             "held": held,
             "log_lines_dropped": crate::log::dropped(),
             "tables": self.described.iter().map(table).collect::<Vec<_>>(),
-            "cache": self.cache.get().map_or_else(Vec::new, CacheView::status),
+            "cache": self.cache.get().map_or_else(Vec::new, |cache| cache.status()),
             "memory": {
-                "arena_bytes": resident.map_or(0, |tables| tables.arena_bytes()),
-                "shares_bytes": self.cache.get().map_or(0, CacheView::shares_bytes),
+                "arena_bytes": resident.map_or(0, |tables| tables.arena_bytes() as u64)
+                    + self.cache.get().map_or(0, |cache| cache.resident_bytes()),
+                "shares_bytes": self.cache.get().map_or(0, |cache| cache.shares_bytes()),
                 "rows_bytes": self.rows_bytes(),
                 "backing": resident.map_or("not loaded yet".into(), |tables| tables.backing().to_string()),
             },
         });
         if let Some(warm) = self.warm.get() {
             status["warm"] = warm.status();
+        }
+        if let Some(Some(places)) = self.places() {
+            status["changes"] = places.status();
         }
         status
     }

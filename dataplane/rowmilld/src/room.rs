@@ -44,9 +44,46 @@ impl Memory {
         }
     }
 
-    /// Whether the rows fit a reserved pool and may lie there.
-    fn is_reserved(&self, config: &Config, rows: u64) -> bool {
-        config.model.huge_pages != HugePages::Off && self.pools.iter().any(|&free| free >= rows)
+    /// Whether rows fit a reserved pool and may lie there.
+    fn is_reserved(&self, huge_pages: HugePages, rows: u64) -> bool {
+        huge_pages != HugePages::Off && self.pools.iter().any(|&free| free >= rows)
+    }
+
+    /// Whether there is room for some more.
+    ///
+    /// # Errors
+    /// A sentence that says what is short.
+    pub(crate) fn has_room(
+        &self,
+        huge_pages: HugePages,
+        what: &str,
+        bytes: u64,
+    ) -> Result<(), String> {
+        let wanted = bytes_text(bytes);
+        if !self.is_reserved(huge_pages, bytes) {
+            if huge_pages == HugePages::Require {
+                return Err(format!(
+                    "model.huge_pages = \"require\": {wanted} of one pool are needed for {what}; add pages with \
+                     `sysctl vm.nr_hugepages=N` (2 MiB each)"
+                ));
+            }
+            if bytes > self.available {
+                return Err(format!(
+                    "too little memory: {wanted} are needed for {what}, and {} are available ({}); free memory, or \
+                     make another table cached first",
+                    bytes_text(self.available),
+                    self.limited_by
+                ));
+            }
+        }
+        match self.addresses {
+            Some(left) if bytes > left => Err(format!(
+                "too little memory: {wanted} are needed for {what}, and the limit of address space leaves {}; \
+                 raise it (`ulimit -v`, LimitAS of systemd)",
+                bytes_text(left)
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Whether rows and requests fit.
@@ -61,7 +98,7 @@ impl Memory {
     ) -> Result<Choice, PlanError> {
         let wanted = config.model.huge_pages;
         let requests = config.worker_bytes() * workers as u64;
-        let reserved = self.is_reserved(config, rows);
+        let reserved = self.is_reserved(wanted, rows);
         if wanted == HugePages::Require && !reserved {
             let pools: Vec<String> = self.pools.iter().map(|&free| bytes_text(free)).collect();
             return Err(PlanError::Memory(format!(
@@ -130,7 +167,7 @@ impl Memory {
         let limits = &config.limits;
         let requests = config.worker_bytes() * workers as u64;
         let taken = requests
-            + if self.is_reserved(config, rows) {
+            + if self.is_reserved(config.model.huge_pages, rows) {
                 0
             } else {
                 rows
@@ -234,6 +271,40 @@ mod tests {
                 Some(part) => assert!(
                     outcome.as_ref().is_err_and(|e| e.contains(part)),
                     "{pages}: {outcome:?}"
+                ),
+            }
+        }
+    }
+
+    #[test]
+    fn what_comes_later_is_compared_with_what_is_left() {
+        let memory = |available, addresses, pool| Memory {
+            available,
+            limited_by: "here".into(),
+            addresses,
+            pools: vec![pool],
+        };
+        use HugePages::{Off, Prefer, Require};
+        let cases = [
+            (Prefer, memory(10, None, 0), None),
+            (
+                Prefer,
+                memory(9, None, 0),
+                Some("9 bytes are available (here)"),
+            ),
+            (Prefer, memory(9, None, 10), None),
+            (Off, memory(9, None, 10), Some("too little memory")),
+            (Require, memory(99, None, 9), Some("10 bytes of one pool")),
+            (Require, memory(0, None, 10), None),
+            (Off, memory(99, Some(9), 0), Some("address space leaves 9")),
+        ];
+        for (pages, memory, fault) in cases {
+            let outcome = memory.has_room(pages, "it", 10);
+            match fault {
+                None => assert_eq!(outcome, Ok(())),
+                Some(part) => assert!(
+                    outcome.as_ref().is_err_and(|e| e.contains(part)),
+                    "{outcome:?}"
                 ),
             }
         }

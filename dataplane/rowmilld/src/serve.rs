@@ -12,26 +12,25 @@ use rowmill_arena::Backing;
 use rowmill_engine::Engine;
 use rowmill_pooling::Kernels;
 use rowmill_port::shm::socket_path;
-use rowmill_table::{LoadOptions, Resident, Stage};
+use rowmill_table::{LoadOptions, Resident};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::admin;
-use crate::cache::Part;
+use crate::cache::{Opened, Part};
 use crate::clock::Clock;
 use crate::config::{AdminAddress, Config};
 use crate::log;
 use crate::mailbox::{Mailbox, Orders};
 use crate::overview::{Clients, Overview, State, Visitors};
+use crate::places::{Means, Places};
 use crate::plan::{Choice, Plan, bytes_text};
 use crate::ports::{Lane, Port, Server};
+use crate::progress;
 use crate::service::Sessions;
 use crate::warm;
-
-/// How often loading says how far it is.
-const PROGRESS: Duration = Duration::from_secs(2);
 
 /// How often the end of draining is looked for.
 const DRAIN_LOOK: Duration = Duration::from_millis(2);
@@ -71,18 +70,27 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         let address = admin::serve(address, Arc::clone(&overview))?;
         tracing::info!("admin pages on http://{address}");
     }
-    let tables = Arc::new(load(config, &plan)?);
+    let mut tables = load(config, &plan)?;
     overview.choose(describe_backing(tables.backing()));
-    overview.set_tables(Arc::clone(&tables));
 
     let mailboxes: Vec<Arc<Mailbox>> = plan.seats.iter().map(|_| Arc::default()).collect();
     let huge_pages = config.model.huge_pages;
-    let (mut parts, choices) = plan.cache.open(&plan.generation, huge_pages, &mailboxes)?;
+    let Opened {
+        mut parts,
+        shares,
+        choices,
+    } = plan
+        .cache
+        .open(&plan.generation, &mut tables, huge_pages, &mailboxes)?;
     choices
         .into_iter()
         .for_each(|choice| overview.choose(choice));
-    overview.set_cache(plan.cache.view(&plan.generation, &parts));
-    let (warm, choice) = warm::begin(config, &plan.generation, &mut parts)?;
+    let tables = Arc::new(tables);
+    let cache = Arc::new(plan.cache.view(&plan.generation, &parts));
+    overview.set_tables(Arc::clone(&tables));
+    overview.set_cache(Arc::clone(&cache));
+    let number = plan.generation.number();
+    let (warm, choice) = warm::begin(config, number, &cache, &mut parts)?;
     choice
         .into_iter()
         .for_each(|choice| overview.choose(choice));
@@ -90,6 +98,22 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         overview.set_warm(Arc::clone(warm.view()));
     }
     let mut workers = start_workers(config, &plan, &overview, &mailboxes, parts)?;
+    if config.admin.allow_changes {
+        let means = shares.map(|shares| Means {
+            plan: plan.cache.clone(),
+            generation: plan.generation.clone(),
+            tables: Arc::clone(&tables),
+            shares,
+            cache,
+            mailboxes: mailboxes.clone(),
+            huge_pages,
+            verify: config.model.verify,
+        });
+        let told = Arc::clone(&overview);
+        let places = means.map(|means| Places::start(means, move |choice| told.choose(choice)));
+        let places = places.transpose();
+        overview.allow_changes(places.context("cannot start the thread that moves tables")?);
+    }
     let sessions = Arc::new(Sessions::new(
         config.model.name(),
         tables,
@@ -216,35 +240,7 @@ fn refuse_taken(plan: &Plan) -> anyhow::Result<()> {
 }
 
 fn load(config: &Config, plan: &Plan) -> anyhow::Result<Resident> {
-    struct Seen {
-        stage: Option<Stage>,
-        began: Instant,
-        told: Instant,
-    }
-    let seen = Mutex::new(Seen {
-        stage: None,
-        began: Instant::now(),
-        told: Instant::now(),
-    });
-    let progress = |stage: Stage, done: u64, total: u64| {
-        let mut seen = seen.lock().expect("a panic ends the process");
-        let now = Instant::now();
-        if seen.stage != Some(stage) {
-            *seen = Seen {
-                stage: Some(stage),
-                began: now,
-                told: now,
-            };
-        } else if now - seen.told >= PROGRESS {
-            seen.told = now;
-            let percent = done as f64 * 100.0 / total.max(1) as f64;
-            let rate = done as f64 / (now - seen.began).as_secs_f64() / 1e9;
-            tracing::info!(
-                "{stage}: {percent:.0} % of {}, {rate:.1} GB/s",
-                bytes_text(total)
-            );
-        }
-    };
+    let progress = progress::logged();
     let options = LoadOptions {
         verify: config.model.verify,
     };
@@ -314,7 +310,7 @@ fn start_workers(
             let kernels = Kernels::new(isa);
             let engine = match part {
                 None => Engine::new(limits, kernels),
-                Some((turns, cache)) => Engine::with_cache(limits, kernels, turns, cache),
+                Some(part) => part.engine(limits, kernels),
             };
             seat.figures.begin(clock.now_ns());
             if prepared.send((index, seat.cpu, pinned)).is_err() {

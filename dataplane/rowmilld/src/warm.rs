@@ -11,12 +11,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rowmill_cache::WarmRows;
-use rowmill_cache::store::Store;
 use rowmill_cache::warm::{ROWS_MAX, Warm, WarmError, WarmFault, WarmTable};
-use rowmill_table::Generation;
 use serde_json::{Value, json};
 
 use crate::cache::Part;
+use crate::cache_view::{CacheView, TableView};
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::plan::Choice;
@@ -25,16 +24,6 @@ const WHAT: &str = "warm rows";
 
 /// How long the end waits for the file to be written: half a gigabyte at the rate of a slow disk.
 const LAST_WRITE: Duration = Duration::from_secs(10);
-
-/// A cached table.
-#[derive(Debug)]
-struct Table {
-    number: usize,
-    name: String,
-    /// How many rows it has, cached or not.
-    rows: u64,
-    store: Arc<Store>,
-}
 
 /// The file as the admin pages show it.
 #[derive(Debug)]
@@ -124,29 +113,25 @@ struct Found {
 /// Where no thread can be started.
 pub(crate) fn begin(
     config: &Config,
-    generation: &Generation,
+    generation: u64,
+    cache: &Arc<CacheView>,
     parts: &mut [Part],
 ) -> anyhow::Result<(Option<Keeper>, Option<Choice>)> {
     let Some(path) = config.cache.warm_file.clone() else {
         return Ok((None, None));
     };
-    let tables = cached_tables(generation, parts);
-    if tables.is_empty() {
-        let why = "cache.warm_file is set, and no table is cached";
+    if cache.tables.is_empty() {
+        let why = "cache.warm_file is set, and no table is listed in [[tables]]";
         return Ok((None, Some(Choice::warning(WHAT, "none", why))));
     }
-    let name = format!(
-        "{}, generation {}",
-        config.model.name(),
-        generation.number()
-    );
+    let name = format!("{}, generation {generation}", config.model.name());
     let Found {
         rows,
         choice,
         is_ours,
-    } = find(&path, &name, &tables);
-    for (_, worker) in parts {
-        worker.warm(Arc::clone(&rows));
+    } = find(&path, &name, cache);
+    for part in parts {
+        part.worker.warm(Arc::clone(&rows));
     }
     if !is_ours {
         return Ok((None, Some(choice)));
@@ -160,29 +145,12 @@ pub(crate) fn begin(
         loading: Arc::downgrade(&rows),
     });
     let every = Duration::from_secs(config.cache.warm_every_s.into());
-    let keeper = Keeper::start(view, every, name, tables)?;
+    let keeper = Keeper::start(view, every, name, Arc::clone(cache))?;
     Ok((Some(keeper), Some(choice)))
 }
 
-/// The cached tables, whose stores all workers share.
-fn cached_tables(generation: &Generation, parts: &[Part]) -> Vec<Table> {
-    let Some((_, worker)) = parts.first() else {
-        return Vec::new();
-    };
-    let table = |(number, info): (usize, &rowmill_table::TableInfo)| {
-        Some(Table {
-            number,
-            name: info.name.clone(),
-            rows: info.stored_rows(),
-            store: Arc::clone(worker.store(number)?),
-        })
-    };
-    let tables = generation.tables().iter().enumerate();
-    tables.filter_map(table).collect()
-}
-
 /// Reads what a file lists of these tables.
-fn find(path: &Path, name: &str, tables: &[Table]) -> Found {
+fn find(path: &Path, name: &str, cache: &CacheView) -> Found {
     let none = |choice, is_ours| Found {
         rows: Vec::new().into(),
         choice,
@@ -220,7 +188,8 @@ fn find(path: &Path, name: &str, tables: &[Table]) -> Found {
         rows: mut list,
     } in warm.tables
     {
-        let Some(table) = tables.iter().find(|table| table.name == name) else {
+        let is_meant = |table: &&TableView| table.name == name && table.store().is_some();
+        let Some(table) = cache.tables.iter().find(is_meant) else {
             continue;
         };
         list.retain(|&row| u64::from(row) < table.rows);
@@ -252,7 +221,7 @@ impl Keeper {
         view: Arc<WarmView>,
         every: Duration,
         generation: String,
-        tables: Vec<Table>,
+        cache: Arc<CacheView>,
     ) -> anyhow::Result<Keeper> {
         let ((ending, wait), (done, ended)) = (channel(), channel());
         let keeper = Keeper {
@@ -263,7 +232,7 @@ impl Keeper {
         let work = move || {
             loop {
                 let waited = wait.recv_timeout(every);
-                write(&view, &generation, &tables);
+                write(&view, &generation, &cache);
                 if waited != Err(RecvTimeoutError::Timeout) {
                     break;
                 }
@@ -295,23 +264,24 @@ impl Keeper {
 }
 
 /// Writes what is there now, unless the file tells of more: while its rows are being loaded it stays.
-fn write(view: &WarmView, generation: &str, tables: &[Table]) {
+fn write(view: &WarmView, generation: &str, cache: &CacheView) {
     if view.is_loading() {
         return;
     }
-    let slots = |table: &Table| u64::from(table.store.shape().slots());
-    let all: u64 = tables.iter().map(slots).sum();
-    let hot = |table: &Table| {
+    let all: u64 = cache.tables.iter().map(|table| table.share_rows).sum();
+    let hot = |table: &TableView| {
+        let store = table.store()?;
+        let slots = table.share_rows;
         // Each table has its part where a file has no room for all.
-        let most = slots(table).min(slots(table) * ROWS_MAX as u64 / all.max(1));
-        WarmTable {
+        let most = slots.min(slots * ROWS_MAX as u64 / all.max(1));
+        Some(WarmTable {
             name: table.name.clone(),
-            rows: table.store.hot(most as usize),
-        }
+            rows: store.hot(most as usize),
+        })
     };
     let warm = Warm {
         generation: generation.into(),
-        tables: tables.iter().map(hot).collect(),
+        tables: cache.tables.iter().filter_map(hot).collect(),
     };
     let rows: usize = warm.tables.iter().map(|table| table.rows.len()).sum();
     let outcome = warm.write(&view.path);
@@ -338,8 +308,10 @@ fn write(view: &WarmView, generation: &str, tables: &[Table]) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use rowmill_arena::HugePages;
-    use rowmill_cache::store::{Epochs, Shape, Tags};
+    use rowmill_cache::store::{Epochs, Shape, Store, Tags};
 
     use super::*;
 
@@ -349,23 +321,33 @@ mod tests {
         let (epochs, _) = Epochs::new(1);
         let shape = Shape::new(512, 1, 4, 4).unwrap();
         let (store, _) = Store::new(shape, 1, 4, &epochs, Tags::detect(), HugePages::Off).unwrap();
-        let table = Table {
-            number: 3,
-            name: "a".into(),
+        let table = |number, name: &str, store| TableView {
+            number,
+            name: name.into(),
             rows: 100,
-            store,
+            rows_bytes: 400,
+            share_bytes: shape.bytes() as u64,
+            share_rows: shape.slots().into(),
+            figures: Vec::new(),
+            store: Mutex::new(store),
+            left: AtomicU64::new(0),
         };
         let path = folder.path().join("warm");
         let listed = Warm {
             generation: "m".into(),
-            tables: vec![WarmTable {
-                name: "a".into(),
-                rows: vec![5, 99, 100],
-            }],
+            tables: ["a", "b"]
+                .map(|name| WarmTable {
+                    name: name.into(),
+                    rows: vec![5, 99, 100],
+                })
+                .into(),
         };
         listed.write(&path).unwrap();
-        let tables = [table];
-        let found = find(&path, "m", &tables);
+        // The other one is resident now.
+        let cache = CacheView {
+            tables: vec![table(3, "a", Some(store)), table(4, "b", None)],
+        };
+        let found = find(&path, "m", &cache);
         let rows = WarmRows {
             table: 3,
             rows: vec![5, 99],
@@ -379,10 +361,12 @@ mod tests {
             is_failing: AtomicBool::new(false),
             loading: Arc::downgrade(&found.rows),
         };
-        write(&view, "m", &tables);
+        write(&view, "m", &cache);
         assert_eq!(Warm::read(&path).unwrap(), Some(listed));
         drop(found);
-        write(&view, "m", &tables);
-        assert_eq!(Warm::read(&path).unwrap().unwrap().tables[0].rows, [0; 0]);
+        write(&view, "m", &cache);
+        let written = Warm::read(&path).unwrap().unwrap().tables;
+        assert_eq!((written.len(), &*written[0].name), (1, "a"));
+        assert_eq!(written[0].rows, [0; 0]);
     }
 }

@@ -180,6 +180,10 @@ impl<P: ServerPort> Worker<P> {
             self.draining = true;
             self.engine.drain();
         }
+        if let Some(mut moving) = self.mailbox.next_move() {
+            self.engine.place(moving.table, &mut moving.home);
+            self.mailbox.has_moved(moving);
+        }
         // Where the connection ended before it came, nobody asks for it any more.
         self.waiting.retain(|binding| !binding.is_abandoned());
         while let Some(binding) = self.mailbox.receive() {

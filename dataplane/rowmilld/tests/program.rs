@@ -123,6 +123,7 @@ fn hostile_visitors_hold_nobody_up() {
     let cases = [
         ("GET /none HTTP/1.1\r\n\r\n", "HTTP/1.1 404 "),
         ("POST /status HTTP/1.1\r\n\r\n", "HTTP/1.1 405 "),
+        ("PUT /status HTTP/1.1\r\n\r\n", "HTTP/1.1 405 "),
         ("HEAD /healthz HTTP/1.0\r\n\r\n", "HTTP/1.1 200 "),
         ("\0\u{1}\u{2}\r\n\r\n", "HTTP/1.1 400 "),
         (

@@ -191,7 +191,8 @@ impl Generation {
             )
         };
         let (arena, ranges) = bring(&common)?;
-        let (mut largest, mut arena_bytes) = (Arc::clone(&arena), arena.len());
+        let (mut largest, mut arena_bytes) = (arena.len(), arena.len());
+        let mut backing = *arena.backing();
         let mut tables = Vec::with_capacity(kept.len());
         for ((((info, _, keep), apart), region), range) in
             kept.into_iter().zip(&apart).zip(&common).zip(ranges)
@@ -206,8 +207,8 @@ impl Generation {
                 (_, Some(apart)) => {
                     let (arena, _) = bring(std::slice::from_ref(apart))?;
                     arena_bytes += arena.len();
-                    if arena.len() > largest.len() {
-                        largest = Arc::clone(&arena);
+                    if arena.len() > largest {
+                        (largest, backing) = (arena.len(), *arena.backing());
                     }
                     Some(whole(arena))
                 }
@@ -225,7 +226,7 @@ impl Generation {
         Ok(Resident {
             generation: self.number(),
             tables,
-            arena: largest,
+            backing,
             arena_bytes,
         })
     }

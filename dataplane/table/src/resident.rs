@@ -23,8 +23,8 @@ use crate::{Progress, Stage, TableError};
 pub struct Resident {
     pub(crate) generation: u64,
     pub(crate) tables: Vec<ResidentTable>,
-    /// The largest, and the bytes of all.
-    pub(crate) arena: Arc<FrozenArena>,
+    /// Of the largest arena, and the bytes of all.
+    pub(crate) backing: Backing,
     pub(crate) arena_bytes: usize,
 }
 
@@ -93,7 +93,7 @@ impl Resident {
             generation: 0,
             tables: tables?,
             arena_bytes: arena.len(),
-            arena,
+            backing: *arena.backing(),
         })
     }
 
@@ -112,9 +112,21 @@ impl Resident {
         self.tables.iter().find(|table| table.name == name)
     }
 
-    /// What the memory is made of; that of the largest arena where there are several.
+    /// Takes a table with its rows, which are [apart](crate::Keep::RowsApart), and leaves it without them: their memory is given back
+    /// with what this returns.
+    ///
+    /// # Panics
+    /// If the table has no rows.
+    pub fn take_rows(&mut self, table: usize) -> ResidentTable {
+        let without = self.tables[table].without_rows();
+        let taken = core::mem::replace(&mut self.tables[table], without);
+        self.arena_bytes -= taken.bytes().len();
+        taken
+    }
+
+    /// What the memory is made of; that of the largest arena that was brought in where there are several.
     pub fn backing(&self) -> &Backing {
-        self.arena.backing()
+        &self.backing
     }
 
     /// Bytes of the arenas: all rows and indexes that are there, and the padding between tables.

@@ -79,6 +79,21 @@ proptest! {
 }
 
 #[test]
+fn rows_that_are_apart_can_be_taken() {
+    let (_temp, generation) = made();
+    let whole = load(&generation, &[Keep::All; SPECS.len()]).unwrap();
+    let index = load(&generation, &[Keep::Index; SPECS.len()]).unwrap();
+    let mut part = load(&generation, &[Keep::RowsApart; SPECS.len()]).unwrap();
+    for (number, whole) in whole.tables().iter().enumerate() {
+        let taken = part.take_rows(number);
+        assert!(taken.bytes() == whole.bytes(), "{}", taken.name());
+        assert!(taken.entries().eq(whole.entries()));
+    }
+    assert_same(&part, &whole, &[Keep::Index; SPECS.len()]);
+    assert_eq!(part.arena_bytes(), index.arena_bytes());
+}
+
+#[test]
 fn rows_come_and_go() {
     let (_temp, generation) = made();
     let whole = load(&generation, &[Keep::All; SPECS.len()]).unwrap();

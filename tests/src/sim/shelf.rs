@@ -81,6 +81,7 @@ impl Drawn {
             let shape =
                 |sets| Shape::new(sets * WAYS as u32 * shards, shards, row_bytes, row_bytes);
             sets.map(|sets| TableOptions {
+                begins_cached: true,
                 shape: shape(sets).expect("at least two sets a shard"),
                 in_tier: number as u32,
                 on_failure: OnFailure::Error,

@@ -6,7 +6,7 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// How rows are spread over sets, by a seed that clients don't know: without it nobody can name rows that are all of one set.
 ///
 /// The sets of a shard follow one another. Both sets of a row are of one shard, and they differ.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spread {
     /// What is added to a row, and what it is multiplied by, in each round of the hash.
     rounds: [(u32, u32); 3],

@@ -14,7 +14,9 @@ use rowmill_arena::HugePages;
 use rowmill_cache::fetch::{BagId, Lane, Limits};
 use rowmill_cache::store::{MISS, Shape, Tags, Worker as Turns};
 use rowmill_cache::tier::TierError;
-use rowmill_cache::{OnFailure, Options, Parts, TableOptions, Worker, workers};
+use rowmill_cache::{
+    CachedTable, OnFailure, Options, Parts, Shares, TableOptions, Worker, workers_with_shares,
+};
 use shelf::{Book, Fate, ROW_BYTES, Shelf, TABLES, bytes, fate};
 
 const ROWS: u32 = 300;
@@ -36,13 +38,15 @@ fn made(
     room: usize,
     seed: u64,
     wakes: Vec<Box<dyn Fn() + Send + Sync>>,
-) -> (Vec<(Turns, Worker)>, Arc<Mutex<Book>>) {
+) -> (Vec<(Turns, Worker)>, Arc<Mutex<Book>>, Shares) {
     // Two shards for one of the workers.
     let shards = count as u32 + 1;
     let shape = Shape::new(32 * shards, shards, ROW_BYTES, ROW_BYTES).expect("a shape");
     let tables: Vec<Option<TableOptions>> = (0..TABLES + 1)
         .map(|in_tier| {
             (in_tier < TABLES).then_some(TableOptions {
+                // One is not, with some seeds.
+                begins_cached: in_tier != 1 || !seed.is_multiple_of(4),
                 shape,
                 in_tier,
                 on_failure: OnFailure::Error,
@@ -62,8 +66,9 @@ fn made(
         tier: Box::new(Shelf::new(worker, Arc::clone(&book), room, seed)),
         wake,
     });
-    let made = workers(&options, &tables, parts.collect()).expect("memory");
-    (made, book)
+    let made = workers_with_shares(&options, &tables, parts.collect());
+    let (made, shares) = made.expect("memory");
+    (made, book, shares)
 }
 
 fn no_wakes(count: usize) -> Vec<Box<dyn Fn() + Send + Sync>> {
@@ -81,6 +86,10 @@ enum Op {
     Prefetch(Index, u32, Vec<u32>),
     /// Sleeps until it is woken, if it may.
     Sleep(Index),
+    /// A table becomes cached, or is so no more, unless workers are still to hear of a change of it.
+    Change(u32),
+    /// A worker hears of it.
+    Hear(Index, u32),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -94,6 +103,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (index(), index()).prop_map(|(w, bag)| Op::GiveUp(w, bag)),
         1 => (index(), 0..TABLES, rows()).prop_map(|(w, table, rows)| Op::Prefetch(w, table, rows)),
         1 => index().prop_map(Op::Sleep),
+        1 => (0..TABLES).prop_map(Op::Change),
+        4 => (index(), 0..TABLES).prop_map(|(w, table)| Op::Hear(w, table)),
     ]
 }
 
@@ -189,13 +200,23 @@ impl Seat {
 }
 
 fn seats(count: usize, limits: Limits, room: usize, seed: u64) -> (Vec<Seat>, Arc<Mutex<Book>>) {
+    let (seats, book, _) = seats_with_shares(count, limits, room, seed);
+    (seats, book)
+}
+
+fn seats_with_shares(
+    count: usize,
+    limits: Limits,
+    room: usize,
+    seed: u64,
+) -> (Vec<Seat>, Arc<Mutex<Book>>, Shares) {
     let woken: Vec<Arc<AtomicUsize>> = (0..count).map(|_| Arc::default()).collect();
     let wake = |woken: &Arc<AtomicUsize>| {
         let woken = Arc::clone(woken);
         let wake = move || _ = woken.fetch_add(1, Ordering::Relaxed);
         Box::new(wake) as Box<dyn Fn() + Send + Sync>
     };
-    let (made, book) = made(count, limits, room, seed, woken.iter().map(wake).collect());
+    let (made, book, shares) = made(count, limits, room, seed, woken.iter().map(wake).collect());
     let seat = |((turns, worker), woken)| Seat {
         turns,
         worker,
@@ -204,7 +225,8 @@ fn seats(count: usize, limits: Limits, room: usize, seed: u64) -> (Vec<Seat>, Ar
         woken,
         book: Arc::clone(&book),
     };
-    (made.into_iter().zip(woken).map(seat).collect(), book)
+    let seats = made.into_iter().zip(woken).map(seat).collect();
+    (seats, book, shares)
 }
 
 /// Polls all of them, each time `step` nanoseconds later, until nothing is left to do.
@@ -219,8 +241,41 @@ fn settle(seats: &mut [Seat], now: &mut u64, step: u64) {
     panic!("there is always something left to do");
 }
 
+/// A change of where a table is, that some workers have heard of.
+#[derive(Default)]
+struct Change {
+    /// What each worker is to have, until it has it.
+    parts: Vec<Option<Option<CachedTable>>>,
+    /// What they had.
+    old: Vec<Option<CachedTable>>,
+}
+
+impl Change {
+    fn begin(&mut self, shares: &Shares, table: u32, seats: &[Seat]) {
+        if self.parts.iter().any(Option::is_some) {
+            return;
+        }
+        self.old.clear();
+        let is_cached = seats[0].worker.is_cached(table as usize);
+        self.parts = match is_cached {
+            true => seats.iter().map(|_| Some(None)).collect(),
+            false => {
+                let tables = shares.table(table as usize).expect("memory");
+                tables.into_iter().map(|part| Some(Some(part))).collect()
+            }
+        };
+    }
+
+    fn hear(&mut self, worker: usize, table: u32, seat: &mut Seat) {
+        if let Some(part) = self.parts.get_mut(worker).and_then(Option::take) {
+            self.old.push(seat.worker.replace(table as usize, part));
+        }
+    }
+}
+
 fn run(count: usize, room: usize, seed: u64, ops: Vec<Op>) {
-    let (mut seats, book) = seats(count, LIMITS, room, seed);
+    let (mut seats, book, shares) = seats_with_shares(count, LIMITS, room, seed);
+    let mut changes: Vec<Change> = (0..TABLES).map(|_| Change::default()).collect();
     let mut now = 0;
     for op in ops {
         for seat in &mut seats {
@@ -230,8 +285,10 @@ fn run(count: usize, room: usize, seed: u64, ops: Vec<Op>) {
         match op {
             Op::LookUp(worker, table, rows) => {
                 let seat = &mut seats[seat(worker)];
-                seat.asleep = false;
-                seat.look_up(now, table, &rows);
+                if seat.worker.is_cached(table as usize) {
+                    seat.asleep = false;
+                    seat.look_up(now, table, &rows);
+                }
             }
             Op::Poll(worker) => {
                 let seat = &mut seats[seat(worker)];
@@ -257,7 +314,14 @@ fn run(count: usize, room: usize, seed: u64, ops: Vec<Op>) {
             }
             Op::Prefetch(worker, table, rows) => {
                 let seat = &mut seats[seat(worker)];
-                seat.worker.prefetch(table as usize, &rows);
+                if seat.worker.is_cached(table as usize) {
+                    seat.worker.prefetch(table as usize, &rows);
+                }
+            }
+            Op::Change(table) => changes[table as usize].begin(&shares, table, &seats),
+            Op::Hear(worker, table) => {
+                let worker = seat(worker);
+                changes[table as usize].hear(worker, table, &mut seats[worker]);
             }
             Op::Sleep(worker) => {
                 let seat = &mut seats[seat(worker)];
@@ -405,7 +469,7 @@ fn a_failure_reaches_all_who_want_the_row() {
 
 #[test]
 fn nothing_is_allocated_after_the_start() {
-    let (mut made, book) = made(2, LIMITS, 8, 1, no_wakes(2));
+    let (mut made, book, _) = made(2, LIMITS, 8, 1, no_wakes(2));
     // What the book notes is not the cache's.
     book.lock().unwrap().reserve();
     let (mut pooled, mut parked) = (0, 0);

@@ -27,7 +27,7 @@ fn workers_on_threads_give_one_another_their_rows() {
         budget_ns: u64::MAX,
         ..LIMITS
     };
-    let (made, book) = made(WORKERS, limits, 4, 6, (0..WORKERS).map(wake).collect());
+    let (made, book, _) = made(WORKERS, limits, 4, 6, (0..WORKERS).map(wake).collect());
     let (working, book) = (&AtomicUsize::new(WORKERS), &book);
     let threads = &threads;
     thread::scope(|scope| {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rowmill_arena::HugePages;
 use rowmill_cache::store::{Shape, Tags};
 use rowmill_cache::tier::{EachRow, FetchesFull, Tier, TierError, Wanted};
-use rowmill_cache::{OnFailure, Options, Parts, TableOptions, fetch};
+use rowmill_cache::{OnFailure, Options, Parts, Shares, TableOptions, fetch};
 use rowmill_engine::{Conn, Engine, Limits};
 use rowmill_pooling::{Isa, Kernels};
 use rowmill_table::Resident;
@@ -121,6 +121,19 @@ pub(crate) fn engines_with(
     on_failure: OnFailure,
     workers: usize,
 ) -> Vec<Engine> {
+    engines_and_shares(model, limits, fetch, step, fate, on_failure, workers).0
+}
+
+/// The same, and what makes their tables anew.
+pub(crate) fn engines_and_shares(
+    model: &Model,
+    limits: Limits,
+    fetch: fetch::Limits,
+    step: usize,
+    fate: fn(Wanted) -> Fate,
+    on_failure: OnFailure,
+    workers: usize,
+) -> (Vec<Engine>, Shares) {
     let shards = workers as u32;
     let cached = |table: usize| {
         let stride = model.tables.tables()[table].stride();
@@ -128,6 +141,7 @@ pub(crate) fn engines_with(
         let in_tier = table as u32;
         let is_cached = table.is_multiple_of(step);
         is_cached.then_some(TableOptions {
+            begins_cached: true,
             shape,
             in_tier,
             on_failure,
@@ -153,12 +167,13 @@ pub(crate) fn engines_with(
         wake: Box::new(|| ()),
     };
     let parts = (0..workers).map(parts).collect();
-    let made = rowmill_cache::workers(&options, &cached, parts).expect("memory");
+    let made = rowmill_cache::workers_with_shares(&options, &cached, parts);
+    let (made, shares) = made.expect("memory");
     let engine = |(turns, cache)| {
         let kernels = Kernels::new(Isa::detect().isa);
         let mut engine = Engine::with_cache(limits, kernels, turns, cache);
         attach(&mut engine, model, Conn(0));
         engine
     };
-    made.into_iter().map(engine).collect()
+    (made.into_iter().map(engine).collect(), shares)
 }

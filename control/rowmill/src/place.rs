@@ -1,0 +1,162 @@
+//! `rowmill place`: a table becomes cached, or resident again, while it is served.
+
+use core::time::Duration;
+use std::thread::sleep;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use serde_json::Value;
+
+use crate::output::{note, print, shown};
+use crate::status::{fetch, parse, post};
+
+/// How often it is asked whether the change is through.
+const LOOK: Duration = Duration::from_millis(100);
+/// How many such looks pass before it is said that it goes on.
+const LONG: u32 = 20;
+
+/// Options of `rowmill place`.
+#[derive(Args)]
+pub(crate) struct Place {
+    /// The table's name
+    name: String,
+    /// Where its rows are to be: some in memory and the rest in its file, or all in memory
+    to: To,
+    /// The admin address of rowmilld, whose configuration has admin.allow_changes
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7401")]
+    admin: String,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum To {
+    Cached,
+    Resident,
+}
+
+impl To {
+    fn name(self) -> &'static str {
+        match self {
+            To::Cached => "cached",
+            To::Resident => "resident",
+        }
+    }
+}
+
+impl Place {
+    /// Begins the change, waits until it is through, and says what came of it.
+    pub(crate) fn run(self) -> Result<()> {
+        let Place { name, to, admin } = self;
+        let is_name = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        ensure!(name.chars().all(is_name), "`{name}` is no name of a table");
+        let path = format!("/tables/{name}?placement={}", to.name());
+        let (code, text) = post(&admin, &path)?;
+        if !(200..300).contains(&code) {
+            bail!("{}", shown(text.trim()));
+        }
+        let begun = parse(&admin, &text)?;
+        let Some(number) = begun["change"].as_u64() else {
+            return print(&format!("{name} is {} already\n", to.name()));
+        };
+        let mut looks = 0;
+        let change = loop {
+            let page = parse(&admin, &fetch(&admin)?)?;
+            let change = of_number(&page, number)?;
+            if change["state"] != "running" {
+                break change.clone();
+            }
+            looks += 1;
+            if looks == LONG {
+                note(&format!(
+                    "{name} is on its way; rowmilld's log says how far"
+                ));
+            }
+            sleep(LOOK);
+        };
+        let detail = change["detail"].as_str().unwrap_or_default();
+        let detail = shown(detail);
+        if change["state"] != "done" {
+            bail!("{name} stays where it was: {detail}");
+        }
+        print(&format!("{name}: {detail}\n"))
+    }
+}
+
+/// A change on the status page.
+fn of_number(page: &Value, number: u64) -> Result<&Value> {
+    let changes = page["changes"].as_array();
+    let mut changes = changes.into_iter().flatten();
+    let change = changes.find(|change| change["number"] == number);
+    change.with_context(|| {
+        format!("what came of the change is not known any more: rowmilld tells of the last ones, and change {number} is none of them")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// Moves table `a` with an address that gives these answers.
+    fn place(to: To, answers: &[&str]) -> Result<()> {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let admin = listener.local_addr().expect("bound").to_string();
+        let asked = format!("POST /tables/a?placement={} HTTP/1.1\r\n", to.name());
+        let answers: Vec<String> = answers.iter().map(|&answer| answer.into()).collect();
+        let others = core::iter::repeat("GET /status HTTP/1.1\r\n".to_owned());
+        let requests = core::iter::once(asked).chain(others);
+        let answerer = std::thread::spawn(move || {
+            for (answer, request) in answers.iter().zip(requests) {
+                let (mut stream, _) = listener.accept().expect("a visitor");
+                let mut head = [0; 4096];
+                let read = stream.read(&mut head).expect("a request");
+                assert!(head[..read].starts_with(request.as_bytes()));
+                stream.write_all(answer.as_bytes()).expect("sent");
+            }
+        });
+        let name = "a".into();
+        let outcome = Place { name, to, admin }.run();
+        answerer.join().expect("all was asked for");
+        outcome
+    }
+
+    fn page(state: &str, detail: &str) -> String {
+        let change =
+            json!({"number": 4, "table": "a", "to": "cached", "state": state, "detail": detail});
+        format!(
+            "HTTP/1.1 200 OK\r\n\r\n{}",
+            json!({"changes": [{"number": 3}, change]})
+        )
+    }
+
+    const BEGUN: &str = "HTTP/1.1 202 Accepted\r\n\r\n{\"change\": 4}";
+
+    #[test]
+    fn it_waits_until_the_change_is_through() {
+        let (running, done) = (page("running", ""), page("done", "cached"));
+        place(To::Cached, &[BEGUN, &running, &running, &done]).expect("it is done");
+        place(To::Resident, &["HTTP/1.1 200 OK\r\n\r\n{}"]).expect("it is there");
+    }
+
+    #[test]
+    fn it_says_why_nothing_came_of_it() {
+        let failed = page("failed", "too little memory");
+        let refused = "HTTP/1.1 409 Conflict\r\n\r\ntable b is on its way\n";
+        let gone = "HTTP/1.1 200 OK\r\n\r\n{\"changes\": []}";
+        let cases = [
+            (
+                vec![BEGUN, &failed],
+                "a stays where it was: too little memory",
+            ),
+            (vec![refused], "table b is on its way"),
+            (vec![BEGUN, gone], "change 4 is none of them"),
+        ];
+        for (answers, why) in cases {
+            let error = place(To::Cached, &answers).expect_err("it is not done");
+            assert!(error.to_string().contains(why), "{error}");
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! What a worker knows of a table that may be cached, whether it is now or not.
+
+use std::sync::Arc;
+
+use crate::figures::TableFigures;
+use crate::store::Spread;
+use crate::table::{CachedTable, OnFailure};
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Home {
+    in_tier: u32,
+    on_failure: OnFailure,
+    /// The same each time that it is cached: workers that know of a change already and others that don't agree on a row's owner.
+    spread: Spread,
+    /// Counted on while it is cached again.
+    figures: Arc<TableFigures>,
+    table: Option<CachedTable>,
+}
+
+impl Home {
+    /// Of a table that is cached.
+    pub(crate) fn cached(table: CachedTable) -> Home {
+        Home {
+            in_tier: table.in_tier(),
+            on_failure: table.when_it_fails(),
+            spread: *table.spread(),
+            figures: Arc::clone(table.figures()),
+            table: Some(table),
+        }
+    }
+
+    /// Of a table that is not cached yet, and is when it has a [`CachedTable`] of the same options.
+    pub(crate) fn resident(
+        in_tier: u32,
+        on_failure: OnFailure,
+        spread: Spread,
+        figures: Arc<TableFigures>,
+    ) -> Home {
+        Home {
+            in_tier,
+            on_failure,
+            spread,
+            figures,
+            table: None,
+        }
+    }
+
+    /// The table, if it is cached.
+    pub(crate) fn table(&self) -> Option<&CachedTable> {
+        self.table.as_ref()
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn table_mut(&mut self) -> Option<&mut CachedTable> {
+        self.table.as_mut()
+    }
+
+    /// Puts another in its place.
+    ///
+    /// # Panics
+    /// If its rows are spread in another way, or it counts elsewhere.
+    pub(crate) fn replace(&mut self, new: Option<CachedTable>) -> Option<CachedTable> {
+        if let Some(new) = &new {
+            assert_eq!(*new.spread(), self.spread, "rows keep their owners");
+            let is_counted = Arc::ptr_eq(new.figures(), &self.figures);
+            assert!(is_counted, "a table is counted in one place");
+        }
+        core::mem::replace(&mut self.table, new)
+    }
+
+    /// The number by which tiers know it.
+    pub(crate) fn in_tier(&self) -> u32 {
+        self.in_tier
+    }
+
+    /// What is counted of it.
+    pub(crate) fn figures(&self) -> &Arc<TableFigures> {
+        &self.figures
+    }
+
+    /// What becomes of bags whose rows could not all be fetched.
+    pub(crate) fn on_failure(&self) -> OnFailure {
+        self.on_failure
+    }
+
+    /// How its rows are spread over shards.
+    pub(crate) fn spread(&self) -> &Spread {
+        &self.spread
+    }
+}
