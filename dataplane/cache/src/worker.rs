@@ -21,6 +21,11 @@ const MAIL: usize = 128;
 
 /// Rows that wait in vain and that a poll looks at: giving one up takes a tenth of a microsecond or so.
 const GIVEN_UP: u32 = 128;
+/// Rows that a poll begins to fetch: finding a slot for one and where it is read from take a microsecond or so, and of fewer those that are
+/// looked up first would not be found as well.
+const BEGUN: usize = 32;
+/// A poll that has taken more rows than these begins none: it has been long enough.
+const FEW: usize = 2;
 
 /// No tier, for a worker without cached tables.
 struct Nowhere;
@@ -130,7 +135,7 @@ impl Worker {
             ahead: Ahead::new(tables.iter().flatten().next().is_none()),
             tables,
             slots: (0..fetches.most()).map(|_| None).collect(),
-            begun: Vec::with_capacity(fetches.most()),
+            begun: Vec::with_capacity(BEGUN),
             fetches,
             tier,
             owners,
@@ -320,13 +325,16 @@ impl Worker {
         self.warming.is_some()
     }
 
-    /// Takes what has come, and asks for what is wanted. Between two turns.
+    /// Takes some of what has come, and asks for some of what is wanted: no more than takes as long as a micro-batch may. Between two
+    /// turns.
     pub fn poll(&mut self, now_ns: u64) {
         self.take_mail(now_ns);
-        self.take_rows(now_ns);
+        let taken = self.take_rows(now_ns);
         self.take_hints(now_ns);
         self.load_warm(now_ns);
-        self.fetch(now_ns);
+        if taken <= FEW {
+            self.fetch(now_ns);
+        }
         for table in self.tables.iter_mut().flatten() {
             table.advance();
         }
@@ -368,8 +376,9 @@ impl Worker {
         }
     }
 
-    /// Takes rows that have come from the tier, and gives up some of those that wait in vain.
-    fn take_rows(&mut self, now_ns: u64) {
+    /// Takes rows that have come from the tier, and gives up some of those that wait in vain. Returns how many came.
+    fn take_rows(&mut self, now_ns: u64) -> usize {
+        let mut taken = 0;
         let Worker {
             tables,
             fetches,
@@ -381,6 +390,7 @@ impl Worker {
         } = self;
         let mut has_answered = false;
         tier.poll(now_ns, &mut |token, outcome| {
+            taken += 1;
             has_answered |= outcome != Err(TierError::Late);
             let ticket = Ticket::of(token);
             let Some(table) = fetches.arrived(ticket, outcome) else {
@@ -416,7 +426,7 @@ impl Worker {
                 owners.heard_ns(owners.owner(shard))
             };
             let Some((table, _)) = fetches.expire(now_ns, &mut left, heard_ns) else {
-                return;
+                return taken;
             };
             while let Some(ask) = fetches.next_told() {
                 owners.answer_kept(ask, Err(TierError::Late));
@@ -460,13 +470,15 @@ impl Worker {
         }
     }
 
-    /// Asks the tier and other workers for what is wanted.
+    /// Asks the tier and other workers for some of what is wanted.
     fn fetch(&mut self, now_ns: u64) {
         if self.fetches.has_reads() {
             let tables = self.tables.iter_mut().flatten();
             tables.for_each(CachedTable::catch_up);
         }
-        while let Some(read) = self.fetches.next_read(now_ns) {
+        while self.begun.len() < BEGUN
+            && let Some(read) = self.fetches.next_read(now_ns)
+        {
             let table = cached(&mut self.tables, read.table);
             let wanted = Wanted {
                 table: table.in_tier(),

@@ -11,7 +11,7 @@ use rowmill_wire::request::FLAG_PARTIALS;
 use crate::batch::{Made, Work};
 use crate::bind::{BoundFeature, BoundSchema, Panel};
 use crate::cached::Cached;
-use crate::limits::PIECES;
+use crate::limits::{MISSED_BYTES, PARKED_BYTES, PIECES};
 use crate::parked::Bag;
 use crate::rows::{rows, rows_in};
 use crate::slot::{Slot, Walk};
@@ -97,7 +97,7 @@ pub(crate) fn next(
         };
         let next = fitting(slot, feature, left, most_ids);
         let taken = if is_cached {
-            look_up(work, slot, feature, next, &mut pieces)
+            look_up(work, slot, feature, next, &mut pieces, made)
         } else {
             pieces.push(next);
             made.rows += u64::from(next.ids);
@@ -165,13 +165,14 @@ fn fitting(slot: &Slot, feature: &BoundFeature, budget: u64, most_ids: u32) -> P
 }
 
 /// Looks the rows of bags up: each is a piece, or part of one, or parked. Returns those before the first that has to be parked
-/// and finds no room.
+/// and finds no room, or that the budget is used up before.
 fn look_up(
     work: &mut Work<'_>,
     slot: &mut Slot,
     feature: &BoundFeature,
     next: Piece,
     pieces: &mut ArrayVec<Piece, PIECES>,
+    made: &mut Made,
 ) -> Piece {
     let Cached {
         worker,
@@ -204,6 +205,10 @@ fn look_up(
     let mut goes_on = false;
     let mut hits = 0;
     for i in 0..next.vectors {
+        // Parking costs more than the pooling that the bags were counted for.
+        if made.bytes >= work.budget {
+            break;
+        }
         let ids = match feature.mode {
             Mode::None => 1,
             _ => slot.data.lengths[(next.lengths_at + i) as usize],
@@ -227,6 +232,8 @@ fn look_up(
             };
             let slice = slot.walk.slices;
             slot.unplaced[slice as usize] += 1;
+            let missed = places.iter().filter(|&&place| place == MISS).count() as u64;
+            made.bytes += u64::from(ids) * PARKED_BYTES + missed * MISSED_BYTES;
             slot.walk.parked += 1;
             let bag = Bag {
                 id,
