@@ -5,6 +5,7 @@
 //! that fails. Most happen beside an innocent client, which must notice nothing: see `watch`.
 
 mod cached;
+mod cached_moves;
 mod cached_starts;
 mod capi;
 mod clients;
@@ -42,7 +43,7 @@ use anyhow::Result;
 
 pub use clients::{VANISH, vanish};
 pub use far::{FAR, far};
-pub use list::ALL;
+pub use list::every;
 pub use run::{ONE, Outcome, Report, one, run};
 use site::Site;
 
