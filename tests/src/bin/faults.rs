@@ -9,7 +9,7 @@ use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{ContentArrangement, Table};
 use regex::Regex;
 use rowmill_tests::faults::programs::{LEASH, become_leashed};
-use rowmill_tests::faults::{ALL, FAR, ONE, Outcome, Report, VANISH, far, one, run, vanish};
+use rowmill_tests::faults::{FAR, ONE, Outcome, Report, VANISH, every, far, one, run, vanish};
 
 const USAGE: &str = "usage: faults [--filter REGEX] [--list]
   --filter REGEX  only faults whose names match
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         Some("") => all(None),
         Some("--filter") => all(arguments.next()),
         Some("--list") => {
-            ALL.iter().for_each(|fault| println!("{}", fault.name));
+            every().for_each(|fault| println!("{}", fault.name));
             Ok(true)
         }
         _ => Err(anyhow::anyhow!(USAGE)),

@@ -192,6 +192,18 @@ pub(super) fn figure(service: &Service, key: &str) -> Result<u64> {
     figure.with_context(|| format!("no `{key}` in {table:?}"))
 }
 
+/// Where the status page says that [`COLD`] is.
+///
+/// # Errors
+/// Where it does not.
+pub(super) fn placement(service: &Service) -> Result<String> {
+    let status = service.status()?;
+    let tables = status["tables"].as_array().context("tables")?;
+    let table = tables.iter().find(|table| table["name"] == COLD);
+    let placement = table.context("the table")?["placement"].as_str();
+    Ok(placement.context("a placement")?.to_owned())
+}
+
 /// That the status page soon counts so many of these at least.
 pub(super) fn is_counted(service: &Service, key: &str, least: u64) -> Result<()> {
     let counted = || figure(service, key).is_ok_and(|count| count >= least);

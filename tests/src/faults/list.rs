@@ -1,29 +1,30 @@
 //! The list of all faults.
 
+mod cached;
+mod interfaces;
+mod rdma;
+
 use super::{
-    Fault, Over, cached, cached_disk, cached_starts, capi, clients, endings, far, files, gpu, ids,
-    imports, large_imports, limits, load, modes, python, rdma, refusals, regions, schemas, sharing,
-    starts, stream,
+    Fault, Over, clients, endings, files, ids, imports, large_imports, limits, load, modes,
+    refusals, regions, schemas, sharing, starts, stream,
 };
 
 /// What all faults beside an innocent client are bound by, beside what the table says.
 const UNHARMED: &str =
     "answered within 1 s; the innocent's answers bit-equal, each within 1 s; nothing leaked";
-/// What all faults over RDMA are bound by that cost a client its connection.
-const TOLD: &str = "told within 2 s (emulated: 10 s), nothing held within as long after that; the innocent's answers \
-                    bit-equal, each within 1 s (6 s)";
-/// What wrong uses of the C interface are bound by.
-const IN_C: &str =
-    "a sentence that says what to do; no crash, no hang, nothing leaked on either side";
-/// What wrong uses of the Python package are bound by.
-const IN_PYTHON: &str = "an exception with a sentence that says what to do; no crash, no hang, nothing leaked on either side";
 /// What all programs that refuse to start are bound by.
 const AT_START: &str = "exit code 1 within 1 s";
 /// What all imports that are refused are bound by.
 const AT_IMPORT: &str = "exit code 1 within 1 s, nothing left behind";
 
-/// All faults, in the order of the data's way.
-pub const ALL: &[Fault] = &[
+/// All faults.
+pub fn every() -> impl Iterator<Item = &'static Fault> {
+    let lists = [SERVICE, interfaces::FAULTS, cached::FAULTS, rdma::FAULTS];
+    lists.into_iter().flatten()
+}
+
+/// Those of the service over shared memory, in the order of the data's way.
+const SERVICE: &[Fault] = &[
     Fault::new(
         "request-truncated",
         "Malformed",
@@ -429,253 +430,4 @@ pub const ALL: &[Fault] = &[
         "target owned while stopped, answered within 1 s of SIGCONT",
         endings::stopped,
     ),
-    Fault::new("c-connecting", "INVALID, CONNECT", IN_C, |site| {
-        capi::misuse(site, "connecting")
-    }),
-    Fault::new("c-handles", "INVALID", IN_C, |site| {
-        capi::misuse(site, "handles")
-    }),
-    Fault::new(
-        "c-schemas",
-        "INVALID, UNKNOWN_TABLE, OVERLAPPING_OUTPUTS",
-        IN_C,
-        |site| capi::misuse(site, "schemas"),
-    ),
-    Fault::new("c-regions", "INVALID", IN_C, |site| {
-        capi::misuse(site, "regions")
-    }),
-    Fault::new("c-memories", "INVALID; OK where it fits", IN_C, |site| {
-        capi::misuse(site, "memories")
-    }),
-    Fault::new("c-expired", "EXPIRED", IN_C, |site| {
-        capi::misuse(site, "expired")
-    }),
-    Fault::new(
-        "c-requests",
-        "INVALID, RETRY, ID_OUT_OF_RANGE, ID_NEGATIVE; OK without ids",
-        IN_C,
-        |site| capi::misuse(site, "requests"),
-    ),
-    Fault::new(
-        "c-stopped",
-        "AGAIN, TIMEOUT, INVALID, CANCELLED; OK afterwards",
-        IN_C,
-        |site| capi::misuse(site, "stopped"),
-    ),
-    Fault::new(
-        "c-forked",
-        "FORKED in the child, OK in the parent",
-        IN_C,
-        |site| capi::misuse(site, "forked"),
-    ),
-    Fault::new("c-closed", "CLOSED", IN_C, |site| {
-        capi::misuse(site, "closed")
-    }),
-    Fault::new("c-killed", "CLOSED", IN_C, |site| {
-        capi::misuse(site, "killed")
-    }),
-    Fault::new("py-dtypes", "DtypeError", IN_PYTHON, |site| {
-        python::misuse(site, "dtypes")
-    }),
-    Fault::new("py-not-contiguous", "InputError", IN_PYTHON, |site| {
-        python::misuse(site, "gaps")
-    }),
-    Fault::new("py-zero-size", "results without rows; InputError", IN_PYTHON, |site| {
-        python::misuse(site, "nothing")
-    }),
-    Fault::new("py-lengths", "InputError", IN_PYTHON, |site| {
-        python::misuse(site, "lengths")
-    }),
-    Fault::new("py-features-in-another-order", "the same results; FeatureError", IN_PYTHON, |site| {
-        python::misuse(site, "order")
-    }),
-    Fault::new("py-ids", "IdError, feature, position", IN_PYTHON, |site| {
-        python::misuse(site, "ids")
-    }),
-    Fault::new("py-freed-in-flight", "the results", IN_PYTHON, |site| {
-        python::misuse(site, "freed")
-    }),
-    Fault::new("py-closed", "ClosedError", IN_PYTHON, |site| {
-        python::misuse(site, "closed")
-    }),
-    Fault::new("py-forked", "ClosedError in the child, results in the parent", IN_PYTHON, |site| {
-        python::misuse(site, "fork")
-    }),
-    Fault::new("py-two-loops", "results in each; InputError", IN_PYTHON, |site| {
-        python::misuse(site, "loops")
-    }),
-    Fault::new("py-ctrl-c", "KeyboardInterrupt, then results", IN_PYTHON, |site| {
-        python::misuse(site, "ctrl-c")
-    }),
-    Fault::new("py-ctrl-c-connecting", "KeyboardInterrupt; ReplyTimeout, ConnectError", IN_PYTHON, |site| {
-        python::misuse(site, "connecting")
-    }),
-    Fault::new("py-killed", "ClosedError", IN_PYTHON, |site| {
-        python::misuse(site, "killed")
-    }),
-    Fault::new(
-        "gpu-memory-without-nic",
-        "staging, reported; NoDirectWay where refused",
-        "results bit-equal to those in the host's memory",
-        gpu::no_nic,
-    )
-    .over(Over::Any),
-    Fault::new(
-        "gpu-stream-at-sigkill",
-        "NoResult (Disconnected)",
-        "released and told within 1 s (rdma: 2 s, emulated: 10 s), NaNs; nothing of CUDA called by who releases",
-        gpu::killed,
-    )
-    .over(Over::Any),
-    Fault::new(
-        "gpu-memory-through-nic",
-        "nvidia-peermem, after a small transfer",
-        "results bit-equal to those in the host's memory",
-        gpu::through_nic,
-    )
-    .over(Over::Rdma),
-    Fault::new(
-        "cached-tier-late",
-        "RowUnavailable; counted",
-        UNHARMED,
-        cached_disk::late,
-    ),
-    Fault::new(
-        "cached-tier-busy",
-        "OK",
-        UNHARMED,
-        cached_disk::busy,
-    ),
-    Fault::new(
-        "cached-disk",
-        "OK, RowUnavailable; counted",
-        UNHARMED,
-        cached_disk::disk,
-    ),
-    Fault::new(
-        "cached-page-damaged",
-        "RowUnavailable for its rows; counted",
-        UNHARMED,
-        cached::damaged,
-    ),
-    Fault::new(
-        "cached-page-zeros",
-        "OK, zeros for its rows; counted",
-        UNHARMED,
-        cached::zeros,
-    ),
-    Fault::new(
-        "cached-file-truncated",
-        "RowUnavailable for its rows; counted",
-        UNHARMED,
-        cached::truncated,
-    ),
-    Fault::new(
-        "cached-file-replaced",
-        "OK, rows of the old file",
-        UNHARMED,
-        cached::replaced,
-    ),
-    Fault::new(
-        "cached-fetches-exhausted",
-        "OK",
-        UNHARMED,
-        cached::exhausted,
-    ),
-    Fault::new(
-        "cached-one-set",
-        "OK",
-        UNHARMED,
-        cached::one_set,
-    ),
-    Fault::new(
-        "cached-sigkill",
-        "Lost (Disconnected)",
-        "told within 1 s; another one serves",
-        cached::killed,
-    ),
-    Fault::new(
-        "cached-refused",
-        "a sentence for each case",
-        AT_START,
-        cached_starts::refused,
-    ),
-    Fault::new(
-        "cached-figures",
-        "hits and misses of all lookups",
-        "the same on all pages",
-        cached_starts::figures,
-    ),
-    Fault::new(
-        "rdma-client-killed",
-        "gone from /status",
-        "nothing held within 2 s (emulated: 10 s); the innocent's answers bit-equal, each within 1 s (6 s)",
-        rdma::client_killed,
-    )
-    .over(Over::Rdma),
-    Fault::new(
-        "rdma-client-stopped",
-        "goes on after SIGCONT",
-        "its answers right; the innocent's bit-equal, each within 1 s (emulated: 6 s)",
-        rdma::client_stopped,
-    )
-    .over(Over::Rdma),
-    Fault::new(
-        "rdma-server-killed",
-        "Lost (Disconnected)",
-        "told within 2 s (emulated: 10 s); another one serves",
-        rdma::server_killed,
-    )
-    .over(Over::Rdma),
-    Fault::new(
-        "rdma-server-stopped",
-        "Lost (PeerSilent)",
-        "told within 2 s (emulated: 10 s), nothing held within as long after SIGCONT; nothing written to targets in use \
-         again",
-        rdma::server_stopped,
-    )
-    .over(Over::Rdma),
-    Fault::new(
-        "rdma-never-reads",
-        "OK; CutOff (Malformed) without receives",
-        TOLD,
-        rdma::never_reads,
-    )
-    .over(Over::Rdma),
-    Fault::new(
-        "rdma-credits-exhausted",
-        "CutOff (Malformed)",
-        TOLD,
-        rdma::credits_exhausted,
-    )
-    .over(Over::Rdma),
-    Fault::new(
-        "rdma-key-wrong",
-        "CutOff (RegionLost)",
-        TOLD,
-        rdma::wrong_key,
-    )
-    .over(Over::Rdma),
-    Fault::new(
-        "rdma-region-deregistered",
-        "CutOff (RegionLost)",
-        TOLD,
-        rdma::deregistered,
-    )
-    .over(Over::Rdma),
-    Fault::new(
-        "rdma-protocol-breach",
-        "CutOff (Malformed)",
-        TOLD,
-        rdma::breaches,
-    )
-    .over(Over::Rdma),
-    Fault::new("far-link-lost", "Lost", TOLD, far::link_lost).over(Over::Pair),
-    Fault::new(
-        "far-machine-reset",
-        "gone from /status, then connected again",
-        "nothing held within 2 s (emulated: 10 s); the innocent's answers bit-equal, each within 1 s (6 s)",
-        far::machine_reset,
-    )
-    .over(Over::Pair),
 ];

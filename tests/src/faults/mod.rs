@@ -6,6 +6,7 @@
 
 mod cached;
 mod cached_disk;
+mod cached_moves;
 mod cached_starts;
 mod capi;
 mod clients;
@@ -43,7 +44,7 @@ use anyhow::Result;
 
 pub use clients::{VANISH, vanish};
 pub use far::{FAR, far};
-pub use list::ALL;
+pub use list::every;
 pub use run::{ONE, Outcome, Report, one, run};
 use site::Site;
 

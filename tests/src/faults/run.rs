@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::programs::{Programs, leash};
 use super::site::{Running, Site, rdma_address, slowness};
-use super::{ALL, Fault, Over, Verdict};
+use super::{Fault, Over, Verdict, every};
 
 /// The first argument of this program where it is to try one fault: see [`one`].
 pub const ONE: &str = "--one";
@@ -55,7 +55,7 @@ pub fn run(wanted: impl Fn(&str) -> bool, mut each: impl FnMut(&Report)) -> Resu
     let mut reports = Vec::new();
     // Over RDMA what is only of shared memory is left out.
     let here = |fault: &&Fault| rdma_address().is_none() || fault.over != Over::Shm;
-    for fault in ALL.iter().filter(here).filter(|fault| wanted(fault.name)) {
+    for fault in every().filter(here).filter(|fault| wanted(fault.name)) {
         let began = Instant::now();
         let outcome = match fault.misplaced() {
             Some(why) => Outcome::Skipped(why.to_owned()),
@@ -141,8 +141,7 @@ pub fn one(mut arguments: impl Iterator<Item = std::ffi::OsString>) -> Result<()
     };
     leash(word()?.parse().context("a process")?)?;
     let name = word()?;
-    let fault = ALL
-        .iter()
+    let fault = every()
         .find(|fault| fault.name == name)
         .context("no such fault")?;
     let folder = word()?.into();

@@ -264,6 +264,11 @@ impl Running {
         }
     }
 
+    /// Its number.
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
+    }
+
     /// Sends it a signal.
     ///
     /// # Errors

@@ -11,6 +11,7 @@ use rowmill_rowmilld::mailbox::Mailbox;
 use rowmill_rowmilld::worker::Worker;
 
 use super::ledger::{Ledger, Violation};
+use super::moves::Moves;
 use super::planted::Planted;
 use super::story::Story;
 
@@ -64,6 +65,8 @@ pub struct Dataplane {
     pub violation: Option<Violation>,
     /// Steps made by all workers.
     pub steps: u64,
+    /// What has tables move.
+    pub moves: Moves,
 }
 
 /// How long a worker is away that can go on with none of its requests.
@@ -77,8 +80,8 @@ impl Dataplane {
         connections: u32,
         pace: Pace,
         seed: u64,
-        ledger: Ledger,
-        story: Story,
+        (ledger, story): (Ledger, Story),
+        moves: Moves,
     ) -> Dataplane {
         let lane = |(engine, port, mailbox)| Lane {
             worker: Worker::new(engine, connections, port, mailbox, Arc::default()),
@@ -95,6 +98,7 @@ impl Dataplane {
             story,
             violation: None,
             steps: 0,
+            moves,
         }
     }
 
@@ -142,6 +146,7 @@ impl Dataplane {
 
     fn step(&mut self, i: usize) {
         self.after_client();
+        self.moves.go_on();
         let now_ns = self.net.now_ns();
         let lane = &mut self.lanes[i];
         let quantum = lane.worker.engine().micro_batch_bytes();

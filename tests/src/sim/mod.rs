@@ -15,6 +15,7 @@ pub mod flight;
 pub mod frames;
 pub mod ledger;
 pub mod model;
+pub mod moves;
 pub mod patron;
 pub mod planted;
 pub mod records;

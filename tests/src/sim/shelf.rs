@@ -8,13 +8,15 @@ use fastrand::Rng;
 use rowmill_arena::HugePages;
 use rowmill_cache::store::{self, Shape, Tags, WAYS};
 use rowmill_cache::tier::{EachRow, FetchesFull, Tier, TierError, Wanted};
-use rowmill_cache::{OnFailure, Options, Parts, TableOptions, Worker, fetch};
+use rowmill_cache::{
+    OnFailure, Options, Parts, Shares, TableOptions, Worker, fetch, workers_with_shares,
+};
 use rowmill_table::Resident;
 
-/// Which tables are cached, and how little there is of everything.
+/// Which tables may be cached, and how little there is of everything.
 #[derive(Clone, Debug)]
 pub(super) struct Drawn {
-    /// By the table's number: sets of each worker's shard; none where the table is resident.
+    /// By the table's number: sets of each worker's shard; none where the table is always resident.
     sets: Vec<Option<u32>>,
     limits: fetch::Limits,
     /// Rows that a tier fetches at a time.
@@ -57,18 +59,20 @@ impl Drawn {
         }
     }
 
-    /// Of each table, whether it is cached.
+    /// Of each table, whether it may be cached.
     pub(super) fn tables(&self) -> Vec<bool> {
         self.sets.iter().map(Option::is_some).collect()
     }
 
-    /// What each worker knows of the tables.
+    /// What each worker knows of the tables, of which `begin_cached` says whether they are cached at first, if they may be; and what
+    /// makes tables anew.
     pub(super) fn workers(
         &self,
         rng: &mut Rng,
         tables: &Arc<Resident>,
+        begin_cached: &[Option<bool>],
         workers: usize,
-    ) -> Vec<(store::Worker, Worker)> {
+    ) -> (Vec<(store::Worker, Worker)>, Shares) {
         let options = Options {
             limits: self.limits,
             limbo: self.limbo,
@@ -81,7 +85,7 @@ impl Drawn {
             let shape =
                 |sets| Shape::new(sets * WAYS as u32 * shards, shards, row_bytes, row_bytes);
             sets.map(|sets| TableOptions {
-                begins_cached: true,
+                begins_cached: begin_cached[number] == Some(true),
                 shape: shape(sets).expect("at least two sets a shard"),
                 in_tier: number as u32,
                 on_failure: OnFailure::Error,
@@ -105,7 +109,7 @@ impl Drawn {
             }
         };
         let parts = (0..workers).map(parts).collect();
-        rowmill_cache::workers(&options, &cached, parts).expect("little memory")
+        workers_with_shares(&options, &cached, parts).expect("little memory")
     }
 }
 

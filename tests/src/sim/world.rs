@@ -18,6 +18,7 @@ use rowmill_table::{Missing, Resident, RowFormat, TableKind, TableSpec, silent};
 
 use super::dataplane::{Dataplane, Pace};
 use super::ledger::{Ledger, Pass, Violation};
+use super::moves::Moves;
 use super::patron::Patron;
 use super::planted::{Mistake, Planted};
 use super::records::Tally;
@@ -102,6 +103,8 @@ pub struct Outcome {
     pub end_ns: u64,
     /// What was counted.
     pub tally: Tally,
+    /// Tables that became cached, or resident again.
+    pub moves: u64,
 }
 
 /// A run that broke a rule.
@@ -227,7 +230,18 @@ impl World {
         let mut draws = Rng::with_seed(!seed);
         let cached = Drawn::draw(&mut draws, specs.len(), limits.engine().max_ids);
         let drawn = format!("{drawn}{cached:?}\n");
-        let caches = cached.workers(&mut draws, &tables, mailboxes.len());
+        let mut moving = Rng::with_seed(seed.rotate_left(32));
+        let begin_cached: Vec<Option<bool>> = (cached.tables().into_iter())
+            .map(|is_listed| is_listed.then(|| moving.u8(0..4) > 0))
+            .collect();
+        let (caches, shares) = cached.workers(&mut draws, &tables, &begin_cached, mailboxes.len());
+        let moves = Moves::new(
+            shares,
+            Arc::clone(&tables),
+            mailboxes.clone(),
+            &begin_cached,
+            moving,
+        );
         let parts = mailboxes.into_iter().zip(caches).enumerate();
         let parts = parts.map(|(lane, (mailbox, (turns, cache)))| {
             let kernels = Kernels::new(isa);
@@ -250,8 +264,8 @@ impl World {
             limits.connections.into(),
             pace,
             rng.u64(..),
-            ledger,
-            story,
+            (ledger, story),
+            moves,
         );
         let dataplane = Rc::new(RefCell::new(dataplane));
         let weak = Rc::downgrade(&dataplane);
@@ -368,6 +382,7 @@ impl World {
             steps: dataplane.steps,
             end_ns: self.net.now_ns(),
             tally: dataplane.ledger.tally,
+            moves: dataplane.moves.made,
         })
     }
 }

@@ -1,0 +1,75 @@
+//! Cached tables.
+
+use super::{AT_START, UNHARMED};
+use crate::faults::{Fault, cached, cached_disk, cached_moves, cached_starts};
+
+pub(super) const FAULTS: &[Fault] = &[
+    Fault::new(
+        "cached-tier-late",
+        "RowUnavailable; counted",
+        UNHARMED,
+        cached_disk::late,
+    ),
+    Fault::new("cached-tier-busy", "OK", UNHARMED, cached_disk::busy),
+    Fault::new(
+        "cached-disk",
+        "OK, RowUnavailable; counted",
+        UNHARMED,
+        cached_disk::disk,
+    ),
+    Fault::new(
+        "cached-page-damaged",
+        "RowUnavailable for its rows; counted",
+        UNHARMED,
+        cached::damaged,
+    ),
+    Fault::new(
+        "cached-page-zeros",
+        "OK, zeros for its rows; counted",
+        UNHARMED,
+        cached::zeros,
+    ),
+    Fault::new(
+        "cached-file-truncated",
+        "RowUnavailable for its rows; counted",
+        UNHARMED,
+        cached::truncated,
+    ),
+    Fault::new(
+        "cached-file-replaced",
+        "OK, rows of the old file",
+        UNHARMED,
+        cached::replaced,
+    ),
+    Fault::new(
+        "cached-fetches-exhausted",
+        "OK",
+        UNHARMED,
+        cached::exhausted,
+    ),
+    Fault::new("cached-one-set", "OK", UNHARMED, cached::one_set),
+    Fault::new(
+        "cached-placement",
+        "OK, wherever the rows are",
+        "answered within 1 s; the innocents' answers bit-equal, each within 1 s; memory given back",
+        cached_moves::moved,
+    ),
+    Fault::new(
+        "cached-sigkill",
+        "Lost (Disconnected)",
+        "told within 1 s; another one serves",
+        cached::killed,
+    ),
+    Fault::new(
+        "cached-refused",
+        "a sentence for each case",
+        AT_START,
+        cached_starts::refused,
+    ),
+    Fault::new(
+        "cached-figures",
+        "hits and misses of all lookups",
+        "the same on all pages",
+        cached_starts::figures,
+    ),
+];
