@@ -145,7 +145,7 @@ impl Adaptive {
         }
         self.bag.clear();
         self.bag.extend(bag);
-        let parked = parker.park(0, &mut self.bag, &found, 0);
+        let parked = parker.park(0, fetch::Lane::default(), &mut self.bag, &found, 0);
         let parked = parked.expect("there is room for a bag");
         loop {
             if self.worker.asks_ahead() {

@@ -60,7 +60,7 @@ fn finish(reader: &mut DirectReader) -> BTreeMap<u64, Result<Vec<u8>, ReadError>
             let before = found.insert(token, outcome.map(<[u8]>::to_vec));
             assert!(before.is_none(), "token {token} twice");
         };
-        reader.poll(note).unwrap();
+        reader.poll(usize::MAX, note).unwrap();
     }
     found
 }
@@ -99,7 +99,7 @@ fn reads_give_what_is_in_the_files() {
                 .collect();
             assert_eq!(bytes.unwrap(), expected, "file {file} page {first}");
         };
-        checked += reader.poll(check).unwrap();
+        checked += reader.poll(usize::MAX, check).unwrap();
     }
     assert_eq!(reader.in_flight(), 0);
 }
@@ -242,7 +242,7 @@ fn the_descriptor_is_readable_when_something_has_come() {
         // What was asked for may be answered in the poll that begins it.
         let mut poll = |reader: &mut DirectReader| {
             let add = |_, bytes: Result<&[u8], ReadError>| sum += u64::from(bytes.unwrap()[0]);
-            reader.poll(add).unwrap()
+            reader.poll(usize::MAX, add).unwrap()
         };
         poll(&mut reader);
         while reader.in_flight() > 0 {
@@ -270,7 +270,7 @@ fn nothing_is_allocated_after_the_start() {
             }
             while reader.in_flight() > 0 {
                 reader
-                    .poll(|_, bytes| sum += u64::from(bytes.unwrap()[0]))
+                    .poll(usize::MAX, |_, bytes| sum += u64::from(bytes.unwrap()[0]))
                     .unwrap();
             }
         }

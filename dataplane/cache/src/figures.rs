@@ -60,8 +60,10 @@ pub enum Count {
     Fetched,
     /// Rows that came.
     Arrived,
-    /// Rows that did not come in time.
+    /// Rows that were asked for of the tier and did not come in time.
     Late,
+    /// Rows that were given up before they were asked for, since the tier answered nothing.
+    Stalled,
     /// Rows in pages that don't match their checksums.
     Corrupt,
     /// Rows behind the end of their file.
@@ -86,6 +88,7 @@ impl Count {
             Count::Fetched
                 | Count::Arrived
                 | Count::Late
+                | Count::Stalled
                 | Count::Corrupt
                 | Count::Gone
                 | Count::Failed
@@ -94,7 +97,7 @@ impl Count {
 }
 
 /// Every [`Count`] with its name in metrics and what it counts, in their order.
-pub const COUNTS: [(Count, &str, &str); 12] = [
+pub const COUNTS: [(Count, &str, &str); 13] = [
     (
         Count::Lookups,
         "lookups",
@@ -107,7 +110,16 @@ pub const COUNTS: [(Count, &str, &str); 12] = [
     ),
     (Count::Fetched, "fetched", "Rows asked for of the tier."),
     (Count::Arrived, "arrived", "Rows that came from the tier."),
-    (Count::Late, "late", "Rows that did not come in time."),
+    (
+        Count::Late,
+        "late",
+        "Rows asked for of the tier that did not come in time.",
+    ),
+    (
+        Count::Stalled,
+        "stalled",
+        "Rows given up before they were asked for, since the tier answered nothing.",
+    ),
     (
         Count::Corrupt,
         "corrupt",

@@ -1,6 +1,6 @@
 //! Bags that miss rows are parked, and each row is looked for where it is to be had.
 
-use crate::fetch::{BagId, Fetches, Source};
+use crate::fetch::{BagId, Fetches, Lane, Source};
 use crate::owners::Owners;
 use crate::store::{Found, MISS, Spread};
 
@@ -14,11 +14,22 @@ pub struct Parker<'w> {
 }
 
 impl Parker<'_> {
-    /// Parks the bag whose rows are those of `found` from a position on. Each row is replaced by its place in staging. `None`
+    /// Whether there is room now for so many bags of so many rows together.
+    pub fn has_room(&self, rows: u32, bags: u32) -> bool {
+        self.fetches.has_room(rows, bags)
+    }
+
+    /// Counts a bag for which there is no room.
+    pub fn refuse(&mut self) {
+        self.fetches.refuse();
+    }
+
+    /// Parks the bag whose rows are those of `found` from a position on; missing ones are read in the turns of `lane`. Each row is replaced by its place in staging. `None`
     /// where there is no room now.
     pub fn park(
         &mut self,
         now_ns: u64,
+        lane: Lane,
         rows: &mut [u32],
         found: &Found<'_>,
         from: usize,
@@ -32,7 +43,7 @@ impl Parker<'_> {
             spread,
             table,
         } = self;
-        fetches.park(now_ns, *table as u32, rows, |position, row, out| {
+        fetches.park(now_ns, lane, *table as u32, rows, |position, row, out| {
             if places[from + position] != MISS {
                 found.copy_row(from + position, &mut out[..row_bytes]);
                 Source::Store

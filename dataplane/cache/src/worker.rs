@@ -20,6 +20,14 @@ use crate::warming::{WarmRows, Warming};
 /// a micro-batch.
 const MAIL: usize = 128;
 
+/// Rows that a poll begins to fetch: finding a slot for one and where it is read from take a microsecond or so, and of fewer those that are
+/// looked up first would not be found as well.
+const BEGUN: usize = 32;
+/// A poll that has taken more rows than these begins none: it has been long enough.
+const FEW: usize = 2;
+/// Rows that wait in vain and that a poll looks at: giving one up takes a tenth of a microsecond or so.
+const GIVEN_UP: u32 = 128;
+
 /// No tier, for a worker without cached tables.
 struct Nowhere;
 
@@ -129,7 +137,7 @@ impl Worker {
             ahead: Ahead::new(tables.iter().flatten().next().is_none()),
             tables,
             slots: (0..fetches.most()).map(|_| None).collect(),
-            begun: Vec::with_capacity(fetches.most()),
+            begun: Vec::with_capacity(BEGUN),
             fetches,
             tier,
             owners,
@@ -174,9 +182,9 @@ impl Worker {
         home.expect("a listed table").on_failure()
     }
 
-    /// Most bags that are parked at a time.
-    pub fn bags(&self) -> u32 {
-        self.fetches.limits().bags
+    /// The bounds of bags that wait for rows.
+    pub fn limits(&self) -> &Limits {
+        self.fetches.limits()
     }
 
     /// Whether nothing is parked, no row is on its way or to be [loaded](Worker::warm), and no other worker has asked for any.
@@ -347,13 +355,17 @@ impl Worker {
         self.warming.is_some()
     }
 
-    /// Takes what has come, and asks for what is wanted. Between two turns.
+    /// Takes some of what has come, and asks for some of what is wanted: no more than takes as long as a micro-batch may. Between two
+    /// turns.
     pub fn poll(&mut self, now_ns: u64) {
         self.take_mail(now_ns);
-        self.take_rows(now_ns);
+        let taken = self.take_rows(now_ns);
+        self.give_up_rows(now_ns);
         self.take_hints(now_ns);
         self.load_warm(now_ns);
-        self.fetch(now_ns);
+        if taken <= FEW {
+            self.fetch(now_ns);
+        }
         let tables = self.tables.iter_mut().flatten();
         for table in tables.filter_map(Home::table_mut) {
             table.advance();
@@ -392,16 +404,18 @@ impl Worker {
                         self.owners.answer(ask, Ok(bytes));
                     } else {
                         let (table, row) = (ask.table, ask.row);
+                        let lane = ask.lane;
                         let number = self.owners.keep(ask);
-                        self.fetches.ask(now_ns, table, row, number);
+                        self.fetches.ask(now_ns, lane, table, row, number);
                     }
                 }
             }
         }
     }
 
-    /// Takes rows that have come from the tier, and gives up those that have not in time.
-    fn take_rows(&mut self, now_ns: u64) {
+    /// Takes rows that have come from the tier, or that it gives up. Returns how many.
+    fn take_rows(&mut self, now_ns: u64) -> usize {
+        let mut taken = 0;
         let Worker {
             tables,
             fetches,
@@ -411,7 +425,10 @@ impl Worker {
             asked_ns,
             ..
         } = self;
+        let mut has_answered = false;
         tier.poll(now_ns, &mut |token, outcome| {
+            taken += 1;
+            has_answered |= outcome != Err(TierError::Late);
             let ticket = Ticket::of(token);
             let Some(table) = fetches.arrived(ticket, outcome) else {
                 return;
@@ -439,17 +456,34 @@ impl Worker {
                 (None, _) => {}
             }
         });
-        while let Some((ticket, table)) = fetches.expire(now_ns) {
+        if has_answered {
+            fetches.heard(now_ns);
+            owners.heard(now_ns);
+        }
+        taken
+    }
+
+    /// Gives up some of the rows that wait in vain.
+    fn give_up_rows(&mut self, now_ns: u64) {
+        let Worker {
+            tables,
+            fetches,
+            owners,
+            ..
+        } = self;
+        let mut left = GIVEN_UP;
+        loop {
+            let heard_ns = |table, row| {
+                let shard = home_at(tables, table).spread().shard(row);
+                owners.heard_ns(owners.owner(shard))
+            };
+            let Some((table, _)) = fetches.expire(now_ns, &mut left, heard_ns) else {
+                return;
+            };
             while let Some(ask) = fetches.next_told() {
                 owners.answer_kept(ask, Err(TierError::Late));
             }
-            let home = home(tables, table);
-            home.figures().failed(TierError::Late);
-            if let Some((_, slot)) = slots[ticket.number()].take()
-                && let Some(table) = home.table_mut()
-            {
-                table.abandon(slot);
-            }
+            home(tables, table).figures().count(Count::Stalled, 1);
         }
     }
 
@@ -491,14 +525,16 @@ impl Worker {
         }
     }
 
-    /// Asks the tier and other workers for what is wanted.
+    /// Asks the tier and other workers for some of what is wanted.
     fn fetch(&mut self, now_ns: u64) {
         if self.fetches.has_reads() {
             let tables = self.tables.iter_mut().flatten();
             let tables = tables.filter_map(Home::table_mut);
             tables.for_each(CachedTable::catch_up);
         }
-        while let Some(read) = self.fetches.next_read() {
+        while self.begun.len() < BEGUN
+            && let Some(read) = self.fetches.next_read(now_ns)
+        {
             let home = home(&mut self.tables, read.table);
             let wanted = Wanted {
                 table: home.in_tier(),
@@ -516,12 +552,11 @@ impl Worker {
             self.begun.push((next_use.unwrap_or(u32::MAX), read));
         }
         self.take_slots();
-        while let Some(read) = self.fetches.next_ask() {
+        while let Some(read) = self.fetches.next_ask(now_ns) {
             let shard = home(&mut self.tables, read.table).spread().shard(read.row);
             let owner = self.owners.owner(shard);
-            let asked = self
-                .owners
-                .ask(owner, read.table, read.row, read.ticket.token());
+            let (row, token) = ((read.table, read.row), read.ticket.token());
+            let asked = self.owners.ask(owner, read.lane, row, token);
             if let Err(FetchesFull) = asked {
                 self.fetches.put_back(read);
                 break;
@@ -560,9 +595,9 @@ impl Worker {
         (all - self.fetches.staged() as u32, all)
     }
 
-    /// Whether a bag of so many rows can be parked now.
-    pub fn has_room(&self, rows: usize) -> bool {
-        self.fetches.has_room(rows)
+    /// Whether so many bags of so many rows together can be parked now.
+    pub fn has_room(&self, rows: u32, bags: u32) -> bool {
+        self.fetches.has_room(rows, bags)
     }
 
     /// The next parked bag that waits for nothing any more.
@@ -585,4 +620,10 @@ fn home(tables: &mut [Option<Home>], table: u32) -> &mut Home {
 fn cached(tables: &mut [Option<Home>], table: u32) -> &mut CachedTable {
     let cached = home(tables, table).table_mut();
     cached.expect("a cached table")
+}
+
+/// The same, to look at.
+fn home_at(tables: &[Option<Home>], table: u32) -> &Home {
+    let home = tables[table as usize].as_ref();
+    home.expect("rows of listed tables are fetched")
 }

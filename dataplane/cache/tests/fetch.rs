@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
-use rowmill_cache::fetch::{BagId, Fetches, Limits, Read, Source};
+use rowmill_cache::fetch::{BagId, Fetches, Lane, Limits, Read, Source};
 use rowmill_cache::tier::TierError;
 
 const LIMITS: Limits = Limits {
@@ -34,8 +34,8 @@ fn row(table: u32, row: u32) -> [u8; 8] {
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// A bag of rows of a table; whether the cache has each.
-    Park(u32, Vec<(u32, bool)>),
+    /// A bag of rows of a table, by some client; whether the cache has each.
+    Park(u32, u32, Vec<(u32, bool)>),
     Prefetch(u32, u32),
     /// Another worker asks for a row, if it can.
     Ask(u32, u32),
@@ -58,7 +58,7 @@ fn op() -> impl Strategy<Value = Op> {
         prop::sample::select(&[TierError::Gone, TierError::Os(5)][..]),
     );
     prop_oneof![
-        4 => (0..TABLES, rows).prop_map(|(table, rows)| Op::Park(table, rows)),
+        4 => (0..3u32, 0..TABLES, rows).prop_map(|(client, table, rows)| Op::Park(client, table, rows)),
         2 => (0..TABLES, 0..20u32).prop_map(|(table, row)| Op::Prefetch(table, row)),
         2 => (0..TABLES, 0..20u32).prop_map(|(table, row)| Op::Ask(table, row)),
         3 => (0..6usize, prop::bool::weighted(0.2)).prop_map(|(most, back)| Op::TakeReads(most, back)),
@@ -79,10 +79,22 @@ struct Parked {
     outcome: Result<(), TierError>,
 }
 
+/// A row on its way.
+#[derive(Clone, Copy)]
+struct Fetching {
+    /// Since when it waits for its turn, or was taken out.
+    since: u64,
+    /// Whether a bag has wanted it.
+    wanted: bool,
+    is_out: bool,
+}
+
 #[derive(Default)]
 struct Oracle {
-    /// Rows on their way: since when, whether a bag has wanted them.
-    fetching: HashMap<(u32, u32), (u64, bool)>,
+    fetching: HashMap<(u32, u32), Fetching>,
+    /// When the tier last answered, and the other workers' tiers.
+    heard: u64,
+    others_heard: u64,
     bags: HashMap<BagId, Parked>,
     /// The row of each ask that waits.
     asks: HashMap<u32, (u32, u32)>,
@@ -108,32 +120,83 @@ impl Oracle {
         }
     }
 
-    /// Both give up what is late.
-    fn expire(&mut self, now: u64, fetches: &mut Fetches) {
-        let late = |(&key, &(since, _)): (&(u32, u32), &(u64, bool))| {
-            (since + LIMITS.budget_ns <= now).then_some(key)
+    /// From when on a row can be given up.
+    fn hopeless(&self, key: (u32, u32), row: Fetching) -> u64 {
+        let budget = LIMITS.budget_ns;
+        match (source(key.1), row.is_out) {
+            (Source::Owner, false) => row.since.max(self.others_heard) + budget,
+            (Source::Owner, true) => row.since.max(self.others_heard) + 3 * budget,
+            (_, false) => row.since.max(self.heard) + budget,
+            // That is the tier's to say.
+            (_, true) => u64::MAX,
+        }
+    }
+
+    /// Rows for which there is no hope any more, for so long.
+    fn without_hope(&self, now: u64, is_owners: bool) -> usize {
+        let is_over = |(&key, &row): (&(u32, u32), &Fetching)| {
+            (source(key.1) == Source::Owner) == is_owners && self.hopeless(key, row) <= now
         };
-        let late: Vec<_> = self.fetching.iter().filter_map(late).collect();
-        for _ in &late {
-            assert!(fetches.expire(now).is_some(), "it is late");
-        }
-        assert!(fetches.expire(now).is_none(), "nothing else is late");
-        self.tell(fetches, &late);
-        for key in late {
+        self.fetching
+            .iter()
+            .filter(|&(key, row)| is_over((key, row)))
+            .count()
+    }
+
+    /// Both give up what waits in vain, some at a time.
+    fn expire(&mut self, now: u64, fetches: &mut Fetches) {
+        loop {
+            let (before, mut left) = (self.fetching.len(), 2);
+            let others_heard = self.others_heard;
+            let given_up = fetches.expire(now, &mut left, |_, _| others_heard);
+            let Some(key) = given_up else {
+                if left == 0 {
+                    continue;
+                }
+                break;
+            };
+            let row = self.fetching[&key];
+            assert!(self.hopeless(key, row) <= now, "there is hope for {key:?}");
+            self.tell(fetches, &[key]);
             self.end(key, Err(TierError::Late));
+            assert_eq!(self.fetching.len(), before - 1);
         }
+        assert_eq!(self.without_hope(now, false), 0, "all is given up in time");
+        // Those of others are looked at once a budget, and here not all the time.
+        let long = now.saturating_sub(2 * LIMITS.budget_ns);
+        assert_eq!(self.without_hope(long, true), 0, "all is given up in time");
     }
 
     /// A row is wanted: from then on it has its time.
     fn want(&mut self, now: u64, key: (u32, u32)) {
-        let (since, wanted) = self.fetching.entry(key).or_insert((now, true));
-        if !*wanted {
-            (*since, *wanted) = (now, true);
+        let new = Fetching {
+            since: now,
+            wanted: true,
+            is_out: false,
+        };
+        let row = self.fetching.entry(key).or_insert(new);
+        if !row.wanted {
+            row.wanted = true;
+            if !row.is_out {
+                row.since = now;
+            }
+        }
+    }
+
+    /// What the tier has not answered in time is late.
+    fn answer_late(&mut self, now: u64, fetches: &mut Fetches, reads: &mut Vec<Read>) {
+        let is_late = |read: &mut Read| source(read.row) == Source::Tier && read.deadline_ns <= now;
+        for read in reads.extract_if(.., is_late) {
+            let outcome = Err(TierError::Late);
+            let key = (read.table, read.row);
+            assert_eq!(fetches.arrived(read.ticket, outcome), Some(read.table));
+            self.tell(fetches, &[key]);
+            self.end(key, Err(TierError::Late));
         }
     }
 
     fn prefetched(&self) -> u32 {
-        self.fetching.values().filter(|(_, wanted)| !wanted).count() as u32
+        self.fetching.values().filter(|row| !row.wanted).count() as u32
     }
 }
 
@@ -162,18 +225,24 @@ fn run(ops: Vec<Op>) {
     let (mut oracle, mut reads, mut now) = (Oracle::default(), Vec::<Read>::new(), 0);
     for op in ops {
         match op {
-            Op::Park(table, rows) => {
+            Op::Park(client, table, rows) => {
                 let numbers: Vec<u32> = rows.iter().map(|&(number, _)| number).collect();
                 let mut places = numbers.clone();
-                let bag = fetches.park(now, table, &mut places, |at, asked, out| {
-                    let (number, hit) = rows[at];
-                    assert_eq!(asked, number);
-                    if !hit {
-                        return source(number);
-                    }
-                    out.copy_from_slice(&row(table, number));
-                    Source::Store
-                });
+                let bag = fetches.park(
+                    now,
+                    Lane::of(client),
+                    table,
+                    &mut places,
+                    |at, asked, out| {
+                        let (number, hit) = rows[at];
+                        assert_eq!(asked, number);
+                        if !hit {
+                            return source(number);
+                        }
+                        out.copy_from_slice(&row(table, number));
+                        Source::Store
+                    },
+                );
                 let Some(bag) = bag else {
                     assert_eq!(places, numbers, "nothing has changed");
                     assert!(
@@ -214,13 +283,18 @@ fn run(ops: Vec<Op>) {
                 let room = oracle.prefetched() < LIMITS.prefetched;
                 assert_eq!(fetches.prefetch(now, table, number), known || room);
                 if !known && room {
-                    oracle.fetching.insert((table, number), (now, false));
+                    let row = Fetching {
+                        since: now,
+                        wanted: false,
+                        is_out: false,
+                    };
+                    oracle.fetching.insert((table, number), row);
                 }
             }
             Op::Ask(table, number) => {
                 let free = (0..ASKS).find(|ask| !oracle.asks.contains_key(ask));
                 if let Some(ask) = free.filter(|_| source(number) != Source::Owner) {
-                    fetches.ask(now, table, number, ask);
+                    fetches.ask(now, Lane::of(ask), table, number, ask);
                     oracle.asks.insert(ask, (table, number));
                     oracle.want(now, (table, number));
                 }
@@ -229,28 +303,32 @@ fn run(ops: Vec<Op>) {
                 for number in 0..most {
                     let is_asked = number % 2 == 0;
                     let read = if is_asked {
-                        fetches.next_ask()
+                        fetches.next_ask(now)
                     } else {
-                        fetches.next_read()
+                        fetches.next_read(now)
                     };
                     let Some(read) = read else {
                         continue;
                     };
                     assert_eq!(source(read.row) == Source::Owner, is_asked);
-                    let waits = oracle
-                        .fetching
-                        .get(&(read.table, read.row))
-                        .expect("it is to be read");
-                    let others = oracle.fetching.iter().any(|(&(table, row), &(_, wanted))| {
-                        let is_out = reads.iter().any(|r| (r.table, r.row) == (table, row));
-                        wanted && !is_out && source(row) == Source::Tier
+                    let key = (read.table, read.row);
+                    let waits = oracle.fetching[&key];
+                    assert!(!waits.is_out, "a row is taken out once");
+                    let others = oracle.fetching.iter().any(|(&(_, row), fetching)| {
+                        fetching.wanted && !fetching.is_out && source(row) == Source::Tier
                     });
-                    assert!(waits.1 || !others, "what bags wait for goes first");
+                    assert!(waits.wanted || !others, "what bags wait for goes first");
+                    assert_eq!(read.deadline_ns, now + LIMITS.budget_ns);
                     if back {
                         fetches.put_back(read);
                         break;
                     }
-                    // A late one can be asked for again while the first answer has still to come.
+                    let row = oracle.fetching.get_mut(&key).expect("it is to be read");
+                    row.is_out = true;
+                    if is_asked {
+                        row.since = now;
+                    }
+                    // One of another worker can be asked for again while the first answer has still to come.
                     reads.push(read);
                 }
             }
@@ -261,6 +339,12 @@ fn run(ops: Vec<Op>) {
                 let read = reads.swap_remove(which.index(reads.len()));
                 let bytes = row(read.table, read.row);
                 let outcome = failure.map_or(Ok(&bytes[..]), Err);
+                if source(read.row) == Source::Owner {
+                    oracle.others_heard = now;
+                } else {
+                    fetches.heard(now);
+                    oracle.heard = now;
+                }
                 if let Some(table) = fetches.arrived(read.ticket, outcome) {
                     assert_eq!(table, read.table);
                     oracle.tell(&mut fetches, &[(read.table, read.row)]);
@@ -273,6 +357,7 @@ fn run(ops: Vec<Op>) {
             }
             Op::Wait(time) => {
                 now += time;
+                oracle.answer_late(now, &mut fetches, &mut reads);
                 oracle.expire(now, &mut fetches);
             }
             Op::Pool => pool(&mut fetches, &mut oracle),
@@ -287,17 +372,16 @@ fn run(ops: Vec<Op>) {
             }
         }
         assert_eq!(fetches.on_the_way(), oracle.fetching.len());
-        let wanted = oracle
-            .fetching
-            .values()
-            .filter(|(_, wanted)| *wanted)
-            .count();
+        let wanted = oracle.fetching.values().filter(|row| row.wanted).count();
         let staged = fetches.staged() + oracle.asks.len();
         assert!(staged >= wanted, "each that a bag waits for has a place");
     }
-    // All that is late is given up, and nothing is held any more.
-    now += LIMITS.budget_ns;
-    oracle.expire(now, &mut fetches);
+    // All that waits in vain is given up, and nothing is held any more.
+    for _ in 0..5 {
+        now += LIMITS.budget_ns;
+        oracle.answer_late(now, &mut fetches, &mut reads);
+        oracle.expire(now, &mut fetches);
+    }
     assert!(oracle.asks.is_empty(), "all asks are told");
     pool(&mut fetches, &mut oracle);
     assert!(oracle.bags.is_empty());
@@ -317,9 +401,13 @@ fn a_row_is_read_once_however_many_bags_want_it() {
     let mut fetches = Fetches::new(LIMITS, ASKS, 1);
     let (mut first, mut second) = ([5, 6, 5], [6, 7]);
     let tier = |_, _, _: &mut [u8]| Source::Tier;
-    let a = fetches.park(0, 0, &mut first, tier).expect("room");
-    let b = fetches.park(0, 0, &mut second, tier).expect("room");
-    let reads: Vec<Read> = core::iter::from_fn(|| fetches.next_read()).collect();
+    let a = fetches
+        .park(0, Lane::default(), 0, &mut first, tier)
+        .expect("room");
+    let b = fetches
+        .park(0, Lane::default(), 0, &mut second, tier)
+        .expect("room");
+    let reads: Vec<Read> = core::iter::from_fn(|| fetches.next_read(0)).collect();
     assert_eq!(
         reads.iter().map(|read| read.row).collect::<Vec<_>>(),
         [5, 6, 7]
@@ -349,28 +437,35 @@ fn nothing_is_allocated_after_the_start() {
         for round in 0..5000u32 {
             let now = u64::from(round);
             let mut rows = [round, round / 2, round + 1];
-            let bag = fetches.park(now, round % TABLES, &mut rows, |at, row, _| match at {
-                0 => Source::Store,
-                _ => source(row),
-            });
+            let bag = fetches.park(
+                now,
+                Lane::of(round),
+                round % TABLES,
+                &mut rows,
+                |at, row, _| match at {
+                    0 => Source::Store,
+                    _ => source(row),
+                },
+            );
             if source(round) == Source::Tier {
                 fetches.prefetch(now, 0, round);
                 if let Some(ask) = asks.pop() {
-                    fetches.ask(now, 1, round, ask);
+                    fetches.ask(now, Lane::of(round), 1, round, ask);
                 }
             }
-            // One of many never comes, and those behind it do.
-            while let Some(read) = fetches.next_read().or_else(|| fetches.next_ask()) {
-                if read.row % 50 != 0 {
-                    fetches.arrived(read.ticket, Ok(&row(read.table, read.row)));
-                }
+            // Sometimes nothing is read for longer than the budget.
+            while round % 600 > 200
+                && let Some(read) = fetches.next_read(now).or_else(|| fetches.next_ask(now))
+            {
+                fetches.heard(now);
+                fetches.arrived(read.ticket, Ok(&row(read.table, read.row)));
                 asks.extend(std::iter::from_fn(|| fetches.next_told()));
             }
             // Ready or not, it is given up before anybody looks.
             if let Some(bag) = bag {
                 fetches.release(bag, &rows);
             }
-            while fetches.expire(now).is_some() {
+            while fetches.expire(now, &mut 100, |_, _| 0).is_some() {
                 asks.extend(std::iter::from_fn(|| fetches.next_told()));
             }
         }

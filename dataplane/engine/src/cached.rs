@@ -4,7 +4,8 @@ use rowmill_cache::{CachedTable, Worker};
 use rowmill_table::ResidentTable;
 use rowmill_wire::limits::MAX_IDS_PER_BAG;
 
-use crate::crowd::Crowd;
+use crate::crowd::{Crowd, Place};
+use crate::limits::Limits;
 use crate::parked::Parked;
 use crate::slot::Slot;
 
@@ -36,12 +37,12 @@ pub(crate) struct Cached {
 }
 
 impl Cached {
-    /// For an engine of so many slots.
-    pub(crate) fn new(worker: Worker, slots: u32) -> Cached {
+    /// For an engine.
+    pub(crate) fn new(worker: Worker, limits: &Limits) -> Cached {
         Cached {
-            parked: Parked::new(worker.bags()),
+            parked: Parked::new(worker.limits().bags),
             places: vec![u32::MAX; MAX_IDS_PER_BAG as usize].into_boxed_slice(),
-            crowd: Crowd::new(slots),
+            crowd: Crowd::new(limits, worker.limits()),
             resident: (0..worker.tables()).map(|_| None).collect(),
             worker,
         }
@@ -64,13 +65,17 @@ impl Cached {
     }
 
     /// Whether the request in a slot can go on as far as it needs room: it waits for none, or is the first that does and there is
-    /// enough, for some more bags too, since each time it goes on costs a lookup.
+    /// enough, for some more bags too, since each time it goes on costs a lookup; or there is enough aside.
     pub(crate) fn has_room(&self, index: u32, slot: &Slot) -> bool {
+        if slot.crowded == 0 {
+            return true;
+        }
         let (free, all) = self.worker.room();
-        slot.crowded == 0
-            || (self.crowd.lets(index)
-                && free >= all / SOME_ROOM
-                && self.worker.has_room(slot.crowded as usize))
+        let has_room = |rows, bags| self.worker.has_room(rows, bags);
+        match self.crowd.place(index, slot.conn, slot.crowded, has_room) {
+            Some(Place::Main) => free >= all / SOME_ROOM,
+            place => place.is_some(),
+        }
     }
 
     /// Rows to look up at a time: if all bags have to be parked there is room for most.
@@ -88,6 +93,7 @@ impl Cached {
                 self.parked.remove(list, bag.id);
                 let ids = bag.first_id as usize..(bag.first_id + bag.ids) as usize;
                 self.worker.release(bag.id, &slot.data.ids[ids]);
+                self.crowd.released(slot.conn, bag.ids, bag.place);
             }
         }
         slot.unplaced.fill(0);

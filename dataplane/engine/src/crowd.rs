@@ -4,35 +4,123 @@
 //! only the first parks bags; the others go on with bags whose rows are there, and with those that they have parked. So a bag that
 //! needs much room is not overtaken for ever by those that need little.
 //!
-//! That ends: room is held by parked bags and by rows on their way, and while somebody waits no more of either begin. A row on its way comes or
-//! is given up in its time. A parked bag that has its rows needs nothing else: it is pooled into the target itself, or into the staging
+//! But who needs little does not wait for those who need much, either: some room is kept *aside* for bags that find no other, a small part of it
+//! for each connection. What may be parked there before the first has been served is bounded, too.
+//!
+//! That ends: room is held by parked bags and by rows on their way, and while somebody waits no more of either begin, but for so much aside. A
+//! row on its way comes or is given up in its time. A parked bag that has its rows needs nothing else: it is pooled into the target itself, or into the staging
 //! of its run, which the request has; and requests that have staging are worked on whatever others wait for (`turn.rs`). So in the
-//! end all room is free, and any bag fits that.
+//! end all room but that aside is free, and any bag fits that.
 
 use std::collections::VecDeque;
+
+use rowmill_cache::fetch;
+use rowmill_wire::limits::MAX_IDS_PER_BAG;
+
+use crate::limits::Limits;
+use crate::memory::Conn;
+
+/// Of all room this part is kept aside, and of that this part is for one connection: of 16,384 rows 2,048, and 256, which are some
+/// bags of a model's features.
+const ASIDE: u32 = 8;
+const SHARE: u32 = 8;
+
+/// Where a bag is parked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Among all.
+    Main,
+    /// In what is kept aside.
+    Aside,
+}
+
+/// Rows and bags that are kept aside.
+#[derive(Debug)]
+struct Aside {
+    rows: u32,
+    bags: u32,
+    held_rows: u32,
+    held_bags: u32,
+    /// Rows that each connection holds.
+    by_connection: Box<[u32]>,
+    /// Rows that may still be parked before the first that waits has been served, and at most.
+    left: u32,
+    most: u32,
+}
 
 /// The engine's slots of requests that wait for room to park a bag, in the order in which they came to that.
 #[derive(Debug)]
 pub(crate) struct Crowd {
     slots: VecDeque<u32>,
+    aside: Aside,
 }
 
 impl Crowd {
-    /// For an engine of so many slots, of which each stands here once at most.
-    pub(crate) fn new(slots: u32) -> Crowd {
+    /// For an engine, each of whose slots stands here once at most, and the room that there is.
+    pub(crate) fn new(limits: &Limits, room: &fetch::Limits) -> Crowd {
+        let longest = limits.max_ids.min(MAX_IDS_PER_BAG);
+        let aside = Aside {
+            // The longest bag fits beside it.
+            rows: (room.staged / ASIDE).min(room.staged.saturating_sub(longest)),
+            bags: room.bags / ASIDE,
+            held_rows: 0,
+            held_bags: 0,
+            by_connection: vec![0; limits.connections as usize].into_boxed_slice(),
+            left: room.staged,
+            most: room.staged,
+        };
         Crowd {
-            slots: VecDeque::with_capacity(slots as usize),
+            slots: VecDeque::with_capacity(limits.slots as usize),
+            aside,
         }
     }
 
-    /// The one that is the next to park a bag.
-    pub(crate) fn first(&self) -> Option<u32> {
-        self.slots.front().copied()
+    /// Where the request in a slot may park a bag of so many ids now. `has_room` says whether there is room for so many rows and bags.
+    pub(crate) fn place(
+        &self,
+        slot: u32,
+        conn: Conn,
+        ids: u32,
+        has_room: impl Fn(u32, u32) -> bool,
+    ) -> Option<Place> {
+        let aside = &self.aside;
+        let (kept_rows, kept_bags) = (aside.rows - aside.held_rows, aside.bags - aside.held_bags);
+        if self.lets(slot) && has_room(ids + kept_rows, 1 + kept_bags) {
+            return Some(Place::Main);
+        }
+        let held = aside.by_connection[conn.0 as usize];
+        let is_small = held + ids <= aside.rows / SHARE;
+        let fits = ids <= kept_rows.min(aside.left) && kept_bags > 0;
+        (is_small && fits && has_room(ids, 1)).then_some(Place::Aside)
+    }
+
+    /// A bag was parked.
+    pub(crate) fn parked(&mut self, conn: Conn, ids: u32, place: Place) {
+        if place == Place::Aside {
+            self.aside.held_rows += ids;
+            self.aside.held_bags += 1;
+            self.aside.by_connection[conn.0 as usize] += ids;
+            self.aside.left -= ids;
+        }
+    }
+
+    /// A bag is parked no more.
+    pub(crate) fn released(&mut self, conn: Conn, ids: u32, place: Place) {
+        if place == Place::Aside {
+            self.aside.held_rows -= ids;
+            self.aside.held_bags -= 1;
+            self.aside.by_connection[conn.0 as usize] -= ids;
+        }
+    }
+
+    /// All that wait, in their order.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = u32> {
+        self.slots.iter().copied()
     }
 
     /// Whether the request in a slot may park bags now: nobody waits before it.
     pub(crate) fn lets(&self, slot: u32) -> bool {
-        self.first().is_none_or(|first| first == slot)
+        self.slots.front().is_none_or(|&first| first == slot)
     }
 
     /// A request waits, from now on if it does not yet.
@@ -42,13 +130,21 @@ impl Crowd {
         }
     }
 
-    /// A request that may park bags has come past the one for which it waited, if it did.
-    pub(crate) fn leave_front(&mut self, slot: u32) {
-        self.slots.pop_front_if(|first| *first == slot);
+    /// A request has come past the bag for which it waited, if it did.
+    pub(crate) fn go_on(&mut self, slot: u32) {
+        if self.lets(slot) {
+            self.aside.left = self.aside.most;
+            self.slots.pop_front();
+        } else {
+            self.leave(slot);
+        }
     }
 
     /// A request has ended.
     pub(crate) fn leave(&mut self, slot: u32) {
+        if self.lets(slot) {
+            self.aside.left = self.aside.most;
+        }
         self.slots.retain(|&waiting| waiting != slot);
     }
 }

@@ -94,7 +94,7 @@ impl Engine {
             draining: false,
             handled: 0,
             turns,
-            cached: Cached::new(cache, limits.slots),
+            cached: Cached::new(cache, &limits),
             budget: (limits.micro_batch_ns / 2)
                 .saturating_mul(BYTES_PER_NS_FIRST)
                 .clamp(*BATCH_BYTES.start(), *BATCH_BYTES.end()),

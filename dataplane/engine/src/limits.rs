@@ -53,6 +53,12 @@ pub(crate) const FRESH_DEBT: i64 = *BATCH_BYTES.start() as i64;
 /// time of about 4 KiB. Otherwise requests of empty bags, slice by slice, would keep everybody else waiting.
 pub(crate) const TURN_BYTES: u64 = 4 << 10;
 
+/// What parking a bag costs for each of its rows, and more for each that is missing, in bytes of a micro-batch: some 100 ns for a row
+/// that is copied to staging, and 300 ns more for one that is asked for, at 20 GB/s.
+pub(crate) const PARKED_BYTES: u64 = 2 << 10;
+/// See above.
+pub(crate) const MISSED_BYTES: u64 = 6 << 10;
+
 /// The first guess, before a rate is measured: 20 GB/s, so that half of 50 us are 0.5 MB.
 pub(crate) const BYTES_PER_NS_FIRST: u64 = 20;
 

@@ -2,6 +2,7 @@
 
 use rowmill_cache::fetch::BagId;
 
+use crate::crowd::Place;
 use crate::slot::NONE;
 
 /// A bag of a request, or an id of a feature that is not pooled, that waits for rows.
@@ -20,6 +21,8 @@ pub(crate) struct Bag {
     /// Its ids in the request's, which are places in staging now.
     pub(crate) first_id: u32,
     pub(crate) ids: u32,
+    /// Whose room it takes.
+    pub(crate) place: Place,
 }
 
 #[derive(Clone, Copy, Debug)]

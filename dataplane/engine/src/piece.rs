@@ -3,6 +3,7 @@
 //! Of a resident table that is as many as the budget allows. Of a cached table a bag that lacks rows is parked: it is pooled later.
 
 use arrayvec::ArrayVec;
+use rowmill_cache::fetch::Lane;
 use rowmill_cache::store::MISS;
 use rowmill_pooling::{Bags, Mode};
 use rowmill_wire::request::FLAG_PARTIALS;
@@ -10,7 +11,7 @@ use rowmill_wire::request::FLAG_PARTIALS;
 use crate::batch::{Made, Work};
 use crate::bind::{BoundFeature, BoundSchema, Panel};
 use crate::cached::Cached;
-use crate::limits::PIECES;
+use crate::limits::{MISSED_BYTES, PARKED_BYTES, PIECES};
 use crate::parked::Bag;
 use crate::rows::{rows, rows_in};
 use crate::slot::{Slot, Walk};
@@ -96,7 +97,7 @@ pub(crate) fn next(
         };
         let next = fitting(slot, feature, left, most_ids);
         let taken = if is_cached {
-            look_up(work, slot, feature, next, &mut pieces)
+            look_up(work, slot, feature, next, &mut pieces, made)
         } else {
             if slot.crowded > 0 {
                 // It was cached when the request came to wait for room.
@@ -169,13 +170,14 @@ fn fitting(slot: &Slot, feature: &BoundFeature, budget: u64, most_ids: u32) -> P
 }
 
 /// Looks the rows of bags up: each is a piece, or part of one, or parked. Returns those before the first that has to be parked
-/// and finds no room.
+/// and finds no room, or that the budget is used up before.
 fn look_up(
     work: &mut Work<'_>,
     slot: &mut Slot,
     feature: &BoundFeature,
     next: Piece,
     pieces: &mut ArrayVec<Piece, PIECES>,
+    made: &mut Made,
 ) -> Piece {
     let Cached {
         worker,
@@ -190,7 +192,7 @@ fn look_up(
     let (found, mut parker) = worker.find(work.turn, feature.table, rows, places);
     slot.crowded = 0;
     if found.misses() == 0 {
-        crowd.leave_front(work.index);
+        crowd.go_on(work.index);
         slot.data.ids[all].copy_from_slice(found.places());
         worker.count(feature.table, next.ids.into(), next.ids.into());
         pieces.push(Piece {
@@ -204,10 +206,15 @@ fn look_up(
         ids: 0,
         ..next
     };
+    let lane = Lane::of(slot.conn.0);
     // Whether the bag before is in the last piece.
     let mut goes_on = false;
     let mut hits = 0;
     for i in 0..next.vectors {
+        // Parking costs more than the pooling that the bags were counted for.
+        if made.bytes >= work.budget {
+            break;
+        }
         let ids = match feature.mode {
             Mode::None => 1,
             _ => slot.data.lengths[(next.lengths_at + i) as usize],
@@ -216,16 +223,23 @@ fn look_up(
         let own = &mut slot.data.ids[first_id as usize..][..ids as usize];
         let places = &found.places()[taken.ids as usize..][..ids as usize];
         if places.contains(&MISS) {
-            let parks = crowd.lets(work.index);
-            let parked_as =
-                parks.then(|| parker.park(work.now_ns, own, &found, taken.ids as usize));
-            let Some(id) = parked_as.flatten() else {
+            let at = taken.ids as usize;
+            let has_room = |rows, bags| parker.has_room(rows, bags);
+            let place = crowd.place(work.index, slot.conn, ids, has_room);
+            let parked_as = place.and_then(|place| {
+                let id = parker.park(work.now_ns, lane, own, &found, at)?;
+                Some((id, place))
+            });
+            let Some((id, place)) = parked_as else {
+                parker.refuse();
                 slot.crowded = ids;
                 crowd.join(work.index);
                 break;
             };
             let slice = slot.walk.slices;
             slot.unplaced[slice as usize] += 1;
+            let missed = places.iter().filter(|&&place| place == MISS).count() as u64;
+            made.bytes += u64::from(ids) * PARKED_BYTES + missed * MISSED_BYTES;
             slot.walk.parked += 1;
             let bag = Bag {
                 id,
@@ -237,7 +251,9 @@ fn look_up(
                 lengths_at: next.lengths_at + i,
                 first_id,
                 ids,
+                place,
             };
+            crowd.parked(slot.conn, ids, place);
             parked.push(&mut slot.parked, bag);
             goes_on = false;
         } else {
@@ -261,7 +277,7 @@ fn look_up(
             last.vectors += 1;
             last.ids += ids;
         }
-        crowd.leave_front(work.index);
+        crowd.go_on(work.index);
         hits += places.iter().filter(|&&place| place != MISS).count() as u64;
         taken.vectors += 1;
         taken.ids += ids;

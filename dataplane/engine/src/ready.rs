@@ -39,6 +39,7 @@ pub(crate) fn pool(
         let cached = &mut *work.cached;
         cached.parked.remove(&mut slot.ready, bag.id);
         cached.worker.release(bag.id, &slot.data.ids[ids]);
+        cached.crowd.released(slot.conn, bag.ids, bag.place);
     }
     Ok(())
 }

@@ -77,11 +77,15 @@ impl Engine {
         if self.cached.worker.has_work() {
             self.poll_rows(now_ns, memory);
         }
-        // Room that has become free is for the first that waits for some.
-        if let Some(first) = self.cached.crowd.first()
-            && self.cached.has_room(first, &self.slots[first as usize])
-        {
-            self.wake(first);
+        // Room that has become free is for the first that waits for some, and that aside for any.
+        let mut waiting = self.cached.crowd.waiting();
+        let next = waiting.find(|&index| {
+            let slot = &self.slots[index as usize];
+            slot.stage == Stage::Waiting && self.cached.has_room(index, slot)
+        });
+        drop(waiting);
+        if let Some(index) = next {
+            self.wake(index);
         }
     }
 

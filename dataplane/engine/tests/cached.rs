@@ -181,6 +181,32 @@ fn a_row_that_never_comes_is_given_up_in_time() {
 }
 
 #[test]
+fn rows_wait_for_their_turn_as_long_as_others_come() {
+    let model = Model::mixed();
+    let fetch = fetch::Limits {
+        budget_ns: 100_000,
+        staged: 1000,
+        bags: 1000,
+        ..FETCH
+    };
+    let mut engine = engine_with(&model, LIMITS, fetch, 1, |_| Fate::Comes);
+    let mut memory = memory_for(&model, 40, vec![]);
+    send(&model, &mut engine, &mut memory, 0, 40, 0);
+    let mut records = vec![];
+    let mut now_ns = 0;
+    while records.is_empty() {
+        engine.turn(now_ns, &mut memory);
+        records.extend(std::iter::from_fn(|| engine.poll_completion()));
+        now_ns += 1000;
+    }
+    assert_eq!(statuses(&records), [Status::Ok]);
+    assert!(
+        now_ns > 2 * fetch.budget_ns,
+        "the last have waited for longer, {now_ns} ns"
+    );
+}
+
+#[test]
 fn who_does_not_wait_any_more_gives_everything_back() {
     let model = Model::mixed();
     for how in 0..4 {
@@ -227,8 +253,8 @@ fn who_does_not_wait_any_more_gives_everything_back() {
         let wanted = [Status::Expired, Status::Cancelled, Status::UnknownRegion];
         assert_eq!(statuses(&ended), wanted.get(how..=how).unwrap_or_default());
         assert!(memory.remote.as_ref().is_some_and(Remote::is_whole));
-        // What is still being read is given up in its time.
-        engine.turn(3_000_000, &mut memory);
+        // What is still being read is given up in its time, some a turn.
+        (3..30).for_each(|ms| _ = engine.turn(ms * 1_000_000, &mut memory));
         assert_eq!(engine.cache().held(), (0, 0));
     }
 }

@@ -8,7 +8,7 @@ use common::{
 };
 use rowmill_cache::fetch;
 use rowmill_cache::tier::Wanted;
-use rowmill_engine::{Conn, Engine, STAGE_BYTES_MIN, Turn};
+use rowmill_engine::{Conn, Engine, Limits, STAGE_BYTES_MIN, Turn};
 use rowmill_wire::{Completion, Status};
 
 /// No request here takes so many turns.
@@ -162,4 +162,57 @@ fn while_a_bag_waits_the_others_of_its_run_are_pooled() {
     let target = &memory.regions[&(0, common::TARGET)];
     let placed = target.iter().any(|&byte| byte != common::UNTOUCHED);
     assert!(!placed, "the run is placed as a whole");
+}
+
+#[test]
+fn who_needs_little_does_not_wait_for_those_who_need_much() {
+    let model = Model::mixed();
+    let limits = Limits {
+        max_ids: 256,
+        ..LIMITS
+    };
+    let fetch = fetch::Limits {
+        staged: 2 * 256,
+        ..FETCH
+    };
+    let mut engine = engine_with(&model, limits, fetch, 1, |_| Fate::Comes);
+    for conn in 1..4 {
+        attach(&mut engine, &model, Conn(conn));
+    }
+    let mut memory = memory_for(&model, 1, vec![]);
+    let target = memory.regions[&(0, common::TARGET)].clone();
+    for conn in 0..3 {
+        memory
+            .regions
+            .insert((conn, common::TARGET), target.clone());
+        let rows = u64::from(conn) * 256..u64::from(conn + 1) * 256;
+        submit(
+            &mut engine,
+            &mut memory,
+            conn,
+            0,
+            &of_first(vec![rows.collect()]),
+        );
+    }
+    // Some rows of the first come before anybody wants little.
+    (0..20).for_each(|now_ns| _ = turn(&mut engine, &mut memory, now_ns));
+    let before = engine.cache().fetch_counters().arrived;
+    memory.regions.insert((3, common::TARGET), target);
+    let small: Vec<u64> = (900..908).collect();
+    submit(&mut engine, &mut memory, 3, 0, &of_first(vec![small]));
+    for now_ns in 20..TURNS {
+        let Some((conn, record)) = turn(&mut engine, &mut memory, now_ns).pop() else {
+            continue;
+        };
+        assert_eq!(
+            (conn, record.status),
+            (Conn(3), Status::Ok),
+            "it is the first"
+        );
+        let others = engine.cache().fetch_counters().arrived - before;
+        // One of each other for each of its own, and those that the tier had already.
+        assert!(others <= 4 * 8 + 2 * 5, "{others} rows came before");
+        return;
+    }
+    panic!("nothing was answered");
 }

@@ -1,4 +1,4 @@
-//! Cached tables: a file tier that is late, damaged, cut or replaced under way, and caches that are too small for their work.
+//! Cached tables: a file tier that is damaged, cut or replaced under way, and caches that are too small for their work.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -15,21 +15,20 @@ use rowmill_pooling::{Mode, scalar};
 use rowmill_table::{Generation, Resident};
 
 use super::Verdict;
-use super::disk::{self, Disk, Manner};
 use super::patron::{Innocent, Outcome, bound, rows};
 use super::site::{Service, Settings, Site, patience, until};
-use super::watch::{beside_an_innocent, beside_an_innocent_of};
+use super::watch::beside_an_innocent;
 
 /// The table that faults happen to; the innocent has others.
 pub(super) const COLD: &str = "cold";
-/// Its rows: 6.4 MB, which no disk gives in a millisecond, three pages at a time.
-const COLD_ROWS: u32 = 100_000;
+/// Its rows: 6.4 MB.
+pub(super) const COLD_ROWS: u32 = 100_000;
 /// Dimensions of a row, 64 bytes.
 const DIM: usize = 16;
 /// Bytes of a page, which has a checksum; the first one holds the header.
 const PAGE: u64 = 4096;
 /// Rows of a page.
-const PAGE_ROWS: u32 = 64;
+pub(super) const PAGE_ROWS: u32 = 64;
 /// Bytes of a share for 32 rows a worker, the least there is: a row, its tag and its meta word.
 pub(super) const LEAST_SHARE: u32 = 64 * (4 * DIM as u32 + 6);
 /// Most rows of a request.
@@ -58,7 +57,7 @@ pub(super) fn settings(site: &Site, cache: &str, on_failure: &str) -> Result<Set
 pub(super) const PATIENT: &str = "budget_ms = 60000\n";
 
 /// The file of [`COLD`].
-fn file(site: &Site) -> Result<PathBuf> {
+pub(super) fn file(site: &Site) -> Result<PathBuf> {
     let generation = Generation::open(site.model()?)?;
     Ok(generation.path(generation.table(COLD)?))
 }
@@ -155,7 +154,7 @@ impl Asker {
     }
 
     /// Asks for these rows until they are there; how often that took.
-    fn come(&mut self, ids: &[u32], limit: Duration) -> Result<u32> {
+    pub(super) fn come(&mut self, ids: &[u32], limit: Duration) -> Result<u32> {
         let (began, mut tries) = (Instant::now(), 0);
         loop {
             tries += 1;
@@ -168,7 +167,7 @@ impl Asker {
     }
 
     /// Asks for each of these rows alone, none of which is to be had.
-    fn none_is_there(&mut self, ids: impl Iterator<Item = u32>) -> Result<u64> {
+    pub(super) fn none_is_there(&mut self, ids: impl Iterator<Item = u32>) -> Result<u64> {
         let mut asked = 0;
         for id in ids {
             let outcome = self.ask(&[id])?;
@@ -179,7 +178,7 @@ impl Asker {
     }
 }
 
-const UNAVAILABLE: Outcome = Outcome::Refused(Status::RowUnavailable);
+pub(super) const UNAVAILABLE: Outcome = Outcome::Refused(Status::RowUnavailable);
 
 /// What the status page says of [`COLD`].
 ///
@@ -206,94 +205,9 @@ pub(super) fn placement(service: &Service) -> Result<String> {
 }
 
 /// That the status page soon counts so many of these at least.
-fn is_counted(service: &Service, key: &str, least: u64) -> Result<()> {
+pub(super) fn is_counted(service: &Service, key: &str, least: u64) -> Result<()> {
     let counted = || figure(service, key).is_ok_and(|count| count >= least);
     until(bound(), counted).with_context(|| format!("`{key}` is below {least}"))
-}
-
-/// A disk that takes longer than a row may take: a few pages at a time, and a millisecond for all of them.
-pub(super) fn late(site: &Site) -> Result<Verdict> {
-    const ROUNDS: u32 = 10;
-    let mut settings = settings(
-        site,
-        "budget_ms = 1\nreads = 1\nread_bytes = 12288\n",
-        "error",
-    )?;
-    // The innocent's tables stay in memory.
-    let only = format!("[[tables]]\nname = \"{COLD}\"");
-    let (head, _) = settings.cached.split_once("[[tables]]").context("tables")?;
-    let (_, cold) = settings.cached.split_once(&only).context("the table")?;
-    settings.cached = format!("{head}{only}{cold}");
-    beside_an_innocent(site, &settings, |scene| {
-        let mut asker = Asker::connect(scene.service, scene.tables)?;
-        // A row of each page.
-        let all: Vec<u32> = (0..COLD_ROWS).step_by(PAGE_ROWS as usize).collect();
-        let (mut refused, mut tries) = (0, 0);
-        for round in 0..ROUNDS {
-            match asker.ask(&all)? {
-                UNAVAILABLE => refused += 1,
-                other => ensure!(other == Outcome::Ok, "{other:?} of a late disk"),
-            }
-            // As the status advises: try again. One row is there in time, sooner or later.
-            let id = round * 977;
-            tries += asker.come(&[id], bound())?;
-        }
-        ensure!(refused > 0, "none was late");
-        is_counted(scene.service, "late", 1)?;
-        Ok(format!(
-            "{refused} of {ROUNDS} requests late; {ROUNDS} rows there after {tries} tries"
-        ))
-    })
-}
-
-/// A disk that is slow, silent, fails or reads wrong bytes, and is well again after each.
-pub(super) fn disk(site: &Site) -> Result<Verdict> {
-    if let Some(why) = disk::why_not(site)? {
-        return Ok(Verdict::Skipped(why));
-    }
-    let mut settings = settings(site, "budget_ms = 200\n", "error")?;
-    let (disk, command) = Disk::over(site, &settings.model, &file(site)?, "rowmilld")?;
-    settings.model = disk::mount_point(site)?;
-    let config = site.configure(&settings)?;
-    let service = Service::start_by(site, command, &config)?;
-    beside_an_innocent_of(site, service, |scene| {
-        let refused = manners(scene.service, &disk, scene.tables);
-        // A service whose reads are held could not end.
-        disk.be(Manner::Good)?;
-        Ok(format!("{} rows refused, there again each time", refused?))
-    })
-}
-
-/// Asks while the disk is so and so; how many rows were refused.
-fn manners(service: &Service, disk: &Disk, tables: &Arc<Resident>) -> Result<u64> {
-    let mut asker = Asker::connect(service, tables)?;
-    let mut refused = 0;
-    let cases = [
-        (Manner::Slow, None),
-        (Manner::Silent, Some("late")),
-        (Manner::Failing, Some("failed")),
-        (Manner::Wrong, Some("corrupt")),
-    ];
-    for (round, (manner, counted)) in cases.into_iter().enumerate() {
-        let ids: Vec<u32> = (1..9).map(|i| 1000 * i + round as u32).collect();
-        disk.be(manner)?;
-        match counted {
-            None => {
-                asker.come(&ids, patience())?;
-            }
-            Some(counted) => {
-                refused += asker.none_is_there(ids.iter().copied())?;
-                is_counted(service, counted, ids.len() as u64)?;
-            }
-        }
-        let held = disk.held();
-        let holds = manner == Manner::Silent;
-        ensure!((held > 0) == holds, "{held} reads are held");
-        disk.be(Manner::Good)?;
-        let well = asker.come(&ids, bound());
-        well.with_context(|| format!("well again after {manner:?}"))?;
-    }
-    Ok(refused)
 }
 
 /// A page of a table's file is overwritten while it is served from.

@@ -5,6 +5,7 @@
 //! that fails. Most happen beside an innocent client, which must notice nothing: see `watch`.
 
 mod cached;
+mod cached_disk;
 mod cached_moves;
 mod cached_starts;
 mod capi;

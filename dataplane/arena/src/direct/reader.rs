@@ -279,21 +279,22 @@ impl DirectReader {
         Ok(())
     }
 
-    /// Tells the kernel what was asked for, and hands out what has come: each read's token with its bytes, or why
-    /// there are none. Gives how many were handed out.
+    /// Tells the kernel what was asked for, and hands out what has come, `most` reads at most: each one's token with its bytes, or
+    /// why there are none. Gives how many were handed out.
     ///
     /// # Errors
     /// [`ArenaError::Os`] where the kernel refuses to be told; what was asked for stays so.
     pub fn poll(
         &mut self,
+        most: usize,
         mut each: impl FnMut(u64, Result<&[u8], ReadError>),
     ) -> Result<usize, ArenaError> {
         self.enter()?;
         let mut handed_out = 0;
-        loop {
+        while handed_out < most {
             // The queue is left before the closure is called, which may panic.
             let Some(answer) = self.ring.completion().next() else {
-                return Ok(handed_out);
+                break;
             };
             let number = answer.user_data() as u32;
             let slot = &mut self.slots[number as usize];
@@ -319,6 +320,7 @@ impl DirectReader {
             });
             each(slot.token, bytes);
         }
+        Ok(handed_out)
     }
 
     /// Calls the kernel where there is anything to tell it or to have done by it.
@@ -454,7 +456,7 @@ mod tests {
         };
         reader.submit(pipe, 0, DIRECT_ALIGN, 7).unwrap();
         for _ in 0..1000 {
-            assert_eq!(reader.poll(|_, _| panic!("no answer")).unwrap(), 0);
+            assert_eq!(reader.poll(1, |_, _| panic!("no answer")).unwrap(), 0);
         }
         assert_eq!(reader.in_flight(), 1);
         assert!(reader.remove(pipe).unwrap().is_none(), "it is being read");
@@ -464,7 +466,7 @@ mod tests {
                 assert_eq!(token, 7);
                 assert_eq!(bytes.unwrap(), [9; DIRECT_ALIGN]);
             };
-            reader.poll(check).unwrap();
+            reader.poll(1, check).unwrap();
         }
         assert!(reader.remove(pipe).unwrap().is_some());
     }
@@ -474,7 +476,7 @@ mod tests {
         let (mut reader, pipe, _writer) = reader_of_a_pipe()?;
         if read {
             reader.submit(pipe, 0, DIRECT_ALIGN, 7).unwrap();
-            reader.poll(|_, _| panic!("no answer")).unwrap();
+            reader.poll(1, |_, _| panic!("no answer")).unwrap();
         }
         let address = reader.buffers.start().as_ptr() as usize;
         assert!(is_mapped(address));

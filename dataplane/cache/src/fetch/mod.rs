@@ -7,19 +7,31 @@
 //! A row is read from the worker's tier or asked of the worker that writes its shard ([`Source`]); the others' asks come in by
 //! [`Fetches::ask`].
 //!
+//! A row's time budget counts from when its read is taken out; a tier answers all that it has taken by then. Rows that wait for their turn are
+//! given up only where the tier has given no row, and said of none why it can't, for a whole budget: a tier that is busy fails nobody,
+//! however many rows wait. So whatever becomes of the tier, a row of its own is here or given up at most two budgets after it was wanted
+//! or the tier last answered, whichever is later: one in which it waits for its turn, and one in which it is read. Turns go round
+//! among clients (`lanes.rs`).
+//!
+//! A row of another worker's shard waits for memory to ask with, then in that one's turns: one more budget, if the tier answers nothing.
+//! Since the owner answers all that it is asked in two budgets after its tier's last answer, one who hears nothing for three takes it for stopped.
+//!
 //! A row is fetched once, however many bags want it while it is on its way, and however many other workers. A bag is parked
 //! whole or not at all: its hits are copied to staging, since rows of the cache may be replaced while it waits, and each of its
 //! misses has a place there to come to. So a bag that is ready is pooled like any other, over [`Fetches::staging`] with places
 //! for ids.
 
+mod lanes;
 mod rows;
 mod slab;
 mod types;
 
 use std::collections::VecDeque;
 
+pub use lanes::Lane;
 pub use types::{BagId, Counters, Limits, Read, Ready, Source, Ticket};
 
+use lanes::Lanes;
 use rows::{RowKey, Rows};
 use slab::Slab;
 
@@ -47,7 +59,8 @@ struct Fetch {
     place: u32,
     /// The first of those that wait, or [`NONE`].
     wait: u32,
-    deadline_ns: u64,
+    /// Since when it waits for its turn; or, where it is asked of another worker, when it was.
+    since_ns: u64,
 }
 
 /// A position of a bag that waits for a row, or another worker that does: then there is no bag, and its number tells which ask
@@ -85,16 +98,20 @@ pub struct Fetches {
     told: Vec<u32>,
     bags: Box<[Bag]>,
     free_bags: Vec<u32>,
-    /// To be read, in the order in which they were wanted: those that somebody waits for, and those that are read when none of these
+    /// To be read: those that somebody waits for, and in the order in which they were asked for those that are read when none of these
     /// are left.
-    wanted: VecDeque<Ticket>,
+    wanted: Lanes,
     unwanted: VecDeque<Ticket>,
     /// To be asked of other workers.
-    away: VecDeque<Ticket>,
+    away: Lanes,
     /// Rows on their way that nobody has wanted.
     prefetched: u32,
-    /// All that are on their way, the oldest first, and some that have arrived.
+    /// All that wait for their turn to be read, with since when, the first first, and some that wait no more.
     by_age: VecDeque<(Ticket, u64)>,
+    /// All of other workers' shards, with when they are to be looked at, and some that have arrived.
+    away_by_age: VecDeque<(Ticket, u64)>,
+    /// When the tier last answered.
+    heard_ns: u64,
     ready: VecDeque<BagId>,
     counters: Counters,
 }
@@ -111,7 +128,7 @@ impl Fetches {
             turn: 0,
             place: NONE,
             wait: NONE,
-            deadline_ns: 0,
+            since_ns: 0,
         };
         let bag = Bag {
             turn: 0,
@@ -141,11 +158,13 @@ impl Fetches {
             told: Vec::with_capacity(others as usize),
             bags: vec![bag; limits.bags as usize].into_boxed_slice(),
             free_bags: (0..limits.bags).rev().collect(),
-            wanted: queue(fetches),
-            unwanted: queue(fetches),
-            away: queue(limits.staged),
+            wanted: Lanes::new(fetches),
+            unwanted: queue(limits.prefetched),
+            away: Lanes::new(fetches),
             prefetched: 0,
             by_age: VecDeque::with_capacity(2 * fetches as usize),
+            away_by_age: VecDeque::with_capacity(2 * limits.staged as usize),
+            heard_ns: 0,
             ready: VecDeque::with_capacity(2 * limits.bags as usize),
             counters: Counters::default(),
         }
@@ -191,14 +210,19 @@ impl Fetches {
         self.slab.places() as usize - self.slab.free()
     }
 
-    /// Whether a bag of so many rows can be parked now, whichever of them are missing.
-    pub fn has_room(&self, rows: usize) -> bool {
+    /// Whether so many bags of so many rows together can be parked now, whichever of them are missing.
+    pub fn has_room(&self, rows: u32, bags: u32) -> bool {
         // All of them may be, and different.
         let room = self.slab.free().min(self.free_waits.len());
-        room >= rows && !self.free_bags.is_empty()
+        room >= rows as usize && self.free_bags.len() >= bags as usize
     }
 
-    /// Parks a bag. `rows` are its rows, and each is replaced by its place in staging. `find` is given the
+    /// Counts a bag for which there is no room.
+    pub fn refuse(&mut self) {
+        self.counters.refused += 1;
+    }
+
+    /// Parks a bag, whose rows are read in the turns of `lane`. `rows` are its rows, and each is replaced by its place in staging. `find` is given the
     /// position and the number of each once, copies it if the store has it, and says where others are.
     ///
     /// Returns `None`, with nothing changed, where there is no room for the bag now: some will be when others are ready and
@@ -209,6 +233,7 @@ impl Fetches {
     pub fn park(
         &mut self,
         now_ns: u64,
+        lane: Lane,
         table: u32,
         rows: &mut [u32],
         mut find: impl FnMut(usize, u32, &mut [u8]) -> Source,
@@ -217,11 +242,8 @@ impl Fetches {
             rows.len() <= self.slab.places() as usize,
             "limits let any bag be parked"
         );
-        let has_room = self.has_room(rows.len());
-        let Some(index) = self.free_bags.pop_if(|_| has_room) else {
-            self.counters.refused += 1;
-            return None;
-        };
+        let has_room = self.has_room(rows.len() as u32, 1);
+        let index = self.free_bags.pop_if(|_| has_room)?;
         let turn = self.bags[index as usize].turn;
         let bag = BagId { index, turn };
         let mut pending = 0;
@@ -234,7 +256,7 @@ impl Fetches {
                 self.slab.release(place);
                 pending += 1;
                 let is_asked = source == Source::Owner;
-                self.wait(now_ns, bag, RowKey { table, row: *row }, is_asked)
+                self.wait(now_ns, lane, bag, RowKey { table, row: *row }, is_asked)
             };
         }
         self.counters.parked += 1;
@@ -260,7 +282,9 @@ impl Fetches {
         if room {
             let ticket = self.begin(now_ns, key, false);
             self.counters.prefetched += 1;
-            push(&mut self.unwanted, ticket, |t| is_live(&self.fetches, t));
+            push(&mut self.unwanted, ticket, |t| {
+                is_unwanted(&self.fetches, t)
+            });
         }
         room
     }
@@ -272,8 +296,8 @@ impl Fetches {
 
     /// Another worker asks for a row, which it then waits for until it is told ([`Fetches::next_told`]). `ask` is a number below that of
     /// all asks, of none that waits.
-    pub fn ask(&mut self, now_ns: u64, table: u32, row: u32, ask: u32) {
-        let ticket = self.want(now_ns, RowKey { table, row }, false);
+    pub fn ask(&mut self, now_ns: u64, lane: Lane, table: u32, row: u32, ask: u32) {
+        let ticket = self.want(now_ns, lane, RowKey { table, row }, false);
         let wait = self.asks_from + ask;
         let fetch = &mut self.fetches[ticket.index as usize];
         self.waits[wait as usize].next = core::mem::replace(&mut fetch.wait, wait);
@@ -286,8 +310,8 @@ impl Fetches {
     }
 
     /// A position of a bag waits for a row. Returns its place.
-    fn wait(&mut self, now_ns: u64, bag: BagId, key: RowKey, is_asked: bool) -> u32 {
-        let ticket = self.want(now_ns, key, is_asked);
+    fn wait(&mut self, now_ns: u64, lane: Lane, bag: BagId, key: RowKey, is_asked: bool) -> u32 {
+        let ticket = self.want(now_ns, lane, key, is_asked);
         let fetch = &mut self.fetches[ticket.index as usize];
         if fetch.place == NONE {
             fetch.place = self.slab.take(); // The fetch's own use of it.
@@ -300,7 +324,7 @@ impl Fetches {
     }
 
     /// Somebody is about to wait for a row.
-    fn want(&mut self, now_ns: u64, key: RowKey, is_asked: bool) -> Ticket {
+    fn want(&mut self, now_ns: u64, lane: Lane, key: RowKey, is_asked: bool) -> Ticket {
         let ticket = match self.rows.find(key, &self.fetches) {
             Some(index) => {
                 self.counters.joined += 1;
@@ -309,22 +333,26 @@ impl Fetches {
             None => self.begin(now_ns, key, is_asked),
         };
         let fetch = &mut self.fetches[ticket.index as usize];
-        if !fetch.is_wanted {
-            fetch.is_wanted = true;
-            self.prefetched -= 1;
-            // One that was asked for in advance has as much time as others from now on.
-            let deadline_ns = now_ns.saturating_add(self.limits.budget_ns);
-            let was_ns = core::mem::replace(&mut fetch.deadline_ns, deadline_ns);
-            if was_ns != deadline_ns {
-                self.note_deadline(ticket);
+        let lanes = if fetch.is_asked {
+            &mut self.away
+        } else {
+            &mut self.wanted
+        };
+        if fetch.is_wanted {
+            if fetch.state == State::Queued {
+                lanes.join(ticket.index, lane);
             }
-            let fetch = &mut self.fetches[ticket.index as usize];
-            let queue = if fetch.is_asked {
-                &mut self.away
-            } else {
-                &mut self.wanted
-            };
-            push(queue, ticket, |t| is_live(&self.fetches, t));
+            return ticket;
+        }
+        fetch.is_wanted = true;
+        self.prefetched -= 1;
+        if fetch.state == State::Queued {
+            lanes.push(ticket.index, lane);
+            // One that was asked for in advance has as much time as others from now on.
+            if fetch.since_ns != now_ns {
+                fetch.since_ns = now_ns;
+                self.note_age(ticket);
+            }
         }
         ticket
     }
@@ -341,23 +369,35 @@ impl Fetches {
             turn: fetch.turn,
             place: NONE,
             wait: NONE,
-            deadline_ns: now_ns.saturating_add(self.limits.budget_ns),
+            since_ns: now_ns,
         };
         self.rows.insert(key, index, &self.fetches);
         self.prefetched += 1;
         self.counters.fetched += 1;
         self.counters.asked += u64::from(is_asked);
         let ticket = self.ticket(index);
-        self.note_deadline(ticket);
+        self.note_age(ticket);
         ticket
     }
 
-    /// A row is given up at its deadline, the latest of all.
-    fn note_deadline(&mut self, ticket: Ticket) {
-        let deadline_ns = self.fetches[ticket.index as usize].deadline_ns;
-        let entry = (ticket, deadline_ns);
-        push(&mut self.by_age, entry, |entry| {
-            is_due(&self.fetches, entry)
+    /// A row waits for its turn, no longer than all others do.
+    fn note_age(&mut self, ticket: Ticket) {
+        let fetch = &self.fetches[ticket.index as usize];
+        let since_ns = fetch.since_ns;
+        if fetch.is_asked {
+            let look_ns = since_ns.saturating_add(self.limits.budget_ns);
+            self.look_later(ticket, look_ns);
+        } else {
+            push(&mut self.by_age, (ticket, since_ns), |entry| {
+                waits(&self.fetches, entry)
+            });
+        }
+    }
+
+    /// A row of another worker's shard is to be looked at, later than all others.
+    fn look_later(&mut self, ticket: Ticket, look_ns: u64) {
+        push(&mut self.away_by_age, (ticket, look_ns), |(ticket, _)| {
+            is_live(&self.fetches, ticket)
         });
     }
 
@@ -375,61 +415,61 @@ impl Fetches {
         !(self.wanted.is_empty() && self.unwanted.is_empty())
     }
 
-    /// The next row to be read from the tier: those that somebody waits for come first, each in the order in which it was first
-    /// wanted. Whoever takes it tells [`Fetches::arrived`], some time.
-    pub fn next_read(&mut self) -> Option<Read> {
-        while let Some(ticket) = self
-            .wanted
-            .pop_front()
-            .or_else(|| self.unwanted.pop_front())
-        {
-            if let Some(read) = self.take_out(ticket) {
-                return Some(read);
+    /// The next row to be read from the tier: those that somebody waits for come first, from each lane one in turn, each lane in the order in which
+    /// they were wanted. Whoever takes it tells [`Fetches::arrived`], by its deadline at the latest.
+    pub fn next_read(&mut self, now_ns: u64) -> Option<Read> {
+        if let Some(index) = self.wanted.pop() {
+            return Some(self.take_out(now_ns, index));
+        }
+        while let Some(ticket) = self.unwanted.pop_front() {
+            if is_unwanted(&self.fetches, ticket) {
+                return Some(self.take_out(now_ns, ticket.index));
             }
         }
         None
     }
 
-    /// The next row to be asked of another worker, as [`Fetches::next_read`].
-    pub fn next_ask(&mut self) -> Option<Read> {
-        while let Some(ticket) = self.away.pop_front() {
-            if let Some(read) = self.take_out(ticket) {
-                return Some(read);
-            }
-        }
-        None
+    /// The next row to be asked of another worker, as [`Fetches::next_read`] but for the deadline: that worker has one.
+    pub fn next_ask(&mut self, now_ns: u64) -> Option<Read> {
+        let index = self.away.pop()?;
+        Some(self.take_out(now_ns, index))
     }
 
-    fn take_out(&mut self, ticket: Ticket) -> Option<Read> {
-        let fetch = &mut self.fetches[ticket.index as usize];
-        // One that was prefetched and then wanted stands in two queues.
-        if fetch.turn != ticket.turn || fetch.state != State::Queued {
-            return None;
-        }
+    fn take_out(&mut self, now_ns: u64, index: u32) -> Read {
+        let ticket = self.ticket(index);
+        let fetch = &mut self.fetches[index as usize];
         fetch.state = State::Reading;
+        if fetch.is_asked {
+            fetch.since_ns = now_ns;
+        }
         let RowKey { table, row } = fetch.key;
-        Some(Read {
+        Read {
             ticket,
             table,
             row,
-            deadline_ns: fetch.deadline_ns,
+            lane: match fetch.is_asked {
+                true => self.away.lane(index),
+                false => self.wanted.lane(index),
+            },
+            deadline_ns: now_ns.saturating_add(self.limits.budget_ns),
             is_wanted: fetch.is_wanted,
-        })
+        }
     }
 
-    /// Puts a row back that was taken out with [`Fetches::next_read`] or [`Fetches::next_ask`] and can't be asked for now: it is the
+    /// Puts the row back that was just taken out with [`Fetches::next_read`] or [`Fetches::next_ask`] and can't be asked for now: it is the
     /// next again.
     pub fn put_back(&mut self, read: Read) {
-        if is_live(&self.fetches, read.ticket) {
-            let fetch = &mut self.fetches[read.ticket.index as usize];
-            fetch.state = State::Queued;
-            let queue = match (fetch.is_asked, fetch.is_wanted) {
-                (true, _) => &mut self.away,
-                (false, true) => &mut self.wanted,
-                (false, false) => &mut self.unwanted,
-            };
-            push(queue, read.ticket, |t| is_live(&self.fetches, t));
-            queue.rotate_right(1);
+        let index = read.ticket.index;
+        let fetch = &mut self.fetches[index as usize];
+        fetch.state = State::Queued;
+        match (fetch.is_asked, fetch.is_wanted) {
+            (true, _) => self.away.put_back(index),
+            (false, true) => self.wanted.put_back(index),
+            (false, false) => {
+                let queue = &mut self.unwanted;
+                push(queue, read.ticket, |t| is_unwanted(&self.fetches, t));
+                queue.rotate_right(1);
+            }
         }
     }
 
@@ -454,20 +494,66 @@ impl Fetches {
         Some(self.end(ticket, outcome.map(|_| ())))
     }
 
-    /// Gives up a row that is past its time budget, until there is none. Returns it, and the number of its table.
-    pub fn expire(&mut self, now_ns: u64) -> Option<(Ticket, u32)> {
-        while let Some(&(ticket, deadline_ns)) = self.by_age.front() {
-            let due = is_due(&self.fetches, (ticket, deadline_ns));
-            if due && deadline_ns > now_ns {
-                return None;
+    /// The tier has answered: given a row, or said why it can't.
+    pub fn heard(&mut self, now_ns: u64) {
+        self.heard_ns = now_ns;
+    }
+
+    /// Gives up a row that waits for an answer in vain, until there is none. Returns its table's number and its own. `heard_ns` says when
+    /// the tier of the owner of a row last answered. Looks at `left` rows at most; each is counted off there.
+    pub fn expire(
+        &mut self,
+        now_ns: u64,
+        left: &mut u32,
+        heard_ns: impl Fn(u32, u32) -> u64,
+    ) -> Option<(u32, u32)> {
+        let budget_ns = self.limits.budget_ns;
+        let is_over = |since_ns: u64, budgets| {
+            since_ns.saturating_add(budget_ns.saturating_mul(budgets)) <= now_ns
+        };
+        while *left > 0
+            && let Some(&(ticket, since_ns)) = self.by_age.front()
+        {
+            let waits = waits(&self.fetches, (ticket, since_ns));
+            if waits && !is_over(since_ns.max(self.heard_ns), 1) {
+                break;
             }
+            *left -= 1;
             self.by_age.pop_front();
-            if due {
-                self.counters.late += 1;
-                return Some((ticket, self.end(ticket, Err(TierError::Late))));
+            if waits {
+                return Some(self.give_up(ticket));
             }
         }
+        while *left > 0
+            && let Some(&(ticket, look_ns)) = self.away_by_age.front()
+        {
+            let is_live = is_live(&self.fetches, ticket);
+            if is_live && look_ns > now_ns {
+                break;
+            }
+            *left -= 1;
+            self.away_by_age.pop_front();
+            if !is_live {
+                continue;
+            }
+            let fetch = &self.fetches[ticket.index as usize];
+            let RowKey { table, row } = fetch.key;
+            let heard_ns = fetch.since_ns.max(heard_ns(table, row));
+            let budgets = if fetch.state == State::Queued { 1 } else { 3 };
+            if is_over(heard_ns, budgets) {
+                return Some(self.give_up(ticket));
+            }
+            self.look_later(ticket, now_ns.saturating_add(budget_ns));
+        }
         None
+    }
+
+    /// Gives up a row that does not come in time.
+    fn give_up(&mut self, ticket: Ticket) -> (u32, u32) {
+        let RowKey { table, row } = self.fetches[ticket.index as usize].key;
+        self.counters.late += 1;
+        self.end(ticket, Err(TierError::Late));
+        (table, row)
     }
 
     /// A fetch is over: those that wait hear of it. Returns the table's number.
@@ -475,6 +561,14 @@ impl Fetches {
         let fetch = &mut self.fetches[ticket.index as usize];
         let (key, place, mut next) = (fetch.key, fetch.place, fetch.wait);
         self.prefetched -= u32::from(!fetch.is_wanted);
+        if fetch.state == State::Queued && fetch.is_wanted {
+            let lanes = if fetch.is_asked {
+                &mut self.away
+            } else {
+                &mut self.wanted
+            };
+            lanes.remove(ticket.index);
+        }
         if place != NONE && outcome.is_err() {
             self.slab.row(place).fill(0);
         }
@@ -545,9 +639,20 @@ fn is_parked(bags: &[Bag], bag: BagId) -> bool {
     record.turn == bag.turn && record.parked
 }
 
-/// Whether a row is on its way, and this its deadline.
-fn is_due(fetches: &[Fetch], (ticket, deadline_ns): (Ticket, u64)) -> bool {
-    is_live(fetches, ticket) && fetches[ticket.index as usize].deadline_ns == deadline_ns
+/// Whether a row is on its way and not yet taken out.
+fn is_queued(fetches: &[Fetch], ticket: Ticket) -> bool {
+    let fetch = &fetches[ticket.index as usize];
+    fetch.turn == ticket.turn && fetch.state == State::Queued
+}
+
+/// Whether a row is still to be read for nobody.
+fn is_unwanted(fetches: &[Fetch], ticket: Ticket) -> bool {
+    is_queued(fetches, ticket) && !fetches[ticket.index as usize].is_wanted
+}
+
+/// Whether a row has waited for its turn since then.
+fn waits(fetches: &[Fetch], (ticket, since_ns): (Ticket, u64)) -> bool {
+    is_queued(fetches, ticket) && fetches[ticket.index as usize].since_ns == since_ns
 }
 
 /// Adds to a queue with room for twice of what can be true at a time; what is not true any more makes way.

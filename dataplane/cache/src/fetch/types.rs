@@ -1,5 +1,6 @@
 //! What goes into [`Fetches`](super::Fetches) and comes out of it.
 
+use super::Lane;
 use crate::tier::TierError;
 
 /// Bounds, fixed at start.
@@ -16,7 +17,8 @@ pub struct Limits {
     pub bags: u32,
     /// Bytes of the longest row of all tables.
     pub row_bytes: usize,
-    /// How long a row may take from when it is first wanted, in nanoseconds.
+    /// How long a row may take from when it is asked of the tier, and how long the tier may answer nothing while rows wait for their turn; in
+    /// nanoseconds.
     pub budget_ns: u64,
 }
 
@@ -74,7 +76,9 @@ pub struct Read {
     pub table: u32,
     /// The row.
     pub row: u32,
-    /// From when on nobody waits for it.
+    /// In whose turn it was taken out.
+    pub lane: Lane,
+    /// When it is to be answered at the latest.
     pub deadline_ns: u64,
     /// Whether somebody waits for it, or has waited.
     pub is_wanted: bool,
@@ -113,7 +117,7 @@ pub struct Counters {
     pub joined: u64,
     /// Rows that came.
     pub arrived: u64,
-    /// Rows that did not come in time.
+    /// Rows that were given up before they were asked of the tier, or while another worker was asked.
     pub late: u64,
     /// Rows that could not be read, or were read wrongly.
     pub failed: u64,

@@ -13,20 +13,22 @@
 //! **Nobody waits for ever.** Workers could wait for one another in a circle: the staging of one is full of bags that wait for rows of
 //! the other, and the other's of bags that wait for rows of the first. That stops nothing, since an ask that an owner has taken needs
 //! nothing that a bag may hold: it has a fetch and a record of its own, as many as there can be asks ([`Fetches::new`](crate::fetch::Fetches::new)),
-//! no place in staging, and its row comes from the owner's tier, which answers each fetch by its deadline. The owner never asks
-//! a third for it. So every ask is answered, every answer lets a bag go on, and what it holds becomes free. An owner that is
-//! stopped answers when it goes on; meanwhile those who ask give their rows up when their own time is over.
+//! no place in staging, and its row comes from the owner's tier, which answers each fetch by its deadline, or is given up where that tier
+//! answers nothing. The owner never asks a third for it. So every ask is answered, every answer lets a bag go on, and what it
+//! holds becomes free. An owner that is stopped answers when it goes on; those who ask see that its tier has not answered, and give their rows
+//! up when all the time is over that the owner could have taken ([`fetch`](crate::fetch)).
 
 mod bell;
 mod sync;
 
 use core::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
 
-use crate::fetch::Limits;
+use crate::fetch::{Lane, Limits};
 use crate::tier::{FetchesFull, TierError};
 use bell::Bell;
 
@@ -50,6 +52,8 @@ pub(crate) enum Mail {
 pub(crate) struct Ask {
     from: u16,
     token: u64,
+    /// In whose turn its row is read.
+    pub(crate) lane: Lane,
     pub(crate) table: u32,
     pub(crate) row: u32,
     /// The asker's, for the longest row.
@@ -68,6 +72,9 @@ struct Inbox {
     mail: ArrayQueue<Mail>,
     hints: ArrayQueue<Hint>,
     bell: CachePadded<Bell>,
+    /// When the worker's tier last answered: the worker alone writes it, and those whose rows wait look at it now and then. Nothing else
+    /// is told by it, so that no order is needed.
+    heard_ns: CachePadded<AtomicU64>,
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -132,6 +139,7 @@ impl Owners {
             mail: ArrayQueue::new(queue(room.asked * u32::from(count))),
             hints: ArrayQueue::new(queue(room.hints)),
             bell: CachePadded::new(Bell::new()),
+            heard_ns: CachePadded::new(AtomicU64::new(0)),
             wake,
         };
         let inboxes: Arc<[Inbox]> = wakes.into_iter().map(inbox).collect();
@@ -193,21 +201,33 @@ impl Owners {
         mail
     }
 
-    /// Asks a worker for a row.
+    /// This worker's tier has answered.
+    pub(crate) fn heard(&self, now_ns: u64) {
+        self.inbox().heard_ns.store(now_ns, Ordering::Relaxed);
+    }
+
+    /// When the tier of a worker has last answered, as far as is known.
+    pub(crate) fn heard_ns(&self, owner: u16) -> u64 {
+        let inbox = &self.inboxes[usize::from(owner)];
+        inbox.heard_ns.load(Ordering::Relaxed)
+    }
+
+    /// Asks a worker for a row, to be read in the turns of `lane`.
     ///
     /// # Errors
     /// [`FetchesFull`]: as many were asked for as can be.
     pub(crate) fn ask(
         &mut self,
         owner: u16,
-        table: u32,
-        row: u32,
+        lane: Lane,
+        (table, row): (u32, u32),
         token: u64,
     ) -> Result<(), FetchesFull> {
         let memory = self.free.pop().ok_or(FetchesFull)?;
         let ask = Ask {
             from: self.number,
             token,
+            lane,
             table,
             row,
             memory,

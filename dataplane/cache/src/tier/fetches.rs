@@ -1,15 +1,17 @@
 //! Fetches of rows, and the reads of pages that serve them: one read for all rows that lie together.
 //!
-//! A read *waits* from when it is needed until the next poll, and can be made longer while it does; then it is *asked for*, until
+//! A read *waits* from when it is needed until a poll begins it, and can be made longer while it does; then it is *asked for*, until
 //! the device has answered. A fetch belongs to one read until the read is answered or the fetch's deadline is over. A read whose
 //! fetches were all given up goes on, since a device can't be stopped, and keeps its slot; who asks for its pages meanwhile joins
 //! it like any other.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use rowmill_table::PAGE_BYTES;
 
 use super::FetchesFull;
+use super::edges::Edges;
 
 /// The end of a list.
 const NONE: u32 = u32::MAX;
@@ -96,9 +98,10 @@ pub(super) struct Fetches {
     places: Box<[Place]>,
     free_places: Vec<u32>,
     reads: Box<[Read]>,
+    edges: Edges,
     free_reads: Vec<u32>,
     /// The reads that wait, in the order in which they were needed.
-    waiting: Vec<u32>,
+    waiting: VecDeque<u32>,
     read_pages: u64,
     /// No fetch has a deadline before this.
     soonest_ns: u64,
@@ -128,8 +131,9 @@ impl Fetches {
             places: vec![none; fetches as usize].into(),
             free_places: (0..fetches).rev().collect(),
             reads: vec![free; reads as usize].into(),
+            edges: Edges::new(reads as usize),
             free_reads: (0..reads).rev().collect(),
-            waiting: Vec::with_capacity(reads as usize),
+            waiting: VecDeque::with_capacity(reads as usize),
             read_pages,
             soonest_ns: u64::MAX,
         }
@@ -157,17 +161,19 @@ impl Fetches {
         let place = *self.free_places.last().ok_or(FetchesFull)?;
         let (read, taken) = match self.joinable(&span) {
             Some((read, joined)) => {
+                self.edges.set(read, &joined);
                 self.reads[read as usize].span = joined;
                 (read, Taken::Joined)
             }
             None => {
                 let read = self.free_reads.pop().ok_or(FetchesFull)?;
+                self.edges.set(read, &span);
                 self.reads[read as usize] = Read {
                     stage: Stage::Waiting,
                     span,
                     first: NONE,
                 };
-                self.waiting.push(read);
+                self.waiting.push_back(read);
                 (read, Taken::Alone)
             }
         };
@@ -184,10 +190,8 @@ impl Fetches {
     /// A read that has all pages of `span`, or else one that can be made to, and what it then reads.
     fn joinable(&self, span: &Span) -> Option<(u32, Span)> {
         let mut longer = None;
-        for (number, read) in (0..).zip(&self.reads) {
-            if read.stage == Stage::Free {
-                continue;
-            }
+        for number in self.edges.touching(span) {
+            let read = &self.reads[number as usize];
             if read.span.covers(span) {
                 return Some((number, read.span.clone()));
             }
@@ -202,14 +206,19 @@ impl Fetches {
         longer
     }
 
-    /// The reads that are to be asked for now, each with its number, the first needed first.
-    pub(super) fn begin(&mut self, mut ask: impl FnMut(u32, &Span)) {
-        for &number in &self.waiting {
+    /// Reads that wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// The reads that are to be asked for now, `most` of those that wait, each with its number, the first needed first.
+    pub(super) fn begin(&mut self, most: usize, mut ask: impl FnMut(u32, &Span)) {
+        let begun = self.waiting.len().min(most);
+        for number in self.waiting.drain(..begun) {
             let read = &mut self.reads[number as usize];
             read.stage = Stage::Asked;
             ask(number, &read.span);
         }
-        self.waiting.clear();
     }
 
     /// Ends a read that was asked for: hands its fetches to `each`, with what it read.
@@ -217,6 +226,7 @@ impl Fetches {
         let read = &mut self.reads[number as usize];
         assert_eq!(read.stage, Stage::Asked, "a read that was asked for");
         read.stage = Stage::Free;
+        self.edges.clear(number);
         let mut next = std::mem::replace(&mut read.first, NONE);
         while next != NONE {
             let Place {
@@ -279,7 +289,7 @@ mod tests {
 
     fn begun(fetches: &mut Fetches) -> Vec<(u32, Span)> {
         let mut all = Vec::new();
-        fetches.begin(|number, span| all.push((number, span.clone())));
+        fetches.begin(usize::MAX, |number, span| all.push((number, span.clone())));
         all
     }
 

@@ -7,10 +7,13 @@ use rowmill_table::{PAGE_BYTES, PageChecksums, TableInfo};
 
 use super::device::Device;
 use super::fetches::{Fetch, Fetches, Span, Taken};
+use super::pace::Pace;
 use super::table::FileTable;
 use super::{EachRow, FetchesFull, Tier, TierError, Wanted};
 
 const _: () = assert!(PAGE_BYTES == DIRECT_ALIGN);
+/// Reads whose answers a poll takes at most: comparing a page with its checksum and giving a row to who waits for it take some 3 us.
+const ANSWERS: usize = 8;
 /// The shortest buffer: the widest row has 8192 bytes, and lies in three pages where it starts within one.
 pub const MIN_READ_BYTES: usize = 3 * PAGE_BYTES;
 /// The longest: which pages are damaged is kept in the bits of a word.
@@ -79,6 +82,7 @@ pub struct FileTier<D: Device = DirectReader> {
     device: D,
     members: Box<[Option<Member<D::File>>]>,
     fetches: Fetches,
+    pace: Pace,
     counts: TierCounts,
     budget_ns: u64,
 }
@@ -161,6 +165,7 @@ impl<D: Device> FileTier<D> {
         let read_pages = (read_bytes / PAGE_BYTES) as u64;
         FileTier {
             fetches: Fetches::new(fetches, device.slots(), read_pages),
+            pace: Pace::default(),
             device,
             members: (0..tables).map(|_| None).collect(),
             counts: TierCounts::default(),
@@ -240,6 +245,7 @@ impl<D: Device> Tier for FileTier<D> {
             device,
             members,
             fetches,
+            pace,
             counts,
             ..
         } = self;
@@ -247,13 +253,15 @@ impl<D: Device> Tier for FileTier<D> {
             let member = members[span.table as usize].as_ref();
             member.expect("a table that is read stays")
         };
-        fetches.begin(|number, span| {
+        let waiting = fetches.waiting();
+        let most = pace.reads(now_ns, waiting, fetches.reads() - waiting);
+        fetches.begin(most, |number, span| {
             let (offset, len) = span.bytes();
             device.submit(member(span).file, offset, len, number.into());
             counts.reads += 1;
             counts.read_bytes += len as u64;
         });
-        let polled = device.poll(&mut |number, outcome| {
+        let polled = device.poll(ANSWERS, &mut |number, outcome| {
             let mut damaged = None;
             fetches.finish(number as u32, |span, fetch| {
                 let member = member(span);

@@ -5,8 +5,10 @@
 
 mod chain;
 mod device;
+mod edges;
 mod fetches;
 mod file;
+mod pace;
 mod scripted;
 mod table;
 
@@ -96,7 +98,7 @@ pub trait Tier {
     /// If there is no such table or row.
     fn fetch(&mut self, now_ns: u64, wanted: Wanted) -> Result<(), FetchesFull>;
 
-    /// Begins what was asked for, and answers what can be answered.
+    /// Begins some of what was asked for, and answers some of what can be answered: no more than takes about 50 us.
     fn poll(&mut self, now_ns: u64, each: EachRow<'_>);
 
     /// Fetches that were taken and not answered.

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use rowmill_arena::HugePages;
-use rowmill_cache::fetch::{BagId, Limits};
+use rowmill_cache::fetch::{BagId, Lane, Limits};
 use rowmill_cache::store::{MISS, Shape, Tags, Worker as Turns};
 use rowmill_cache::tier::TierError;
 use rowmill_cache::{
@@ -122,6 +122,7 @@ struct Seat {
     parked: HashMap<BagId, Parked>,
     asleep: bool,
     woken: Arc<AtomicUsize>,
+    book: Arc<Mutex<Book>>,
 }
 
 impl Seat {
@@ -141,7 +142,7 @@ impl Seat {
             return true;
         }
         let mut staged = rows.to_vec();
-        if let Some(bag) = parker.park(now, &mut staged, &found, 0) {
+        if let Some(bag) = parker.park(now, Lane::default(), &mut staged, &found, 0) {
             let parked = Parked {
                 rows: rows.to_vec(),
                 places: staged,
@@ -189,7 +190,10 @@ impl Seat {
             }
             self.worker.release(ready.bag, &bag.places);
         }
-        let late = |bag: &Parked| now >= bag.since.saturating_add(LIMITS.budget_ns);
+        // For its turn to be asked for, and for the answer, each looked at once a budget.
+        let most = 6 * LIMITS.budget_ns;
+        let answered = self.book.lock().unwrap().answered;
+        let late = |bag: &Parked| now >= bag.since.max(answered) + most;
         assert!(!self.parked.values().any(late), "nobody waits for longer");
         (pooled, failed)
     }
@@ -219,6 +223,7 @@ fn seats_with_shares(
         parked: HashMap::new(),
         asleep: false,
         woken,
+        book: Arc::clone(&book),
     };
     let seats = made.into_iter().zip(woken).map(seat).collect();
     (seats, book, shares)
@@ -476,7 +481,8 @@ fn nothing_is_allocated_after_the_start() {
                 let turn = turns.turn();
                 let (found, mut parker) = worker.find(turn, 0, &rows, &mut places);
                 pooled += usize::from(found.misses() == 0);
-                let bag = (found.misses() > 0).then(|| parker.park(0, &mut staged, &found, 0));
+                let bag = (found.misses() > 0)
+                    .then(|| parker.park(0, Lane::default(), &mut staged, &found, 0));
                 // Ready or not, it is given up at once, and its rows come.
                 if let Some(bag) = bag.flatten() {
                     worker.release(bag, &staged);

@@ -42,6 +42,8 @@ pub(crate) struct Book {
     owners: HashMap<(u32, u32), usize>,
     /// Fetches that were begun.
     pub(crate) begun: usize,
+    /// When one was last answered, but for being late.
+    pub(crate) answered: u64,
 }
 
 impl Book {
@@ -102,7 +104,12 @@ impl Tier for Shelf {
         };
         for wanted in self.pending.extract_if(.., due) {
             let key = (wanted.table, wanted.row);
-            self.book.lock().unwrap().fetching.remove(&key);
+            let mut book = self.book.lock().unwrap();
+            book.fetching.remove(&key);
+            if wanted.deadline_ns > now_ns {
+                book.answered = now_ns;
+            }
+            drop(book);
             match fate(wanted.row) {
                 _ if wanted.deadline_ns <= now_ns => each(wanted.token, Err(TierError::Late)),
                 Fate::Comes => each(wanted.token, Ok(&bytes(wanted.table, wanted.row))),

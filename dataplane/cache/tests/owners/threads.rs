@@ -28,7 +28,7 @@ fn workers_on_threads_give_one_another_their_rows() {
         ..LIMITS
     };
     let (made, book, _) = made(WORKERS, limits, 4, 6, (0..WORKERS).map(wake).collect());
-    let working = &AtomicUsize::new(WORKERS);
+    let (working, book) = (&AtomicUsize::new(WORKERS), &book);
     let threads = &threads;
     thread::scope(|scope| {
         for (number, (turns, worker)) in made.into_iter().enumerate() {
@@ -40,6 +40,7 @@ fn workers_on_threads_give_one_another_their_rows() {
                     parked: HashMap::new(),
                     asleep: false,
                     woken: Arc::default(),
+                    book: Arc::clone(book),
                 };
                 let seat = work(
                     seat,

@@ -40,12 +40,14 @@ impl Device for ScriptedDevice {
         self.0.borrow_mut().asked.push((file, offset, len, token));
     }
 
-    fn poll(&mut self, each: EachRead<'_>) -> Result<(), ArenaError> {
+    fn poll(&mut self, most: usize, each: EachRead<'_>) -> Result<(), ArenaError> {
         let mut script = self.0.borrow_mut();
         if script.stalled {
             return Err(ArenaError::ImpossibleSize { bytes: 0 });
         }
-        for (place, error) in std::mem::take(&mut script.due) {
+        let now = script.due.len().min(most);
+        let due: Vec<_> = script.due.drain(..now).collect();
+        for (place, error) in due {
             let (file, offset, len, token) = script.asked[place];
             match error {
                 Some(error) => each(token, Err(error)),

@@ -75,9 +75,10 @@ pub struct Cache {
     pub reads: u32,
     /// Bytes of a read at most: how far rows of neighbouring pages are read together.
     pub read_bytes: u32,
-    /// How long a row may take to come, in milliseconds, from when it is wanted: the wait for its turn among others counts, too. Who
-    /// waits for one that takes longer gets an error. The default is some hundred times what a busy disk takes, since
-    /// a batch of the longest bags waits for tens of thousands of reads.
+    /// How long a row may take to come, in milliseconds, from when it is read. Who waits for one that takes longer gets an error. Rows
+    /// wait for their turn to be read as long as others come; where none does for so long, all that wait are given up, so that a dead disk
+    /// fails a row after twice as long (of a row that another worker reads after four times as long). The default is some hundred
+    /// times what a busy disk takes.
     pub budget_ms: u32,
     /// Rows that a worker keeps for requests that wait for others of theirs.
     pub staged_rows: u32,

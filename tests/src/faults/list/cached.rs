@@ -1,20 +1,21 @@
 //! Cached tables.
 
 use super::{AT_START, UNHARMED};
-use crate::faults::{Fault, cached, cached_moves, cached_starts};
+use crate::faults::{Fault, cached, cached_disk, cached_moves, cached_starts};
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault::new(
         "cached-tier-late",
         "RowUnavailable; counted",
         UNHARMED,
-        cached::late,
+        cached_disk::late,
     ),
+    Fault::new("cached-tier-busy", "OK", UNHARMED, cached_disk::busy),
     Fault::new(
         "cached-disk",
         "OK, RowUnavailable; counted",
         UNHARMED,
-        cached::disk,
+        cached_disk::disk,
     ),
     Fault::new(
         "cached-page-damaged",
