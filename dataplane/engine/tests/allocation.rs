@@ -3,12 +3,12 @@
 
 mod common;
 
-use common::shelf::{FETCH, Fate, engines_with};
+use common::shelf::{FETCH, Fate, engines_and_shares};
 use common::{
     Carry, HeapMemory, INLINE, LIMITS, Model, REGION, SOURCE, TARGET, attach, engine, frame, lookup,
 };
 use rowmill_cache::OnFailure;
-use rowmill_engine::{Conn, Engine, Turn};
+use rowmill_engine::{Conn, Engine, Home, Turn};
 use rowmill_wire::Element;
 
 fn turn_to_the_end(engine: &mut Engine, memory: &mut HeapMemory) -> usize {
@@ -116,7 +116,7 @@ fn no_mode_output_or_hashed_table_allocates() {
 #[test]
 fn workers_with_cached_tables_allocate_nothing() {
     let model = Model::mixed();
-    let mut engines = engines_with(
+    let (mut engines, shares) = engines_and_shares(
         &model,
         LIMITS,
         FETCH,
@@ -139,6 +139,19 @@ fn workers_with_cached_tables_allocate_nothing() {
         memory.regions.insert((0, TARGET), target);
         memory
     });
+    // One for each engine: the first table has memory of its own for some requests, then it is cached again.
+    let table = model.tables.tables()[0].clone();
+    let resident = [(); 2].map(|()| Home {
+        resident: Some(Box::new(table.clone())),
+        cached: None,
+    });
+    let parts = shares.table(0).expect("memory").into_iter();
+    let cached = parts.map(|part| Home {
+        resident: None,
+        cached: Some(part),
+    });
+    let mut moves = [resident.into(), cached.collect::<Vec<Home>>()].into_iter();
+    let mut moved: Vec<Vec<Home>> = Vec::with_capacity(2);
     let mut records = 0;
     let counted = allocation_counter::measure(|| {
         for frames in frames.chunks(2) {
@@ -147,6 +160,17 @@ fn workers_with_cached_tables_allocate_nothing() {
                     let sent = engine.request(0, Conn(0), slot, frame, memory);
                     sent.expect("free slot");
                 }
+            }
+            // While they are in progress.
+            for (engine, memory) in engines.iter_mut().zip(&mut memories) {
+                engine.turn(0, memory);
+                records += core::iter::from_fn(|| engine.poll_completion()).count();
+            }
+            if let Some(mut homes) = moves.next() {
+                for (engine, home) in engines.iter_mut().zip(&mut homes) {
+                    engine.place(0, home);
+                }
+                moved.push(homes);
             }
             // Each goes on only as long as the other does.
             let mut in_progress = true;
@@ -160,6 +184,7 @@ fn workers_with_cached_tables_allocate_nothing() {
         }
     });
     assert_eq!(records, 2 * frames.len());
+    assert!(moved.len() == 2 && engines[0].cache().is_cached(0));
     for engine in &engines {
         let asked = engine.cache().fetch_counters().asked;
         assert!(asked > 100, "{asked} rows were asked of the other worker");
