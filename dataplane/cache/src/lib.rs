@@ -12,6 +12,7 @@ mod ahead;
 pub mod fetch;
 pub mod figures;
 mod home;
+mod moves;
 mod owners;
 mod parker;
 pub mod policy;

@@ -148,6 +148,33 @@ impl Writer {
             .is_some()
     }
 
+    /// Copies what is in a slot of this shard, whether it can be found or not: only this writer changes it.
+    ///
+    /// # Panics
+    /// If the slot is of another shard, or `out` is not as long as a row.
+    pub fn read_slot(&self, slot: u32, out: &mut [u8]) {
+        let shard = slot / WAYS as u32 / self.spread.shard_sets();
+        assert_eq!(shard, self.shard, "the shard of slot {slot}");
+        self.memory.read_row(slot, out);
+    }
+
+    /// Whether a ticket is of this shard.
+    pub fn owns(&self, ticket: &Ticket) -> bool {
+        self.spread.shard(ticket.row) == self.shard
+    }
+
+    /// The slots of the other of the two sets that a row may be in than that of its slot.
+    ///
+    /// # Panics
+    /// If the row is of another shard.
+    pub fn elsewhere(&self, row: u32, slot: u32) -> impl Iterator<Item = Candidate> {
+        let set = slot / WAYS as u32;
+        let others = self
+            .slots(row)
+            .filter(move |other| other / WAYS as u32 != set);
+        others.map(|slot| self.candidate(slot))
+    }
+
     /// The slots that a row may be in: those of the set in which it is looked for first, then the others.
     ///
     /// # Panics
