@@ -109,7 +109,7 @@ const HEAD: [&str; 8] = [
     "endpoints",
 ];
 /// Lists of objects, in the order in which they are printed, each with the columns that come first.
-const LISTS: [(&str, &[&str]); 5] = [
+const LISTS: [(&str, &[&str]); 6] = [
     (
         "workers",
         &[
@@ -158,6 +158,7 @@ const LISTS: [(&str, &[&str]); 5] = [
             "fetch_p99_us",
         ],
     ),
+    ("tiers", &["tier", "reads", "read_bytes", "joined"]),
     ("changes", &["number", "table", "to", "state", "detail"]),
 ];
 
@@ -190,8 +191,11 @@ fn describe(page: &Map<String, Value>) -> String {
             .any(|own| *own == key && is_usual(key, &page[key]));
         HEAD.contains(&key) || list || own
     };
-    for (key, value) in page.iter().filter(|(key, _)| !known(key)) {
-        line(&mut out, key, &plain(key, value));
+    let is_empty = |value: &Value| value.as_object().is_some_and(Map::is_empty);
+    for (key, value) in page.iter() {
+        if !known(key) && !is_empty(value) {
+            line(&mut out, key, &plain(key, value));
+        }
     }
     out
 }
@@ -382,8 +386,10 @@ mod tests {
             "connections": [],
             "tables": [{"name": "cat_0", "rows": 40000, "dim": 128, "format": "f32", "bytes": 20480000, "available": true}],
             "memory": {"arena_bytes": 4294967296u64, "backing": "huge pages of 2 MiB"},
-            "weather": {"sun": true},
+            "weather": {"sun": true}, "held": {},
+            "tiers": [{"tier": "file", "joined": 5, "read_bytes": 8192, "reads": 2, "stalls": 0}],
         }));
+        assert!(!text.contains("held") && !text.contains("stalls"), "{text}");
         for part in [
             "rowmilld 0.1.0 (pid 4711), serving, up 1 h 2 min, model demo, generation 3\n",
             "endpoints    shm:/run/rowmill/demo.sock\n",
@@ -395,6 +401,7 @@ mod tests {
             "connections  none\n",
             "19.5 MiB",
             "weather      {sun: yes}\n",
+            "8.0 KiB",
         ] {
             assert!(text.contains(part), "no `{part}` in:\n{text}");
         }

@@ -84,6 +84,7 @@ fn describe(before: &Value, page: &Value, seconds: f64) -> String {
     {
         out += "\n\ncached tables, a second\n";
         out += &rates.cache(before, page).to_string();
+        out += &rates.tiers(before, page);
     }
     out
 }
@@ -146,6 +147,26 @@ impl Rates {
         to_the_right(table)
     }
 
+    /// A line for each tier.
+    fn tiers(&self, before: &Value, page: &Value) -> String {
+        let none = Vec::new();
+        let tiers = page["tiers"].as_array().unwrap_or(&none).iter();
+        let line = |(i, now): (usize, &Value)| {
+            let delta = |key| Rates::delta(&before["tiers"][i], now, key);
+            let name = now["tier"].as_str().map_or("?".into(), shown);
+            let moved = delta("read_bytes") as f64 / self.seconds;
+            format!(
+                "\n{name}: {} reads of {}, {} rows joined others' reads, {} had to wait, {} stalls",
+                self.rate(delta("reads")),
+                bytes(moved as u64),
+                self.rate(delta("joined")),
+                self.rate(delta("waits")),
+                self.rate(delta("stalls")),
+            )
+        };
+        tiers.enumerate().map(line).collect()
+    }
+
     fn cache(&self, before: &Value, page: &Value) -> Table {
         let mut table = new_table(&[
             "table",
@@ -161,6 +182,8 @@ impl Rates {
             "not admitted",
             "evicted",
             "failed",
+            "hinted",
+            "no room",
         ]);
         let none = Vec::new();
         let old = before["cache"].as_array().unwrap_or(&none);
@@ -177,7 +200,9 @@ impl Rates {
                 0 => "-".into(),
                 all => format!("{:.1} %", 100.0 * hits as f64 / all as f64),
             };
-            let failed = ["late", "corrupt", "gone", "failed"].map(delta);
+            let failed = ["late", "stalled", "corrupt", "gone", "failed"].map(delta);
+            // Hints that were dropped, and bags that had to wait.
+            let crowded = ["hints_dropped", "parks_refused"].map(delta);
             table.add_row([
                 now["table"]
                     .as_str()
@@ -194,6 +219,8 @@ impl Rates {
                 self.rate(delta("not_admitted") + delta("crowded")),
                 self.rate(delta("evicted")),
                 self.rate(failed.iter().sum()),
+                self.rate(delta("hinted")),
+                self.rate(crowded.iter().sum()),
             ]);
         }
         to_the_right(table)
@@ -253,7 +280,9 @@ mod tests {
                     "busy": 0, "refused": 0, "expired": 0, "in_progress": 3, "sleeping": true}],
                 "cache": [{"table": "a", "placement": "cached", "share_bytes": 1 << 20, "held_rows": 77,
                     "lookups": 2 * hits, "hits": hits, "misses": hits, "fetched": fetched,
+                    "hinted": 13 * hits, "hints_dropped": 3 * hits, "parks_refused": hits,
                     "fetch_us": [0, 0, 0, fetched, 0, fetched / 10]}],
+                "tiers": [{"tier": "file", "reads": 3 * hits, "read_bytes": 4096 * hits, "joined": 7 * hits}],
             })
         };
         let text = describe(&page(100, 50, 0), &page(1100, 4050, 20), 2.0);
@@ -267,6 +296,9 @@ mod tests {
             "77",
             " 8 ",
             " 32 ",
+            "26 000",
+            " 8 000",
+            "file: 6 000 reads of 7.8 MiB, 14 000 rows joined",
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }

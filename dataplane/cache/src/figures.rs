@@ -4,7 +4,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::tier::TierError;
+use crate::tier::{TierCounts, TierError};
 
 /// Bounded buckets of [`Times`]: bucket `i` holds times up to 2^i microseconds, so that the last one
 /// ends at 2^22 us, about 4 s; longer times are in one more bucket.
@@ -78,6 +78,12 @@ pub enum Count {
     Refused,
     /// Rows that were fetched and found no slot, since all that they may be in were taken or still being read.
     Crowded,
+    /// Rows that were said to be wanted soon.
+    Hinted,
+    /// Those of them that there was no room for.
+    HintsDropped,
+    /// Times that there was no room to park a bag.
+    ParksRefused,
 }
 
 impl Count {
@@ -97,7 +103,7 @@ impl Count {
 }
 
 /// Every [`Count`] with its name in metrics and what it counts, in their order.
-pub const COUNTS: [(Count, &str, &str); 13] = [
+pub const COUNTS: [(Count, &str, &str); 16] = [
     (
         Count::Lookups,
         "lookups",
@@ -155,7 +161,85 @@ pub const COUNTS: [(Count, &str, &str); 13] = [
         "crowded",
         "Rows that were fetched and found no free slot.",
     ),
+    (
+        Count::Hinted,
+        "hinted",
+        "Rows that were said to be wanted soon.",
+    ),
+    (
+        Count::HintsDropped,
+        "hints_dropped",
+        "Of these, rows that there was no room for.",
+    ),
+    (
+        Count::ParksRefused,
+        "parks_refused",
+        "Times that a bag found no room to wait for its rows, and its request waited for that.",
+    ),
 ];
+
+/// Something that is counted of a worker's tier, of all tables.
+pub struct TierCount {
+    /// The name in metrics.
+    pub name: &'static str,
+    /// What it counts.
+    pub help: &'static str,
+    of: fn(&TierCounts) -> u64,
+}
+
+/// All that is told of tiers.
+pub const TIER_COUNTS: [TierCount; 5] = [
+    tier_count("reads", "Reads asked for.", |c| c.reads),
+    tier_count("read_bytes", "Bytes of these reads.", |c| c.read_bytes),
+    tier_count(
+        "joined",
+        "Rows that came with a read for another one.",
+        |c| c.joined,
+    ),
+    tier_count(
+        "waits",
+        "Times that a row had to wait, as many being read as can be.",
+        |c| c.refused,
+    ),
+    tier_count(
+        "stalls",
+        "Times that the kernel could not be asked for what was read.",
+        |c| c.stalls,
+    ),
+];
+
+const fn tier_count(
+    name: &'static str,
+    help: &'static str,
+    of: fn(&TierCounts) -> u64,
+) -> TierCount {
+    TierCount { name, help, of }
+}
+
+/// What one worker has done with its tier: written by it alone, read by others whenever they like.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct TierFigures {
+    counts: [AtomicU64; TIER_COUNTS.len()],
+}
+
+impl TierFigures {
+    /// Publishes what was counted. Only the worker may call this.
+    pub(crate) fn publish(&self, counts: &TierCounts) {
+        for (figure, count) in self.counts.iter().zip(&TIER_COUNTS) {
+            figure.store((count.of)(counts), Relaxed);
+        }
+    }
+
+    /// The counts of all workers together, in the order of [`TIER_COUNTS`].
+    pub fn sum<'a>(workers: impl IntoIterator<Item = &'a TierFigures>) -> [u64; TIER_COUNTS.len()] {
+        workers
+            .into_iter()
+            .fold([0; TIER_COUNTS.len()], |all, worker| {
+                core::array::from_fn(|i| all[i] + worker.counts[i].load(Relaxed))
+            })
+    }
+}
 
 /// See the module's text.
 #[derive(Debug, Default)]

@@ -19,11 +19,6 @@ impl Parker<'_> {
         self.fetches.has_room(rows, bags)
     }
 
-    /// Counts a bag for which there is no room.
-    pub fn refuse(&mut self) {
-        self.fetches.refuse();
-    }
-
     /// Parks the bag whose rows are those of `found` from a position on; missing ones are read in the turns of `lane`. Each row is replaced by its place in staging. `None`
     /// where there is no room now.
     pub fn park(

@@ -7,7 +7,7 @@ use rowmill_arena::ReadWindow;
 
 use crate::ahead::Ahead;
 use crate::fetch::{self, BagId, Fetches, Limits, Ready, Ticket};
-use crate::figures::{Count, TableFigures};
+use crate::figures::{Count, TableFigures, TierFigures};
 use crate::home::Home;
 use crate::owners::{Hint, Mail, Owners, Room};
 use crate::parker::Parker;
@@ -48,11 +48,6 @@ impl Tier for Nowhere {
 pub struct Counters {
     /// Rows that other workers asked for.
     pub asked: u64,
-    /// Rows that were said to be wanted soon, and those of them that there was no room for. What was begun of the others
-    /// is among the fetches.
-    pub hinted: u64,
-    /// See above.
-    pub hints_dropped: u64,
 }
 
 /// What one worker knows of cached tables: the rows that are there, and the fetches that it has begun.
@@ -69,6 +64,7 @@ pub struct Worker {
     owners: Owners,
     warming: Option<Warming>,
     counters: Counters,
+    tier_figures: Arc<TierFigures>,
     /// When a row on its way was asked of the tier, by the number of its fetch.
     asked_ns: Box<[u64]>,
 }
@@ -143,6 +139,7 @@ impl Worker {
             owners,
             warming: None,
             counters: Counters::default(),
+            tier_figures: Arc::default(),
             asked_ns,
         }
     }
@@ -260,6 +257,17 @@ impl Worker {
         table.figures().count(Count::Hits, hits);
     }
 
+    /// Counts a bag that found no room to be parked.
+    pub fn refuse(&mut self, table: usize) {
+        self.fetches.refuse();
+        self.cached(table).figures().count(Count::ParksRefused, 1);
+    }
+
+    /// What this worker counts of its tier, for others to read.
+    pub fn tier_figures(&self) -> &Arc<TierFigures> {
+        &self.tier_figures
+    }
+
     /// What is kept of a cached table, for other threads to look at.
     pub fn store(&self, table: usize) -> Option<&Arc<Store>> {
         let home = self.tables.get(table)?.as_ref()?;
@@ -330,13 +338,17 @@ impl Worker {
 
     fn hint(&mut self, table: usize, rows: impl Iterator<Item = u32>) {
         let spread = *cached(&mut self.tables, table as u32).spread();
+        let (mut hinted, mut dropped) = (0, 0);
         for row in rows {
             let owner = self.owners.owner(spread.shard(row));
             let table = table as u32;
             let is_taken = self.owners.hint(owner, Hint { table, row });
-            self.counters.hinted += 1;
-            self.counters.hints_dropped += u64::from(!is_taken);
+            hinted += 1;
+            dropped += u64::from(!is_taken);
         }
+        let figures = cached(&mut self.tables, table as u32).figures();
+        figures.count(Count::Hinted, hinted);
+        figures.count(Count::HintsDropped, dropped);
         self.owners.ring();
     }
 
@@ -370,6 +382,7 @@ impl Worker {
         for table in tables.filter_map(Home::table_mut) {
             table.advance();
         }
+        self.tier_figures.publish(&self.tier.counts());
         self.owners.ring();
     }
 

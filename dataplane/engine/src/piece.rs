@@ -231,7 +231,6 @@ fn look_up(
                 Some((id, place))
             });
             let Some((id, place)) = parked_as else {
-                parker.refuse();
                 slot.crowded = ids;
                 crowd.join(work.index);
                 break;
@@ -283,5 +282,8 @@ fn look_up(
         taken.ids += ids;
     }
     worker.count(feature.table, taken.ids.into(), hits);
+    if slot.crowded > 0 {
+        worker.refuse(feature.table);
+    }
     taken
 }

@@ -363,6 +363,9 @@ impl CachePlan {
         };
         CacheView {
             tables: self.listed().map(table).collect(),
+            tiers: (parts.iter())
+                .map(|part| Arc::clone(part.worker.tier_figures()))
+                .collect(),
         }
     }
 

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use rowmill_cache::figures::{BUCKETS, COUNTS, Count, TableFigures};
+use rowmill_cache::figures::{BUCKETS, COUNTS, Count, TIER_COUNTS, TableFigures, TierFigures};
 use rowmill_cache::store::Store;
 use serde_json::{Value, json};
 
@@ -124,6 +124,8 @@ fn quantile_us(counts: &[u64; BUCKETS + 1], quantile: f64) -> Option<u64> {
 pub struct CacheView {
     /// In the order of the configuration.
     pub tables: Vec<TableView>,
+    /// What each worker has done with its tier.
+    pub tiers: Vec<Arc<TierFigures>>,
 }
 
 impl CacheView {
@@ -149,6 +151,22 @@ impl CacheView {
 
     pub(crate) fn status(&self) -> Vec<Value> {
         self.tables.iter().map(TableView::status).collect()
+    }
+
+    fn tier_counts(&self) -> [u64; TIER_COUNTS.len()] {
+        TierFigures::sum(self.tiers.iter().map(|worker| &**worker))
+    }
+
+    /// What is behind the tables, where there are some.
+    pub(crate) fn tiers_status(&self) -> Vec<Value> {
+        if self.tables.is_empty() {
+            return Vec::new();
+        }
+        let mut tier = json!({ "tier": TIER });
+        for (what, count) in TIER_COUNTS.iter().zip(self.tier_counts()) {
+            tier[what.name] = count.into();
+        }
+        vec![tier]
     }
 
     pub(crate) fn metrics(&self, out: &mut Metrics) {
@@ -189,6 +207,13 @@ impl CacheView {
                     false => label(table),
                 };
                 out.sample(&name, &labels, table.get(what));
+            }
+        }
+        for (what, count) in TIER_COUNTS.iter().zip(self.tier_counts()) {
+            let name = format!("rowmill_tier_{}_total", what.name);
+            out.family(&name, "counter", what.help);
+            if !self.tables.is_empty() {
+                out.sample(&name, &format!("tier=\"{TIER}\""), count);
             }
         }
         let name = "rowmill_fetch_seconds";

@@ -16,6 +16,7 @@ pub mod clock;
 pub mod config;
 pub mod descriptors;
 pub mod figures;
+mod files;
 pub mod log;
 pub mod mailbox;
 mod metrics;

@@ -11,6 +11,7 @@ use rowmill_rowmilld::config::Config;
 use rowmill_rowmilld::log;
 use rowmill_rowmilld::plan::Plan;
 use rowmill_rowmilld::serve;
+use rowmill_rowmilld::warm;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 /// Serves embedding lookups from the tables of one generation.
@@ -65,7 +66,8 @@ fn check(args: &Args) -> anyhow::Result<()> {
     let config = Config::load(&args.config)?;
     let plan = Plan::make(&config)?;
     let mut text = String::new();
-    for choice in &plan.choices {
+    let warm = warm::check(&config, &plan);
+    for choice in plan.choices.iter().chain(&warm) {
         let mark = if choice.warning { " (warning)" } else { "" };
         text += &format!(
             "{}: {}{mark}\n    {}\n",

@@ -22,6 +22,7 @@ use crate::admin;
 use crate::cache::{Opened, Part};
 use crate::clock::Clock;
 use crate::config::{AdminAddress, Config};
+use crate::files;
 use crate::log;
 use crate::mailbox::{Mailbox, Orders};
 use crate::overview::{Clients, Overview, State, Visitors};
@@ -89,6 +90,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     let cache = Arc::new(plan.cache.view(&plan.generation, &parts));
     overview.set_tables(Arc::clone(&tables));
     overview.set_cache(Arc::clone(&cache));
+    files::watch(&plan.generation, Arc::clone(&cache))?;
     let number = plan.generation.number();
     let (warm, choice) = warm::begin(config, number, &cache, &mut parts)?;
     choice

@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 
 use crate::cache::Part;
 use crate::cache_view::{CacheView, TableView};
-use crate::config::Config;
+use crate::config::{Config, Placement};
 use crate::metrics::Metrics;
-use crate::plan::Choice;
+use crate::plan::{Choice, Plan};
 
 const WHAT: &str = "warm rows";
 
@@ -121,15 +121,14 @@ pub(crate) fn begin(
         return Ok((None, None));
     };
     if cache.tables.is_empty() {
-        let why = "cache.warm_file is set, and no table is listed in [[tables]]";
-        return Ok((None, Some(Choice::warning(WHAT, "none", why))));
+        return Ok((None, Some(nothing_listed())));
     }
-    let name = format!("{}, generation {generation}", config.model.name());
+    let name = name(config, generation);
     let Found {
         rows,
         choice,
         is_ours,
-    } = find(&path, &name, cache);
+    } = find(&path, &name, cache, |table| table.store().is_some());
     for part in parts {
         part.worker.warm(Arc::clone(&rows));
     }
@@ -149,8 +148,36 @@ pub(crate) fn begin(
     Ok((Some(keeper), Some(choice)))
 }
 
-/// Reads what a file lists of these tables.
-fn find(path: &Path, name: &str, cache: &CacheView) -> Found {
+/// What a start would find in the file, where the configuration names one. Nothing is loaded, and nothing written.
+pub fn check(config: &Config, plan: &Plan) -> Option<Choice> {
+    let path = config.cache.warm_file.as_ref()?;
+    let cache = plan.cache.view(&plan.generation, &[]);
+    if cache.tables.is_empty() {
+        return Some(nothing_listed());
+    }
+    let is_cached =
+        |table: &TableView| plan.cache.placement(table.number) == Some(Placement::Cached);
+    let name = name(config, plan.generation.number());
+    Some(find(path, &name, &cache, is_cached).choice)
+}
+
+fn nothing_listed() -> Choice {
+    let why = "cache.warm_file is set, and no table is listed in [[tables]]";
+    Choice::warning(WHAT, "none", why)
+}
+
+/// What a file says that it is of.
+fn name(config: &Config, generation: u64) -> String {
+    format!("{}, generation {generation}", config.model.name())
+}
+
+/// Reads what a file lists of the tables that are cached.
+fn find(
+    path: &Path,
+    name: &str,
+    cache: &CacheView,
+    is_cached: impl Fn(&TableView) -> bool,
+) -> Found {
     let none = |choice, is_ours| Found {
         rows: Vec::new().into(),
         choice,
@@ -188,7 +215,7 @@ fn find(path: &Path, name: &str, cache: &CacheView) -> Found {
         rows: mut list,
     } in warm.tables
     {
-        let is_meant = |table: &&TableView| table.name == name && table.store().is_some();
+        let is_meant = |table: &&TableView| table.name == name && is_cached(table);
         let Some(table) = cache.tables.iter().find(is_meant) else {
             continue;
         };
@@ -345,9 +372,10 @@ mod tests {
         listed.write(&path).unwrap();
         // The other one is resident now.
         let cache = CacheView {
+            tiers: vec![],
             tables: vec![table(3, "a", Some(store)), table(4, "b", None)],
         };
-        let found = find(&path, "m", &cache);
+        let found = find(&path, "m", &cache, |table| table.store().is_some());
         let rows = WarmRows {
             table: 3,
             rows: vec![5, 99],

@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 use rowmill_engine::rows;
-use rowmill_pooling::{Mode, scalar};
+use rowmill_pooling::{Mode, Rows, scalar};
 use rowmill_table::{Missing, Resident, ResidentTable, TableKind};
 use rowmill_wire::{Feature, Output, Pooling, Schema};
+
+use super::shelf::Lacks;
 
 /// One feature of a schema with its table.
 #[derive(Clone, Debug)]
@@ -99,6 +101,7 @@ pub struct SchemaModel {
     /// Its features with their tables.
     pub features: Vec<FeatureModel>,
     tables: Arc<Resident>,
+    lacks: Lacks,
 }
 
 impl SchemaModel {
@@ -106,7 +109,7 @@ impl SchemaModel {
     ///
     /// # Panics
     /// If there is none of a name: the service must have refused that.
-    pub fn new(schema: &Schema, tables: &Arc<Resident>) -> SchemaModel {
+    pub(super) fn new(schema: &Schema, tables: &Arc<Resident>, lacks: &Lacks) -> SchemaModel {
         let feature = |f: &Feature| {
             let position = tables.tables().iter().position(|t| t.name() == f.table);
             let table = position.expect("bound schemas name tables that there are");
@@ -128,6 +131,7 @@ impl SchemaModel {
             schema: schema.clone(),
             features: schema.features.iter().map(feature).collect(),
             tables: Arc::clone(tables),
+            lacks: lacks.clone(),
         }
     }
 
@@ -167,8 +171,37 @@ impl SchemaModel {
     pub fn row(&self, feature: usize, id: u64) -> Option<Vec<u8>> {
         let f = &self.features[feature];
         let mut vector = vec![0.0; f.dim];
-        scalar::row(&rows(self.table(feature)), f.row(id)?, &mut vector);
+        let row = f.row(id)?;
+        let bytes = self.without_lacking(feature, &[row]);
+        scalar::row(&self.rows(feature, &bytes), row, &mut vector);
         Some(stored(&vector, f.output))
+    }
+
+    /// The bytes of a feature's table where some of these rows are taken for zeros.
+    fn without_lacking(&self, feature: usize, ids: &[u32]) -> Option<Vec<u8>> {
+        let (table, number) = (self.table(feature), self.features[feature].table);
+        let lacking = |row: &&u32| self.lacks.row(number, **row);
+        let mut bytes: Option<Vec<u8>> = None;
+        for &row in ids.iter().filter(lacking) {
+            let bytes = bytes.get_or_insert_with(|| table.bytes().to_vec());
+            bytes[row as usize * table.stride()..][..table.stride()].fill(0);
+        }
+        bytes
+    }
+
+    /// The rows of a feature's table, or those in `bytes` instead.
+    fn rows<'r>(&'r self, feature: usize, bytes: &'r Option<Vec<u8>>) -> Rows<'r> {
+        let own = rows(self.table(feature));
+        match bytes {
+            Some(bytes) => {
+                let (stride, count) = (
+                    self.table(feature).stride(),
+                    self.table(feature).row_count(),
+                );
+                Rows::new(bytes, stride, count, own.dim(), own.format()).expect("the same shape")
+            }
+            None => own,
+        }
     }
 
     /// The bytes of one bag's vector by the scalar reference. `None` where an id is not in the table
@@ -194,7 +227,14 @@ impl SchemaModel {
         };
         let weights = weights.filter(|_| f.pooling.is_weighted());
         let mut vector = vec![0.0; f.dim];
-        scalar::bag(&rows(self.table(feature)), &ids, weights, mode, &mut vector);
+        let bytes = self.without_lacking(feature, &ids);
+        scalar::bag(
+            &self.rows(feature, &bytes),
+            &ids,
+            weights,
+            mode,
+            &mut vector,
+        );
         Some(stored(&vector, f.output))
     }
 }

@@ -116,7 +116,7 @@ impl Patron {
             }
         }
         let bound = session.bind(schema.clone())?;
-        let model = SchemaModel::new(&schema, &stage.tables);
+        let model = SchemaModel::new(&schema, &stage.tables, &stage.lacks);
         // The library gives out whole cache lines.
         let bytes = model.target_bytes(schema.max_batch).next_multiple_of(64) as usize;
         let region = session.region(bytes * self.rng.usize(1..=3) + 4 * self.rng.usize(0..9))?;

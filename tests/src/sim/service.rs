@@ -10,6 +10,7 @@ use rowmill_wire::control::{TableEntry, Welcome};
 use rowmill_wire::{Refusal, Schema};
 
 use super::model::SchemaModel;
+use super::shelf::Lacks;
 
 type Bound = Arc<Mutex<BTreeMap<(ConnId, u32), Arc<SchemaModel>>>>;
 
@@ -18,14 +19,16 @@ type Bound = Arc<Mutex<BTreeMap<(ConnId, u32), Arc<SchemaModel>>>>;
 pub struct Schemas {
     bound: Bound,
     tables: Arc<Resident>,
+    lacks: Lacks,
 }
 
 impl Schemas {
     /// None yet.
-    pub fn new(tables: Arc<Resident>) -> Schemas {
+    pub(super) fn new(tables: Arc<Resident>, lacks: Lacks) -> Schemas {
         Schemas {
             bound: Bound::default(),
             tables,
+            lacks,
         }
     }
 
@@ -67,7 +70,11 @@ impl Service for Noted {
         schema: Schema,
     ) -> Result<Box<dyn PendingBind>, (Refusal, String)> {
         let pending = self.sessions.bind(conn, schema.clone())?;
-        let model = Arc::new(SchemaModel::new(&schema, &self.schemas.tables));
+        let model = Arc::new(SchemaModel::new(
+            &schema,
+            &self.schemas.tables,
+            &self.schemas.lacks,
+        ));
         self.schemas
             .bound
             .lock()

@@ -24,9 +24,33 @@ pub(super) struct Drawn {
     delay_ns: RangeInclusive<u64>,
     /// Of 10,000 rows, how many can't be read.
     bad: u32,
+    /// Rows that can never be read, and are taken for zeros.
+    lacks: Lacks,
     /// Of 10,000 rows, how many never come. None where rows have all the time that they need.
     lost: u32,
     limbo: usize,
+}
+
+/// Rows that can never be read, of tables whose rows are taken for zeros then.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lacks {
+    tables: Vec<bool>,
+    /// Of 10,000 rows, how many.
+    rows: u64,
+    seed: u64,
+}
+
+impl Lacks {
+    /// Whether such a table's rows are taken for zeros.
+    pub(super) fn some_of(&self, table: usize) -> bool {
+        self.tables.get(table) == Some(&true)
+    }
+
+    /// Whether a row can't be read.
+    pub(super) fn row(&self, table: usize, row: u32) -> bool {
+        let draw = (u64::from(row) ^ self.seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        self.some_of(table) && draw % 10_000 < self.rows
+    }
 }
 
 impl Drawn {
@@ -34,12 +58,11 @@ impl Drawn {
     pub(super) fn draw(rng: &mut Rng, tables: usize, max_ids: u32) -> Drawn {
         let none = rng.bool();
         let set = |_| (!none && rng.bool()).then(|| rng.u32(2..=8));
-        let sets = (0..tables).map(set).collect();
+        let sets: Vec<Option<u32>> = (0..tables).map(set).collect();
         // Most worlds' tiers are well, so that requests come far.
         let bad = (rng.u8(0..4) == 0).then(|| rng.u32(1..=500));
         let hurried = rng.u8(0..4) == 0;
         Drawn {
-            sets,
             bad: bad.unwrap_or(0),
             lost: if hurried { rng.u32(0..=50) } else { 0 },
             limits: fetch::Limits {
@@ -56,7 +79,21 @@ impl Drawn {
             fetches: rng.usize(1..=40),
             delay_ns: 0..=rng.u64(0..=300_000),
             limbo: rng.usize(1..=20),
+            // What is late by chance can't be told before: where rows are taken for zeros, they have all their time.
+            lacks: Lacks {
+                tables: (sets.iter())
+                    .map(|sets| sets.is_some() && !hurried && rng.u8(0..3) == 0)
+                    .collect(),
+                rows: rng.u64(1..=3000),
+                seed: rng.u64(..),
+            },
+            sets,
         }
+    }
+
+    /// Rows that are taken for zeros.
+    pub(super) fn lacks(&self) -> &Lacks {
+        &self.lacks
     }
 
     /// Of each table, whether it may be cached.
@@ -88,7 +125,10 @@ impl Drawn {
                 begins_cached: begin_cached[number] == Some(true),
                 shape: shape(sets).expect("at least two sets a shard"),
                 in_tier: number as u32,
-                on_failure: OnFailure::Error,
+                on_failure: match self.lacks.some_of(number) {
+                    true => OnFailure::DefaultRow,
+                    false => OnFailure::Error,
+                },
             })
         };
         let cached: Vec<Option<TableOptions>> = self.sets.iter().enumerate().map(cached).collect();
@@ -99,6 +139,7 @@ impl Drawn {
                 fetches: self.fetches,
                 delay_ns: self.delay_ns.clone(),
                 bad: self.bad,
+                lacks: self.lacks.clone(),
                 lost: self.lost,
                 wanted: vec![],
             };
@@ -120,6 +161,7 @@ struct Shelf {
     fetches: usize,
     delay_ns: RangeInclusive<u64>,
     bad: u32,
+    lacks: Lacks,
     lost: u32,
     /// When each comes, `u64::MAX` for never, and whether it can be read then.
     wanted: Vec<(u64, Wanted, bool)>,
@@ -134,7 +176,11 @@ impl Tier for Shelf {
             true => u64::MAX,
             false => now_ns + self.rng.u64(self.delay_ns.clone()),
         };
-        let is_bad = self.rng.u32(0..10_000) < self.bad;
+        let table = wanted.table as usize;
+        let is_bad = match self.lacks.some_of(table) {
+            true => self.lacks.row(table, wanted.row),
+            false => self.rng.u32(0..10_000) < self.bad,
+        };
         self.wanted.push((due_ns, wanted, is_bad));
         Ok(())
     }

@@ -23,7 +23,7 @@ use super::patron::Patron;
 use super::planted::{Mistake, Planted};
 use super::records::Tally;
 use super::service::{Noted, Schemas};
-use super::shelf::Drawn;
+use super::shelf::{Drawn, Lacks};
 use super::story::Story;
 use super::stranger::{Character, Stranger};
 
@@ -33,6 +33,8 @@ pub struct Stage {
     pub net: SimNet,
     /// The model's tables.
     pub tables: Arc<Resident>,
+    /// Rows of them that are taken for zeros.
+    pub(super) lacks: Lacks,
     dataplane: Rc<RefCell<Dataplane>>,
 }
 
@@ -214,7 +216,10 @@ impl World {
         let tables =
             Resident::in_memory(&specs, seed, HugePages::Off, &silent).expect("a few small tables");
         let tables = Arc::new(tables);
-        let schemas = Schemas::new(Arc::clone(&tables));
+        // By draws of their own: whatever else happens in a world does not depend on them.
+        let mut draws = Rng::with_seed(!seed);
+        let cached = Drawn::draw(&mut draws, specs.len(), limits.engine().max_ids);
+        let schemas = Schemas::new(Arc::clone(&tables), cached.lacks().clone());
         let mailboxes: Vec<Arc<Mailbox>> = (0..workers).map(|_| Arc::default()).collect();
         let sessions = Sessions::new(
             "simulated".into(),
@@ -226,20 +231,26 @@ impl World {
         let net = SimNet::new(rng.u64(..), bounds, service, faults);
         let isas = Isa::available();
         let isa = isas[rng.usize(0..isas.len())];
-        // By draws of their own: whatever else happens in a world does not depend on them.
-        let mut draws = Rng::with_seed(!seed);
-        let cached = Drawn::draw(&mut draws, specs.len(), limits.engine().max_ids);
         let drawn = format!("{drawn}{cached:?}\n");
         let mut moving = Rng::with_seed(seed.rotate_left(32));
         let begin_cached: Vec<Option<bool>> = (cached.tables().into_iter())
             .map(|is_listed| is_listed.then(|| moving.u8(0..4) > 0))
             .collect();
+        // Resident they would have all rows.
+        let stays = |(table, begins): (usize, &Option<bool>)| {
+            begins.map(|begins| begins || cached.lacks().some_of(table))
+        };
+        let begin_cached: Vec<_> = begin_cached.iter().enumerate().map(stays).collect();
+        let moves = |(table, begins): (usize, &Option<bool>)| {
+            begins.filter(|_| !cached.lacks().some_of(table))
+        };
+        let moving_tables: Vec<_> = begin_cached.iter().enumerate().map(moves).collect();
         let (caches, shares) = cached.workers(&mut draws, &tables, &begin_cached, mailboxes.len());
         let moves = Moves::new(
             shares,
             Arc::clone(&tables),
             mailboxes.clone(),
-            &begin_cached,
+            &moving_tables,
             moving,
         );
         let parts = mailboxes.into_iter().zip(caches).enumerate();
@@ -277,6 +288,7 @@ impl World {
         let stage = Stage {
             net: net.clone(),
             tables,
+            lacks: cached.lacks().clone(),
             dataplane: Rc::clone(&dataplane),
         };
         let actors = draw_actors(&mut rng);

@@ -194,11 +194,6 @@ impl<D: Device> FileTier<D> {
         place as u32
     }
 
-    /// What it has done.
-    pub fn counts(&self) -> TierCounts {
-        self.counts
-    }
-
     /// Reads that take a slot of the device, or will.
     pub fn reads(&self) -> usize {
         self.fetches.reads()
@@ -287,6 +282,10 @@ impl<D: Device> Tier for FileTier<D> {
 
     fn unanswered(&self) -> usize {
         self.fetches.unanswered()
+    }
+
+    fn counts(&self) -> TierCounts {
+        self.counts
     }
 }
 

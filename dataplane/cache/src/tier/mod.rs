@@ -103,4 +103,9 @@ pub trait Tier {
 
     /// Fetches that were taken and not answered.
     fn unanswered(&self) -> usize;
+
+    /// What it has done; zeros where it counts nothing.
+    fn counts(&self) -> TierCounts {
+        TierCounts::default()
+    }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use rowmill_cache::WarmRows;
+use rowmill_cache::figures::Count;
 
 use super::{LIMITS, Seat, seats, settle};
 use crate::shelf::{Fate, TABLES, fate};
@@ -13,9 +14,10 @@ fn what_is_hinted_is_fetched_by_its_owner_as_far_as_there_is_room() {
     let rows: Vec<u32> = (0..100).filter(|&row| fate(row) == Fate::Comes).collect();
     let counters = |seats: &[Seat]| {
         let sums = seats.iter().map(|seat| {
-            let counters = seat.worker.counters();
+            let figures = seat.worker.figures(0).expect("a cached table");
             let begun = seat.worker.fetch_counters().prefetched;
-            (counters.hinted, counters.hints_dropped, begun)
+            let told = figures.get(Count::Hinted);
+            (told, figures.get(Count::HintsDropped), begun)
         });
         sums.fold((0, 0, 0), |a, b| (a.0 + b.0, a.1 + b.1, a.2 + b.2))
     };
