@@ -104,12 +104,15 @@ impl CachedTable {
         places: &'t mut [u32],
     ) -> Found<'t> {
         let found = self.store.find(turn, rows, places);
-        let (now, reuses, draw) = (self.policy.now(), &mut self.reuses, &mut self.draw);
-        found.touch(&mut self.sample, |bits| {
+        let (now, reuses) = (self.policy.now(), &mut self.reuses);
+        // A copy, which stays in a register: stored after each draw it would have to be waited for.
+        let mut draw = self.draw.clone();
+        found.touch(&mut self.sample, |n, bits| {
             let word = Word::from_bits(bits);
-            reuses.count(word, now);
-            word.touched(now, draw).bits()
+            reuses.count(n, word, now);
+            word.touched(now, &mut draw).bits()
         });
+        self.draw = draw;
         let shard_sets = self.store.shape().shard_sets();
         let words = |set| words(&self.writers, &self.own, shard_sets, set);
         let one_in = self.store.sample_every().get();

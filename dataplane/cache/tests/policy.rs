@@ -23,7 +23,7 @@ fn experienced() -> Policy {
                 now,
             );
             if draw.below(100) < 4 * word.class() as u32 {
-                reuses.count(word, now);
+                reuses.count(0, word, now);
             }
         }
         let mut seen = draw.clone();
@@ -155,7 +155,7 @@ fn nothing_is_allocated_and_the_same_is_the_same() {
                     Some(slot) => policy.evicted(slot + turn, word(slot)),
                     None => policy.refused(newcomer),
                 }
-                reuses.count(word(turn), now);
+                reuses.count(0, word(turn), now);
                 policy.advance(u64::from(turn % 100), &mut reuses, 2, &usage, |set| {
                     (0..16).map(move |way| word(set + way))
                 });

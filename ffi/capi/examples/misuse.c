@@ -239,6 +239,16 @@ static void requests(const place *p, const place *other) {
     expect("client B, ticket of client A", ROWMILL_INVALID, answered(other, s.ticket, -1, &answer), "another client's");
     must(answered(p, s.ticket, -1, &answer), "wait");
     expect("wait: answer taken before", ROWMILL_INVALID, answered(p, s.ticket, -1, &answer), "was taken");
+    rowmill_request ahead = {.size = sizeof ahead, .wait_us = 5};
+    expect("prefetch: a wait", ROWMILL_INVALID, rowmill_prefetch(p->client, p->schema, &s.batch, &ahead), "request.wait_us is 5");
+    ahead = (rowmill_request){.size = sizeof ahead, .flags = ROWMILL_PARTIALS};
+    expect("prefetch: a flag", ROWMILL_INVALID, rowmill_prefetch(p->client, p->schema, &s.batch, &ahead), "request.flags");
+    expect("prefetch: no batch", ROWMILL_INVALID, rowmill_prefetch(p->client, p->schema, NULL, NULL), "batch");
+    for (int i = 0; i < 1000; i++) {
+        int status = rowmill_prefetch(p->client, p->schema, &s.batch, NULL);
+        if (status != ROWMILL_AGAIN)
+            must(status, "prefetch");
+    }
     expect("cancel: answer taken before", ROWMILL_INVALID, rowmill_cancel(p->client, s.ticket), "was taken");
 
     fresh(&s, p)->ids[2] = (int64_t)table.rows;

@@ -525,6 +525,15 @@ int rowmill_submit(const struct rowmill_client *client,
                    const struct rowmill_request *request,
                    rowmill_ticket *ticket);
 
+// Says that the rows of a batch may be wanted soon: those that are not in memory are fetched, as far as the dataplane has room for that. It
+// returns at once, takes a slot until the dataplane has taken the ids, and has no answer: what the dataplane refuses is not told. The
+// batch with its arrays is the caller's again when the call returns. Of `request`, which may be NULL, the deadline counts alone; the
+// rest has to be 0. ROWMILL_AGAIN: all slots are in use; take answers first, or do without.
+int rowmill_prefetch(const struct rowmill_client *client,
+                     const struct rowmill_schema *schema,
+                     const struct rowmill_batch *batch,
+                     const struct rowmill_request *request);
+
 // Takes an answer that has come, if there is one: `got` is then 1, and else 0. What became of the request is the answer's
 // status, about which rowmill_error_text() has a sentence where it is not ROWMILL_OK; what is returned tells whether there could be
 // looked for one.

@@ -26,7 +26,7 @@ use core::ffi::{c_char, c_int, c_void};
 use core::ptr;
 use std::sync::Arc;
 
-use ::rowmill_client::MAX_FEATURES;
+use ::rowmill_client::{MAX_FEATURES, RequestOptions};
 
 pub use abi::*;
 use client::{Client, Submission};
@@ -379,6 +379,34 @@ pub unsafe extern "C" fn rowmill_submit(
             wait,
         })?);
         Ok(())
+    })
+}
+
+/// Says that the rows of a batch may be wanted soon: those that are not in memory are fetched, as far as the dataplane has room for that. It
+/// returns at once, takes a slot until the dataplane has taken the ids, and has no answer: what the dataplane refuses is not told. The
+/// batch with its arrays is the caller's again when the call returns. Of `request`, which may be NULL, the deadline counts alone; the
+/// rest has to be 0. ROWMILL_AGAIN: all slots are in use; take answers first, or do without.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rowmill_prefetch(
+    client: *const rowmill_client,
+    schema: *const rowmill_schema,
+    batch: *const rowmill_batch,
+    request: *const rowmill_request,
+) -> c_int {
+    guard(|| {
+        let client = find::<Client, _>(client)?;
+        let schema = find::<Schema, _>(schema)?;
+        // SAFETY: the header's rules, here and below.
+        let batch = unsafe { read(batch, "batch") }?;
+        let options = match request.is_null() {
+            true => RequestOptions::default(),
+            // SAFETY: see above.
+            false => requests::of_prefetch(&unsafe { read(request, "request") }?)?,
+        };
+        // SAFETY: see above. The arrays are not used when the call has returned.
+        let arrays = unsafe { requests::Arrays::of(&batch) }?;
+        let sent = client.hub.prefetch(&schema.bound, &arrays.view(), &options);
+        Ok(sent?)
     })
 }
 

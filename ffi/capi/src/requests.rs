@@ -200,6 +200,19 @@ pub(crate) fn options(given: &rowmill_request) -> Result<(RequestOptions, Durati
     Ok((options, Duration::from_micros(given.wait_us)))
 }
 
+/// The client's options for those of a prefetch.
+pub(crate) fn of_prefetch(given: &rowmill_request) -> Result<RequestOptions, Error> {
+    input::unused(given.flags, "request.flags")?;
+    for (what, number) in [("generation", given.generation), ("wait_us", given.wait_us)] {
+        if number != 0 {
+            return Err(Error::invalid(format!(
+                "request.{what} is {number}; a prefetch has a deadline only: set it to 0"
+            )));
+        }
+    }
+    Ok(options(given)?.0)
+}
+
 /// How long to wait: below 0 for as long as it takes.
 pub(crate) fn limit(timeout_us: i64) -> Duration {
     u64::try_from(timeout_us).map_or(Duration::MAX, Duration::from_micros)

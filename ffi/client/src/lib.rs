@@ -81,6 +81,7 @@ mod memory;
 mod narrow;
 mod options;
 mod ports;
+mod prefetch;
 mod requests;
 mod schema;
 mod session;

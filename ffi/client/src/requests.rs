@@ -58,28 +58,6 @@ impl<P: ClientPort> Session<P> {
         sent
     }
 
-    /// Says that rows may be wanted soon: those of a batch that are not in memory are fetched, as far as the dataplane has room for
-    /// that. Nothing is answered but that the ids were taken, with an empty target; of `options` the deadline counts alone.
-    ///
-    /// # Errors
-    /// As [`Session::submit`].
-    pub fn prefetch(
-        &mut self,
-        schema: &BoundSchema,
-        batch: &Batch,
-        options: &RequestOptions,
-    ) -> Result<Ticket, ClientError> {
-        let options = RequestOptions {
-            slice_bags: 0,
-            partials: false,
-            ..*options
-        };
-        let source = self.prepare(schema, batch.shape(), None, &options)?;
-        let target = Target::none(self.id);
-        let sent = self.send(Op::Prefetch, schema, batch, target, &options, source);
-        sent.map_err(|unsent| unsent.error)
-    }
-
     fn submit_content(
         &mut self,
         schema: &BoundSchema,
@@ -97,7 +75,7 @@ impl<P: ClientPort> Session<P> {
     }
 
     /// Checks and plans a request, picks its lanes, takes its source space. Changes nothing on errors.
-    fn prepare(
+    pub(crate) fn prepare(
         &mut self,
         schema: &BoundSchema,
         batch: &Shape,
@@ -184,7 +162,7 @@ impl<P: ClientPort> Session<P> {
         taken.map(Some).ok_or(ClientError::NoSourceSpace)
     }
 
-    fn send(
+    pub(crate) fn send(
         &mut self,
         op: Op,
         schema: &BoundSchema,

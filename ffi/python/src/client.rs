@@ -283,6 +283,33 @@ impl Client {
         Ok(Future::new(sent, slf.clone().unbind()))
     }
 
+    /// Says that the rows of a batch may be wanted soon: those that are not in memory are fetched, as far as the dataplane has room for
+    /// that. It waits for nothing, and what the dataplane refuses, such as an id that no table has, is not told.
+    ///
+    /// Args:
+    ///     schema: Made by :meth:`bind` of this client.
+    ///     batch: As :meth:`lookup` takes it. Its arrays can be filled anew when this returns.
+    ///     weights: As :meth:`lookup` takes them; they are not looked at, and where the schema has weights they are wanted all the same.
+    ///     deadline: Seconds after which nobody wants the rows, from the dataplane's receipt on; more than 0, or None for no limit.
+    ///
+    /// Raises:
+    ///     BusyError: All credits are in use; take results of earlier requests first, or do without.
+    ///     InputError, DtypeError, FeatureError, ClosedError: As :meth:`lookup`.
+    #[pyo3(signature = (schema, batch, *, weights = None, deadline = None))]
+    fn prefetch(
+        &self,
+        py: Python<'_>,
+        schema: &Schema,
+        batch: &Bound<'_, PyAny>,
+        weights: Option<&Bound<'_, PyAny>>,
+        deadline: Option<f64>,
+    ) -> PyResult<()> {
+        let hub = self.open()?;
+        let batch = Batch::of(schema, batch, weights)?;
+        let options = request_options(0, deadline)?;
+        request::prefetch(py, &hub, schema, &batch, &options)
+    }
+
     /// :meth:`lookup` of flat arrays by their addresses, for operators that know them.
     ///
     /// Args:

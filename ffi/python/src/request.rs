@@ -246,6 +246,21 @@ pub(crate) fn submit(
     Ok(Sent { asked, pending })
 }
 
+/// Sends a batch whose rows may be wanted soon, if there is room for it.
+pub(crate) fn prefetch(
+    py: Python<'_>,
+    hub: &Hub,
+    schema: &Schema,
+    batch: &Batch,
+    options: &RequestOptions,
+) -> PyResult<()> {
+    if batch.bags == 0 {
+        return Ok(());
+    }
+    let sent = py.detach(|| batch.with_view(|view| hub.prefetch(&schema.bound, view, options)));
+    Ok(sent.map_err(|error| of_batch(error, schema, batch))?)
+}
+
 /// An error of sending, which counts the batch's columns where it has names for them, else the schema's features.
 pub(crate) fn of_batch(error: ClientError, schema: &Schema, batch: &Batch) -> Fault {
     match batch.names() {

@@ -37,7 +37,12 @@ class Service:
     """A rowmilld that runs, and its tables."""
 
     def __init__(
-        self, folder: pathlib.Path, model: pathlib.Path, tables: dict[str, np.ndarray], options: str = ""
+        self,
+        folder: pathlib.Path,
+        model: pathlib.Path,
+        tables: dict[str, np.ndarray],
+        options: str = "",
+        admin: str = "off",
     ) -> None:
         self.tables = tables
         self.socket = folder / "rowmill.sock"
@@ -48,7 +53,7 @@ class Service:
             f'[model]\ndirectory = "{model}"\nhuge_pages = "off"\n'
             "[workers]\ncpus = 1\npin = false\n"
             "[idle]\nspin_us = 20\nyield_us = 50\n"
-            '[admin]\naddress = "off"\n'
+            f'[admin]\naddress = "{admin}"\n'
         )
         self.log = folder / "rowmilld.log"
         with self.log.open("wb") as log:

@@ -14,7 +14,9 @@ pub(super) const STEPS: usize = BANDS * PARTS;
 /// The band of an age.
 #[inline]
 pub(super) fn band(age: u16) -> usize {
-    ((u16::BITS - age.leading_zeros()) as usize).min(BANDS - 1)
+    // The exponent of a float: what counts leading zeros on every x86-64 takes as long as all else of a touch.
+    let bits = (i32::from(age.min(TICKS - 1)) * 2 + 1) as f32;
+    (bits.to_bits() >> (f32::MANTISSA_DIGITS - 1)) as usize - (f32::MAX_EXP as usize - 1)
 }
 
 /// How many ticks a band has.

@@ -15,12 +15,18 @@ impl Draw {
     /// A number below `end`, which is not 0.
     #[inline]
     pub fn below(&mut self, end: u32) -> u32 {
+        ((u64::from(self.word()) * u64::from(end)) >> 32) as u32
+    }
+
+    /// Any number.
+    #[inline]
+    pub fn word(&mut self) -> u32 {
         // Knuth's linear congruential generator, of which the upper bits are used.
         self.state = self
             .state
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
-        (((self.state >> 32) * u64::from(end)) >> 32) as u32
+        (self.state >> 32) as u32
     }
 }
 

@@ -72,14 +72,15 @@ mod tests {
             told
         };
         let word = |class: u16| Word::from_bits(class << 12);
-        reuses.count(word(3), Tick::new(5));
+        reuses.count(0, word(3), Tick::new(5));
+        reuses.count(1, word(3), Tick::new(5));
         assert_eq!(usage.add(10, &mut reuses, 16), 10);
-        assert_eq!(told(&mut known[0]), [(3, 3, 16)]);
-        reuses.count(word(3), Tick::new(5));
-        reuses.count(word(9), Tick::new(0));
+        assert_eq!(told(&mut known[0]), [(3, 3, 32)]);
+        reuses.count(0, word(3), Tick::new(5));
+        reuses.count(1, word(9), Tick::new(0));
         assert_eq!(usage.add(7, &mut reuses, 1), 17);
         assert_eq!(told(&mut known[0]), [(3, 3, 1), (9, 0, 1)]);
-        assert_eq!(told(&mut known[1]), [(3, 3, 17), (9, 0, 1)]);
+        assert_eq!(told(&mut known[1]), [(3, 3, 33), (9, 0, 1)]);
         assert_eq!(told(&mut known[1]), []);
         assert_eq!(usage.add(0, &mut reuses, 1), 17);
         assert_eq!(told(&mut known[0]), []);

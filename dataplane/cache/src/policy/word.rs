@@ -8,15 +8,15 @@ pub const CLASSES: usize = 16;
 /// Uses that a class begins with. A row's first use counts.
 const USES: [u32; CLASSES] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
 
-/// Uses that a class covers; the last one is not left.
-const USES_IN: [u32; CLASSES] = {
-    let mut uses = [u32::MAX; CLASSES];
+/// Of the 2^32 words that a draw may give, those with which a class is left: one in the uses that it covers.
+const LEAVING: [u64; CLASSES] = {
+    let mut leaving = [0; CLASSES];
     let mut class = 0;
     while class + 1 < CLASSES {
-        uses[class] = USES[class + 1] - USES[class];
+        leaving[class] = (u32::MAX / (USES[class + 1] - USES[class])) as u64 + 1;
         class += 1;
     }
-    uses
+    leaving
 };
 
 const STAMP_BITS: u32 = 12;
@@ -65,8 +65,8 @@ impl Word {
     #[must_use]
     pub fn touched(self, tick: Tick, draw: &mut Draw) -> Word {
         let class = self.class();
-        let more = draw.below(USES_IN[class]) == 0;
-        let class = (class + usize::from(more)).min(CLASSES - 1) as u16;
+        let more = u64::from(draw.word()) < LEAVING[class];
+        let class = class as u16 + u16::from(more);
         Word(class << STAMP_BITS | tick.0)
     }
 

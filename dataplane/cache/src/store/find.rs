@@ -1,7 +1,7 @@
 //! What was found in a turn.
 
 use core::num::NonZeroU32;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU16, Ordering};
 
 use rowmill_arena::prefetch_line;
 
@@ -61,17 +61,33 @@ impl<'t> Found<'t> {
         }
     }
 
-    /// Draws hits, and puts `touched(word)` into the place of the meta word of each one that is drawn.
+    /// Draws hits, and puts `touched(n, word)` into the place of the meta word of each one that is drawn; `n` counts them.
     ///
-    /// A word is stored only where it changes: its line is shared by all workers. Lines are asked for before the first is touched.
+    /// A word is stored only where it changes: its line is shared by all workers.
     #[inline]
-    pub fn touch(&self, sample: &mut Sample, mut touched: impl FnMut(u16) -> u16) {
+    pub fn touch(&self, sample: &mut Sample, mut touched: impl FnMut(usize, u16) -> u16) {
         let metas = self.memory.metas();
+        let mut touch = |n: usize, meta: &AtomicU16| {
+            let old = meta.load(Ordering::Relaxed);
+            let new = touched(n, old);
+            if new != old {
+                meta.store(new, Ordering::Relaxed);
+            }
+        };
+        if sample.every == 1 {
+            for (n, &place) in self.places.iter().enumerate() {
+                // A miss is no slot.
+                if let Some(meta) = metas.get(place as usize) {
+                    touch(n, meta);
+                }
+            }
+            return;
+        }
         let mut position = sample.skip;
         while position < self.places.len() {
+            // Lines are asked for before the first is touched: they are far away.
             let mut count = 0;
             while position < self.places.len() && count < DRAWN {
-                // A miss is no slot.
                 let place = self.places[position];
                 if let Some(meta) = metas.get(place as usize) {
                     prefetch_line(meta);
@@ -80,13 +96,8 @@ impl<'t> Found<'t> {
                 }
                 position += sample.step();
             }
-            for &place in &sample.drawn[..count] {
-                let meta = &metas[place as usize];
-                let old = meta.load(Ordering::Relaxed);
-                let new = touched(old);
-                if new != old {
-                    meta.store(new, Ordering::Relaxed);
-                }
+            for (n, &place) in sample.drawn[..count].iter().enumerate() {
+                touch(n, &metas[place as usize]);
             }
         }
         sample.skip = position - self.places.len();
@@ -154,7 +165,7 @@ mod tests {
         let mut sample = Sample::new(NonZeroU32::MIN, 1);
         for piece in places.chunks(77) {
             let found = Found::new(&memory, piece, 0);
-            found.touch(&mut sample, |word| word + 1);
+            found.touch(&mut sample, |_, word| word + 1);
         }
         for slot in 0..1024 {
             let hit = u16::from(slot < 500 && slot % 3 != 0);
@@ -171,7 +182,7 @@ mod tests {
             let places: Vec<u32> = (0..length).collect();
             for _ in 0..pieces {
                 let found = Found::new(&memory, &places, 0);
-                let mut count = |word| {
+                let mut count = |_, word| {
                     drawn += 1;
                     word
                 };

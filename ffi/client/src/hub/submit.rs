@@ -112,6 +112,70 @@ impl<P: ClientPort> Hub<P> {
         pending.wait(how)
     }
 
+    /// Says that rows may be wanted soon: those that are not in memory are fetched, as far as the dataplane has room for that. Returns
+    /// at once, and nobody is told what became of it; of `options` the deadline counts alone.
+    ///
+    /// # Errors
+    /// As [`Hub::submit`].
+    pub fn prefetch<'a>(
+        &self,
+        schema: &BoundSchema,
+        ids: impl Into<Ids<'a>>,
+        options: &RequestOptions,
+    ) -> Result<(), ClientError> {
+        let ids = ids.into();
+        self.check(schema, ids)?;
+        let mut inner = self.shared.lock()?;
+        match self.try_prefetch(&mut inner, schema, ids, options) {
+            // What has come and is still to be taken in may give room.
+            Err(error) if error.would_block() || error.is_full() => {
+                self.shared.turn(&mut inner)?;
+                self.try_prefetch(&mut inner, schema, ids, options)
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Sends a request that is not waited for, if there is room for it.
+    fn try_prefetch(
+        &self,
+        inner: &mut Inner<P>,
+        schema: &BoundSchema,
+        ids: Ids<'_>,
+        options: &RequestOptions,
+    ) -> Result<(), ClientError> {
+        let Inner {
+            session,
+            leases,
+            table,
+            ..
+        } = &mut *inner;
+        leases.take_in(session);
+        if table.is_full() {
+            return Err(ClientError::NoCredit);
+        }
+        let (needed, held) = (0, leases.taken());
+        let lease = leases.reserve();
+        let lease = lease.ok_or(ClientError::ResultsHeld { needed, held })?;
+        let sent = match ids {
+            Ids::Batch(batch) => session.prefetch(schema, batch, options),
+            Ids::View(view) => session.prefetch_view(schema, view, options),
+        };
+        match sent {
+            Ok(ticket) => {
+                let at = table.begin(ticket, lease);
+                // Its answer gives its place back, and says nothing else.
+                drop(Pending::new(Arc::clone(&self.shared), at));
+                Ok(())
+            }
+            Err(error) => {
+                leases.give(lease);
+                self.shared.hand_out(inner);
+                Err(error)
+            }
+        }
+    }
+
     /// Sends a request if there is room for it and its result.
     fn try_submit(
         &self,

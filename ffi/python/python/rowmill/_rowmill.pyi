@@ -273,6 +273,14 @@ class Client:
         generation: int = 0,
         deadline: float | None = None,
     ) -> Future: ...
+    def prefetch(
+        self,
+        schema: Schema,
+        batch: _Batch,
+        *,
+        weights: _Numbers | None = None,
+        deadline: float | None = None,
+    ) -> None: ...
     def _lookup_flat(
         self,
         schema: Schema,

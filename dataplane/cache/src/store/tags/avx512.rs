@@ -84,6 +84,8 @@ unsafe fn four_matches(lines: &[Line], rows: &Block, places: &Block, i: usize) -
     let line = |i: usize| lines.as_ptr().wrapping_add(places[i] as usize);
     let four: &[u32; 4] = rows[i..i + 4].as_array().expect("four of sixteen");
     let matches: u64;
+    // Of a type: of a register without one the compiler may print another's name.
+    let _tags: __m512i;
     // SAFETY: of each of four lines, which are there by the caller's contract, 64 bytes are read, and four words that are
     // borrowed; nothing else is touched. The lines are atomics that others may store to meanwhile: the loads are the
     // instructions', of which the compiler knows nothing that it could take for granted, and the CPU loads each of the tags,
@@ -102,7 +104,7 @@ unsafe fn four_matches(lines: &[Line], rows: &Block, places: &Block, i: usize) -
             "kunpckwd {third}, {second}, {third}",
             "kunpckdq {first}, {third}, {first}",
             "kmovq {matches}, {first}",
-            tags = out(zmm_reg) _,
+            tags = out(zmm_reg) _tags,
             first = out(kreg) _,
             second = out(kreg) _,
             third = out(kreg) _,

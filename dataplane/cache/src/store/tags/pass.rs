@@ -19,8 +19,9 @@ pub(super) const BLOCK: usize = 16;
 /// How many blocks are asked for before the first is looked at: 128 lines. What has to be in flight is set by the memory, in lines: 64
 /// cost a tenth more where lines come from memory, and more than 128 are no faster.
 const AHEAD: usize = 8;
-/// Blocks that are looked for in their primary sets before what was not there is in its secondary ones.
-const PART: usize = 64;
+/// Blocks of rows that are not in their primary sets which are gathered before they are looked for in their secondary ones: as a rule
+/// those of a whole piece, of which a tenth are so. (An empty room is cleared for each piece.)
+const ROOM: usize = 16;
 /// Rows of a block that are mostly not in the set that was looked at, at most: more cost a branch that is not foreseen.
 const FEW: usize = 4;
 
@@ -81,7 +82,6 @@ pub(super) fn find<P: Probe>(
         spread: *spread,
     };
     let (blocks, rest) = rows.as_chunks();
-    let (places, rest_places) = places.as_chunks_mut();
     let (last, mut last_places) = (filled_up(rest), [0; BLOCK]);
     if !rest.is_empty() {
         // Now, lest the last few be waited for at the end.
@@ -89,16 +89,17 @@ pub(super) fn find<P: Probe>(
         pass.ask(&last_places);
     }
     let mut left = Left::new();
-    for (blocks, places) in blocks.chunks(PART).zip(places.chunks_mut(PART)) {
-        pass.find_part(blocks, places, PART * BLOCK, &mut left);
-    }
+    pass.find_blocks(blocks, places.as_chunks_mut().0, &mut left);
     if !rest.is_empty() {
-        let places = core::slice::from_mut(&mut last_places);
-        pass.find_part(&[last], places, rest.len(), &mut left);
-        rest_places.copy_from_slice(&last_places[..rest.len()]);
+        // SAFETY: `hash` wrote numbers of sets, of which there are as many as lines.
+        let missed = unsafe { pass.probe.look_at(lines, &last, &mut last_places) };
+        let first = blocks.as_flattened().len();
+        places[first..].copy_from_slice(&last_places[..rest.len()]);
+        left.add(first, missed & !(u32::MAX << rest.len()));
     }
+    pass.find_secondary(rows, places, &mut left);
     fence(Ordering::Acquire);
-    let bits = left.bits.iter().fold(0, |bits, row| bits | row);
+    let bits = left.bits.iter().chain(rest).fold(0, |bits, row| bits | row);
     assert!(bits < ROWS_END, "a number that is none of a row");
     left.misses
 }
@@ -117,12 +118,15 @@ struct Pass<'a, P> {
     spread: Spread,
 }
 
-/// The rows of a part that are not in their primary sets, and what has been found out so far.
+/// The rows that are not in their primary sets, and what has been found out so far.
 struct Left {
-    /// Where they are in the part. With room for what is written behind the last, see [`add`].
-    positions: [u16; PART * BLOCK + BLOCK],
-    rows: [Block; PART],
-    places: [Block; PART],
+    /// How many there are, and how many blocks of them are asked for.
+    count: usize,
+    asked: usize,
+    /// Where they are in the piece. With room for what is written behind the last, see [`add`](Self::add).
+    positions: [u32; ROOM * BLOCK + BLOCK],
+    rows: [Block; ROOM],
+    places: [Block; ROOM],
     /// Bits that are set in any row.
     bits: Block,
     /// Rows that are in no slot.
@@ -132,25 +136,55 @@ struct Left {
 impl Left {
     fn new() -> Left {
         Left {
-            positions: [0; PART * BLOCK + BLOCK],
-            rows: [[0; BLOCK]; PART],
-            places: [[0; BLOCK]; PART],
+            count: 0,
+            asked: 0,
+            positions: [0; ROOM * BLOCK + BLOCK],
+            rows: [[0; BLOCK]; ROOM],
+            places: [[0; BLOCK]; ROOM],
             bits: [0; BLOCK],
             misses: 0,
         }
     }
+
+    /// Whether there may be no room for a block's worth of rows more.
+    #[inline(always)]
+    fn is_full(&self) -> bool {
+        self.count > (ROOM - 1) * BLOCK
+    }
+
+    /// Adds the rows of a block that are bits of `missed`; `first` is where it begins.
+    #[inline(always)]
+    fn add(&mut self, first: usize, missed: u32) {
+        // A block's worth of room is behind the last: there are no more bits than rows were looked at.
+        let room = &mut self.positions[self.count..self.count.wrapping_add(BLOCK)];
+        let (mut bits, ones) = (missed, missed.count_ones() as usize);
+        let put = |room: &mut u32, bits: &mut u32| {
+            *room = (first as u32).wrapping_add(bits.trailing_zeros());
+            *bits &= bits.wrapping_sub(1);
+        };
+        // As many as mostly are there without a branch; what is written too much is overwritten.
+        for room in &mut room[..FEW] {
+            put(room, &mut bits);
+        }
+        if ones > FEW {
+            for room in &mut room[FEW..ones] {
+                put(room, &mut bits);
+            }
+        }
+        self.count = self.count.wrapping_add(ones);
+    }
 }
 
 impl<P: Probe> Pass<'_, P> {
-    /// Looks up a part, of at most [`PART`] blocks, of which the first `counted` rows are counted.
+    /// Looks blocks up in their primary sets.
     #[inline(always)]
-    fn find_part(&self, rows: &[Block], places: &mut [Block], counted: usize, left: &mut Left) {
+    fn find_blocks(&self, rows: &[Block], places: &mut [Block], left: &mut Left) {
         // Sets are numbered a block before they are asked for: vectors are stored then, and words loaded.
         for (rows, places) in rows.iter().zip(places.iter_mut()).take(AHEAD + 1) {
             self.hash(rows, places);
         }
         places.iter().take(AHEAD).for_each(|sets| self.ask(sets));
-        let (mut count, mut asked, mut bits) = (0_usize, 0_usize, left.bits);
+        let mut bits = left.bits;
         for k in 0..rows.len() {
             if let Some(sets) = places.get(k.wrapping_add(AHEAD)) {
                 self.ask(sets);
@@ -164,52 +198,52 @@ impl<P: Probe> Pass<'_, P> {
             }
             // SAFETY: `hash` wrote numbers of sets, of which there are as many as lines.
             let missed = unsafe { self.probe.look_at(self.lines, &rows[k], &mut places[k]) };
-            count = add(&mut left.positions, count, k.wrapping_mul(BLOCK), missed);
-            if count >= asked.wrapping_add(1).wrapping_mul(BLOCK) {
-                self.ask_secondary(rows, left, asked, BLOCK);
-                asked = asked.wrapping_add(1);
+            left.add(k.wrapping_mul(BLOCK), missed);
+            if left.count >= left.asked.wrapping_add(1).wrapping_mul(BLOCK) {
+                self.ask_secondary(rows.as_flattened(), left, BLOCK);
+            }
+            if left.is_full() {
+                self.find_secondary(rows.as_flattened(), places.as_flattened_mut(), left);
             }
         }
         left.bits = bits;
-        let rest = count.wrapping_sub(asked.wrapping_mul(BLOCK));
-        if rest > 0 {
-            self.ask_secondary(rows, left, asked, rest);
-        }
-        self.find_secondary(places, count, counted, left);
     }
 
-    /// Asks for the secondary sets of the next `count` rows that are left over, which are block number `block` of them.
+    /// Asks for the secondary sets of the next `count` rows that are left over.
     #[inline(always)]
-    fn ask_secondary(&self, rows: &[Block], left: &mut Left, block: usize, count: usize) {
-        let rows = rows.as_flattened();
+    fn ask_secondary(&self, rows: &[u32], left: &mut Left, count: usize) {
+        let block = left.asked;
         let positions = &left.positions[block.wrapping_mul(BLOCK)..][..count];
-        let (left, places) = (&mut left.rows[block], &mut left.places[block]);
+        let (left_rows, places) = (&mut left.rows[block], &mut left.places[block]);
         // What is behind them in the last block are rows that were left over before, or 0.
-        for (row, &position) in left.iter_mut().zip(positions) {
+        for (row, &position) in left_rows.iter_mut().zip(positions) {
             *row = rows[position as usize];
         }
-        for (place, &row) in places.iter_mut().zip(left.iter()) {
+        for (place, &row) in places.iter_mut().zip(left_rows.iter()) {
             *place = self.spread.secondary(row);
         }
         self.ask(places);
+        left.asked = block.wrapping_add(1);
     }
 
-    /// Looks for the `count` rows that are left over in their secondary sets, and counts those that are missed.
+    /// Looks for the rows that are left over in their secondary sets, and counts those that are missed. None are left then.
     #[inline(always)]
-    fn find_secondary(&self, places: &mut [Block], count: usize, counted: usize, left: &mut Left) {
-        let blocks = count.div_ceil(BLOCK);
-        let pairs = left.rows[..blocks].iter().zip(&mut left.places[..blocks]);
-        for (rows, places) in pairs {
+    fn find_secondary(&self, rows: &[u32], places: &mut [u32], left: &mut Left) {
+        while left.asked.wrapping_mul(BLOCK) < left.count {
+            let rest = left.count.wrapping_sub(left.asked.wrapping_mul(BLOCK));
+            self.ask_secondary(rows, left, rest.min(BLOCK));
+        }
+        let pairs = left.rows[..left.asked].iter();
+        for (rows, places) in pairs.zip(&mut left.places[..left.asked]) {
             // SAFETY: `ask_secondary` wrote numbers of sets, of which there are as many as lines.
             unsafe { self.probe.look_at(self.lines, rows, places) };
         }
-        let places = places.as_flattened_mut();
         let found = left.places.as_flattened().iter();
-        for (&place, &position) in found.zip(&left.positions[..count]) {
+        for (&place, &position) in found.zip(&left.positions[..left.count]) {
             places[position as usize] = place;
-            let misses = place == MISS && (position as usize) < counted;
-            left.misses = left.misses.wrapping_add(usize::from(misses));
+            left.misses = left.misses.wrapping_add(usize::from(place == MISS));
         }
+        (left.count, left.asked) = (0, 0);
     }
 
     /// Writes the primary sets of a block to its places.
@@ -227,28 +261,6 @@ impl<P: Probe> Pass<'_, P> {
             prefetch_line(self.lines.as_ptr().wrapping_add(set as usize));
         }
     }
-}
-
-/// Adds the positions of the bits of `missed` to the `count` that there are; tells how many there are then.
-#[inline(always)]
-fn add(left: &mut [u16; PART * BLOCK + BLOCK], count: usize, first: usize, missed: u32) -> usize {
-    // A block's worth of room is behind the last: there are no more bits than rows were looked at.
-    let room = &mut left[count..count.wrapping_add(BLOCK)];
-    let (mut bits, ones) = (missed, missed.count_ones() as usize);
-    let put = |room: &mut u16, bits: &mut u32| {
-        *room = (first as u16) | bits.trailing_zeros() as u16;
-        *bits &= bits.wrapping_sub(1);
-    };
-    // As many as mostly are there without a branch; what is written too much is overwritten.
-    for room in &mut room[..FEW] {
-        put(room, &mut bits);
-    }
-    if ones > FEW {
-        for room in &mut room[FEW..ones] {
-            put(room, &mut bits);
-        }
-    }
-    count.wrapping_add(ones)
 }
 
 /// The slot of the first way that matches.
