@@ -20,6 +20,7 @@ use rowmill_cache::Shares;
 use rowmill_cache::store::Store;
 use rowmill_engine::Home;
 use rowmill_table::{Generation, LoadOptions, Resident};
+use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -56,6 +57,8 @@ pub struct Means {
     pub huge_pages: HugePages,
     /// Whether checksums are compared while rows are read.
     pub verify: bool,
+    /// CPUs of workers, on which no rows are read where there are others.
+    pub workers_cpus: Vec<usize>,
 }
 
 /// Why a change is not begun.
@@ -126,7 +129,10 @@ impl Places {
         let changes = Arc::default();
         let work = {
             let (means, changes) = (Arc::clone(&means), Arc::clone(&changes));
-            move || work(&means, &wanted, &changes, &tell)
+            move || {
+                leave(&means.workers_cpus);
+                work(&means, &wanted, &changes, &tell);
+            }
         };
         thread::Builder::new()
             .name("rowmilld-places".into())
@@ -190,6 +196,18 @@ impl Places {
 
     pub(crate) fn status(&self) -> Value {
         json!(self.changes())
+    }
+}
+
+/// Keeps the calling thread, and those that it starts, off these CPUs if it has others.
+fn leave(cpus: &[usize]) {
+    let Ok(mut own) = sched_getaffinity(None) else {
+        return;
+    };
+    cpus.iter().for_each(|&cpu| own.unset(cpu));
+    if own.count() > 0 {
+        // Where that can't be, rows are read beside the workers.
+        let _left = sched_setaffinity(None, &own);
     }
 }
 
@@ -343,6 +361,7 @@ mod tests {
             mailboxes,
             huge_pages: HugePages::Off,
             verify: true,
+            workers_cpus: Vec::new(),
         };
         let (tell, told) = channel();
         let places = Places::start(means, move |choice| tell.send(choice).unwrap()).unwrap();

@@ -357,10 +357,19 @@ fn describe_admin(config: &Config) -> Choice {
         AdminAddress::At(address) if address.ip().is_loopback() => Choice::new(
             "admin pages",
             format!("http://{address}"),
-            "reached from this host only",
+            match config.admin.allow_changes {
+                true => "reached from this host only, from where listed tables can be moved",
+                false => "reached from this host only",
+            },
         ),
         AdminAddress::At(address) => {
-            let why = "not protected: whoever reaches the address sees clients and tables";
+            let why = match config.admin.allow_changes {
+                true => {
+                    "not protected: whoever reaches the address sees clients and tables, and from this host \
+                     listed tables can be moved"
+                }
+                false => "not protected: whoever reaches the address sees clients and tables",
+            };
             Choice::warning("admin pages", format!("http://{address}"), why)
         }
     }

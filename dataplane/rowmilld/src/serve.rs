@@ -110,6 +110,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
             mailboxes: mailboxes.clone(),
             huge_pages,
             verify: config.model.verify,
+            workers_cpus: plan.seats.iter().copied().flatten().collect(),
         });
         let told = Arc::clone(&overview);
         let places = means.map(|means| Places::start(means, move |choice| told.choose(choice)));

@@ -154,6 +154,7 @@ impl InProcess {
                 mailboxes: mailboxes.clone(),
                 huge_pages: HugePages::Off,
                 verify: true,
+                workers_cpus: Vec::new(),
             };
             Places::start(means, |_| ()).expect("a thread")
         });
