@@ -249,6 +249,9 @@ static void requests(const place *p, const place *other) {
         if (status != ROWMILL_AGAIN)
             must(status, "prefetch");
     }
+    fresh(&s, p)->request.wait_us = 10 * 1000 * 1000; /* for one of their slots */
+    must(submit(p, &s), "submit");
+    must(answered(p, s.ticket, -1, &answer), "wait");
     expect("cancel: answer taken before", ROWMILL_INVALID, rowmill_cancel(p->client, s.ticket), "was taken");
 
     fresh(&s, p)->ids[2] = (int64_t)table.rows;

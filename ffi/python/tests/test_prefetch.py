@@ -35,13 +35,13 @@ def test_rows_come_before_anybody_looks_them_up(model, tmp_path: pathlib.Path):
         with rowmill.connect(service.url) as client:
             schema = client.bind(FEATURES[:1], max_batch=64)
             assert held(service) == 0
-            ids = np.arange(100, 150)
-            assert client.prefetch(schema, rowmill.Jagged(ids, [20, 30])) is None
+            ids, lengths = np.arange(100, 150), np.array([20, 30])
+            assert client.prefetch(schema, rowmill.Jagged(ids, lengths)) is None
             until = time.monotonic() + 10
             while held(service) < len(ids):
                 assert time.monotonic() < until, f"{held(service)} rows came"
                 time.sleep(0.01)
-            result = client.lookup(schema, rowmill.Jagged(ids, [20, 30]))
+            result = client.lookup(schema, rowmill.Jagged(ids, lengths))
             assert np.array_equal(result.numpy()[1], service.tables["items"][ids[20:]].sum(axis=0))
     finally:
         service.stop()
