@@ -1,32 +1,23 @@
 //! One worker's way to the rows of cached tables.
 
+mod poll;
+
 use core::fmt;
 use std::sync::Arc;
 
+use poll::{BEGUN, cached};
 use rowmill_arena::ReadWindow;
 
 use crate::ahead::Ahead;
-use crate::fetch::{self, BagId, Fetches, Limits, Ready, Ticket};
+use crate::fetch::{self, BagId, Fetches, Limits, Ready};
 use crate::figures::{Count, TableFigures, TierFigures};
 use crate::home::Home;
-use crate::owners::{Hint, Mail, Owners, Room};
+use crate::owners::{Hint, Owners, Room};
 use crate::parker::Parker;
 use crate::store::{Found, MISS, Store, Turn};
 use crate::table::{CachedTable, OnFailure, Taken};
-use crate::tier::{EachRow, FetchesFull, Tier, TierError, Wanted};
+use crate::tier::{EachRow, FetchesFull, Tier, Wanted};
 use crate::warming::{WarmRows, Warming};
-
-/// Messages of other workers that a poll takes: copying the row of each takes a tenth of a microsecond or so, all together less than
-/// a micro-batch.
-const MAIL: usize = 128;
-
-/// Rows that a poll begins to fetch: finding a slot for one and where it is read from take a microsecond or so, and of fewer those that are
-/// looked up first would not be found as well.
-const BEGUN: usize = 32;
-/// A poll that has taken more rows than these begins none: it has been long enough.
-const FEW: usize = 2;
-/// Rows that wait in vain and that a poll looks at: giving one up takes a tenth of a microsecond or so.
-const GIVEN_UP: u32 = 128;
 
 /// No tier, for a worker without cached tables.
 struct Nowhere;
@@ -367,241 +358,6 @@ impl Worker {
         self.warming.is_some()
     }
 
-    /// Takes some of what has come, and asks for some of what is wanted: no more than takes as long as a micro-batch may. Between two
-    /// turns.
-    pub fn poll(&mut self, now_ns: u64) {
-        self.take_mail(now_ns);
-        let taken = self.take_rows(now_ns);
-        self.give_up_rows(now_ns);
-        self.take_hints(now_ns);
-        self.load_warm(now_ns);
-        if taken <= FEW {
-            self.fetch(now_ns);
-        }
-        let tables = self.tables.iter_mut().flatten();
-        for table in tables.filter_map(Home::table_mut) {
-            table.advance();
-        }
-        self.tier_figures.publish(&self.tier.counts());
-        self.owners.ring();
-    }
-
-    /// Takes what other workers ask and answer.
-    fn take_mail(&mut self, now_ns: u64) {
-        if !self.owners.look() {
-            return;
-        }
-        for _ in 0..MAIL {
-            match self.owners.receive() {
-                None => break,
-                Some(Mail::Answer {
-                    token,
-                    outcome,
-                    memory,
-                }) => {
-                    let row = outcome.map(|bytes| &memory[..bytes]);
-                    self.fetches.arrived(Ticket::of(token), row);
-                    self.owners.give_back(memory);
-                }
-                Some(Mail::Ask(mut ask)) => {
-                    self.counters.asked += 1;
-                    // It may have come since the other has missed it. Where the table is not cached here any more, or not yet, it
-                    // is fetched and kept nowhere.
-                    let table = home(&mut self.tables, ask.table).table();
-                    let found = table.and_then(|table| {
-                        let bytes = table.row_bytes();
-                        let is_read = table.read(ask.row, &mut ask.memory[..bytes]);
-                        is_read.then_some(bytes)
-                    });
-                    if let Some(bytes) = found {
-                        self.owners.answer(ask, Ok(bytes));
-                    } else {
-                        let (table, row) = (ask.table, ask.row);
-                        let lane = ask.lane;
-                        let number = self.owners.keep(ask);
-                        self.fetches.ask(now_ns, lane, table, row, number);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Takes rows that have come from the tier, or that it gives up. Returns how many.
-    fn take_rows(&mut self, now_ns: u64) -> usize {
-        let mut taken = 0;
-        let Worker {
-            tables,
-            fetches,
-            slots,
-            tier,
-            owners,
-            asked_ns,
-            ..
-        } = self;
-        let mut has_answered = false;
-        tier.poll(now_ns, &mut |token, outcome| {
-            taken += 1;
-            has_answered |= outcome != Err(TierError::Late);
-            let ticket = Ticket::of(token);
-            let Some(table) = fetches.arrived(ticket, outcome) else {
-                return;
-            };
-            while let Some(ask) = fetches.next_told() {
-                owners.answer_kept(ask, outcome);
-            }
-            let slot = slots[ticket.number()].take();
-            let home = home(tables, table);
-            let figures = home.figures();
-            match outcome {
-                Ok(_) => {
-                    let took_ns = now_ns.saturating_sub(asked_ns[ticket.number()]);
-                    figures.count(Count::Arrived, 1);
-                    figures.fetch_times.record(took_ns);
-                }
-                Err(why) => figures.failed(why),
-            }
-            let Some(table) = home.table_mut() else {
-                return;
-            };
-            match (slot, outcome) {
-                (Some((_, slot)), Ok(bytes)) => table.publish(slot, bytes),
-                (Some((_, slot)), Err(_)) => table.abandon(slot),
-                (None, _) => {}
-            }
-        });
-        if has_answered {
-            fetches.heard(now_ns);
-            owners.heard(now_ns);
-        }
-        taken
-    }
-
-    /// Gives up some of the rows that wait in vain.
-    fn give_up_rows(&mut self, now_ns: u64) {
-        let Worker {
-            tables,
-            fetches,
-            owners,
-            ..
-        } = self;
-        let mut left = GIVEN_UP;
-        loop {
-            let heard_ns = |table, row| {
-                let shard = home_at(tables, table).spread().shard(row);
-                owners.heard_ns(owners.owner(shard))
-            };
-            let Some((table, _)) = fetches.expire(now_ns, &mut left, heard_ns) else {
-                return;
-            };
-            while let Some(ask) = fetches.next_told() {
-                owners.answer_kept(ask, Err(TierError::Late));
-            }
-            home(tables, table).figures().count(Count::Stalled, 1);
-        }
-    }
-
-    /// Begins to fetch rows that may be wanted soon.
-    fn take_hints(&mut self, now_ns: u64) {
-        while self.fetches.can_prefetch()
-            && let Some(Hint { table, row }) = self.owners.next_hint()
-        {
-            let cached = home(&mut self.tables, table).table();
-            if cached.is_some_and(|cached| !cached.has(row)) {
-                self.fetches.prefetch(now_ns, table, row);
-            }
-        }
-    }
-
-    /// Begins to fetch rows that were there before a restart.
-    fn load_warm(&mut self, now_ns: u64) {
-        let Worker {
-            tables,
-            fetches,
-            owners,
-            warming,
-            ..
-        } = self;
-        let Some(list) = warming else {
-            return;
-        };
-        list.go_on(|table, row| {
-            let Some(cached) = home(tables, table as u32).table() else {
-                return true;
-            };
-            let is_own = owners.owner(cached.spread().shard(row)) == owners.number();
-            // Those that come first are wanted most: no other takes their place, but for some that are on their way.
-            let is_left_out = !is_own || cached.has(row) || !cached.has_room(row);
-            is_left_out || fetches.prefetch(now_ns, table as u32, row)
-        });
-        if list.is_done() {
-            *warming = None;
-        }
-    }
-
-    /// Asks the tier and other workers for some of what is wanted.
-    fn fetch(&mut self, now_ns: u64) {
-        if self.fetches.has_reads() {
-            let tables = self.tables.iter_mut().flatten();
-            let tables = tables.filter_map(Home::table_mut);
-            tables.for_each(CachedTable::catch_up);
-        }
-        while self.begun.len() < BEGUN
-            && let Some(read) = self.fetches.next_read(now_ns)
-        {
-            let home = home(&mut self.tables, read.table);
-            let wanted = Wanted {
-                table: home.in_tier(),
-                row: read.row,
-                token: read.ticket.token(),
-                deadline_ns: read.deadline_ns,
-            };
-            if let Err(FetchesFull) = self.tier.fetch(now_ns, wanted) {
-                self.fetches.put_back(read);
-                break;
-            }
-            self.asked_ns[read.ticket.number()] = now_ns;
-            self.ahead.begun();
-            let next_use = self.ahead.next_use(read.table, read.row);
-            self.begun.push((next_use.unwrap_or(u32::MAX), read));
-        }
-        self.take_slots();
-        while let Some(read) = self.fetches.next_ask(now_ns) {
-            let shard = home(&mut self.tables, read.table).spread().shard(read.row);
-            let owner = self.owners.owner(shard);
-            let (row, token) = ((read.table, read.row), read.ticket.token());
-            let asked = self.owners.ask(owner, read.lane, row, token);
-            if let Err(FetchesFull) = asked {
-                self.fetches.put_back(read);
-                break;
-            }
-        }
-    }
-
-    /// Takes slots for the rows whose fetches were just begun. Those that are looked up sooner come first: what comes later is refused
-    /// where it would not have been kept, and takes no slot that one after it would have had a better right to.
-    fn take_slots(&mut self) {
-        let Worker {
-            tables,
-            slots,
-            ahead,
-            begun,
-            ..
-        } = self;
-        begun.sort_unstable_by_key(|(next, read)| (*next, read.ticket.number()));
-        for (_, read) in begun.drain(..) {
-            let home = home(tables, read.table);
-            home.figures().count(Count::Fetched, 1);
-            let Some(table) = home.table_mut() else {
-                continue;
-            };
-            // What was fetched in advance is used some time, and only what is known to be used as well stays before it.
-            let in_advance = |row| (row == read.row && !read.is_wanted).then_some(u32::MAX);
-            let next_use = |row| ahead.next_use(read.table, row).or(in_advance(row));
-            let taken = table.begin(read.row, next_use);
-            slots[read.ticket.number()] = taken.map(|taken| (read.table, taken));
-        }
-    }
-
     /// Rows that there is room for in staging, and for how many in all.
     pub fn room(&self) -> (u32, u32) {
         let all = self.fetches.limits().staged;
@@ -622,21 +378,4 @@ impl Worker {
     pub fn release(&mut self, bag: BagId, places: &[u32]) {
         self.fetches.release(bag, places);
     }
-}
-
-/// What is known of the table of a row that is fetched, whether it is still cached or not.
-fn home(tables: &mut [Option<Home>], table: u32) -> &mut Home {
-    let home = tables[table as usize].as_mut();
-    home.expect("rows of listed tables are fetched")
-}
-
-fn cached(tables: &mut [Option<Home>], table: u32) -> &mut CachedTable {
-    let cached = home(tables, table).table_mut();
-    cached.expect("a cached table")
-}
-
-/// The same, to look at.
-fn home_at(tables: &[Option<Home>], table: u32) -> &Home {
-    let home = tables[table as usize].as_ref();
-    home.expect("rows of listed tables are fetched")
 }

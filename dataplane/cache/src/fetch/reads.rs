@@ -1,0 +1,198 @@
+//! Rows that are taken out to be read, and what comes of them.
+
+use super::rows::RowKey;
+use super::{Fetches, NONE, Read, State, Ticket, is_live, is_parked, is_unwanted, push, waits};
+use crate::tier::TierError;
+
+impl Fetches {
+    /// Whether there are rows to be read, as far as is known: some may have been given up meanwhile.
+    pub fn has_reads(&self) -> bool {
+        !(self.wanted.is_empty() && self.unwanted.is_empty())
+    }
+
+    /// The next row to be read from the tier: those that somebody waits for come first, from each lane one in turn, each lane in the order in which
+    /// they were wanted. Whoever takes it tells [`Fetches::arrived`], by its deadline at the latest.
+    pub fn next_read(&mut self, now_ns: u64) -> Option<Read> {
+        if let Some(index) = self.wanted.pop() {
+            return Some(self.take_out(now_ns, index));
+        }
+        while let Some(ticket) = self.unwanted.pop_front() {
+            if is_unwanted(&self.fetches, ticket) {
+                return Some(self.take_out(now_ns, ticket.index));
+            }
+        }
+        None
+    }
+
+    /// The next row to be asked of another worker, as [`Fetches::next_read`] but for the deadline: that worker has one.
+    pub fn next_ask(&mut self, now_ns: u64) -> Option<Read> {
+        let index = self.away.pop()?;
+        Some(self.take_out(now_ns, index))
+    }
+
+    fn take_out(&mut self, now_ns: u64, index: u32) -> Read {
+        let ticket = self.ticket(index);
+        let fetch = &mut self.fetches[index as usize];
+        fetch.state = State::Reading;
+        if fetch.is_asked {
+            fetch.since_ns = now_ns;
+        }
+        let RowKey { table, row } = fetch.key;
+        Read {
+            ticket,
+            table,
+            row,
+            lane: match fetch.is_asked {
+                true => self.away.lane(index),
+                false => self.wanted.lane(index),
+            },
+            deadline_ns: now_ns.saturating_add(self.limits.budget_ns),
+            is_wanted: fetch.is_wanted,
+        }
+    }
+
+    /// Puts the row back that was just taken out with [`Fetches::next_read`] or [`Fetches::next_ask`] and can't be asked for now: it is the
+    /// next again.
+    pub fn put_back(&mut self, read: Read) {
+        let index = read.ticket.index;
+        let fetch = &mut self.fetches[index as usize];
+        fetch.state = State::Queued;
+        match (fetch.is_asked, fetch.is_wanted) {
+            (true, _) => self.away.put_back(index),
+            (false, true) => self.wanted.put_back(index),
+            (false, false) => {
+                let queue = &mut self.unwanted;
+                push(queue, read.ticket, |t| is_unwanted(&self.fetches, t));
+                queue.rotate_right(1);
+            }
+        }
+    }
+
+    /// What was read of a row. Returns the number of its table, or `None` where nobody wants to know any more: it was late.
+    ///
+    /// # Panics
+    /// If the row is longer than the longest.
+    pub fn arrived(&mut self, ticket: Ticket, outcome: Result<&[u8], TierError>) -> Option<u32> {
+        if !is_live(&self.fetches, ticket) {
+            return None;
+        }
+        let place = self.fetches[ticket.index as usize].place;
+        match outcome {
+            Ok(row) => {
+                self.counters.arrived += 1;
+                if place != NONE {
+                    self.slab.row(place)[..row.len()].copy_from_slice(row);
+                }
+            }
+            Err(_) => self.counters.failed += 1,
+        }
+        Some(self.end(ticket, outcome.map(|_| ())))
+    }
+
+    /// The tier has answered: given a row, or said why it can't.
+    pub fn heard(&mut self, now_ns: u64) {
+        self.heard_ns = now_ns;
+    }
+
+    /// Gives up a row that waits for an answer in vain, until there is none. Returns its table's number and its own. `heard_ns` says when
+    /// the tier of the owner of a row last answered. Looks at `left` rows at most; each is counted off there.
+    pub fn expire(
+        &mut self,
+        now_ns: u64,
+        left: &mut u32,
+        heard_ns: impl Fn(u32, u32) -> u64,
+    ) -> Option<(u32, u32)> {
+        let budget_ns = self.limits.budget_ns;
+        let is_over = |since_ns: u64, budgets| {
+            since_ns.saturating_add(budget_ns.saturating_mul(budgets)) <= now_ns
+        };
+        while *left > 0
+            && let Some(&(ticket, since_ns)) = self.by_age.front()
+        {
+            let waits = waits(&self.fetches, (ticket, since_ns));
+            if waits && !is_over(since_ns.max(self.heard_ns), 1) {
+                break;
+            }
+            *left -= 1;
+            self.by_age.pop_front();
+            if waits {
+                return Some(self.give_up(ticket));
+            }
+        }
+        while *left > 0
+            && let Some(&(ticket, look_ns)) = self.away_by_age.front()
+        {
+            let is_live = is_live(&self.fetches, ticket);
+            if is_live && look_ns > now_ns {
+                break;
+            }
+            *left -= 1;
+            self.away_by_age.pop_front();
+            if !is_live {
+                continue;
+            }
+            let fetch = &self.fetches[ticket.index as usize];
+            let RowKey { table, row } = fetch.key;
+            let heard_ns = fetch.since_ns.max(heard_ns(table, row));
+            let budgets = if fetch.state == State::Queued { 1 } else { 3 };
+            if is_over(heard_ns, budgets) {
+                return Some(self.give_up(ticket));
+            }
+            self.look_later(ticket, now_ns.saturating_add(budget_ns));
+        }
+        None
+    }
+
+    /// Gives up a row that does not come in time.
+    fn give_up(&mut self, ticket: Ticket) -> (u32, u32) {
+        let RowKey { table, row } = self.fetches[ticket.index as usize].key;
+        self.counters.late += 1;
+        self.end(ticket, Err(TierError::Late));
+        (table, row)
+    }
+
+    /// A fetch is over: those that wait hear of it. Returns the table's number.
+    fn end(&mut self, ticket: Ticket, outcome: Result<(), TierError>) -> u32 {
+        let fetch = &mut self.fetches[ticket.index as usize];
+        let (key, place, mut next) = (fetch.key, fetch.place, fetch.wait);
+        self.prefetched -= u32::from(!fetch.is_wanted);
+        if fetch.state == State::Queued && fetch.is_wanted {
+            let lanes = if fetch.is_asked {
+                &mut self.away
+            } else {
+                &mut self.wanted
+            };
+            lanes.remove(ticket.index);
+        }
+        if place != NONE && outcome.is_err() {
+            self.slab.row(place).fill(0);
+        }
+        fetch.state = State::Free;
+        fetch.turn = fetch.turn.wrapping_add(1);
+        self.rows.remove(key, ticket.index);
+        self.free_fetches.push(ticket.index);
+        if place != NONE {
+            self.slab.release(place);
+        }
+        while next != NONE {
+            let wait = self.waits[next as usize];
+            if let Some(ask) = next.checked_sub(self.asks_from) {
+                self.told.push(ask);
+                next = wait.next;
+                continue;
+            }
+            self.free_waits.push(next);
+            next = wait.next;
+            if !is_parked(&self.bags, wait.bag) {
+                continue; // Given up meanwhile.
+            }
+            let bag = &mut self.bags[wait.bag.index as usize];
+            bag.pending -= 1;
+            bag.outcome = bag.outcome.and(outcome);
+            if bag.pending == 0 {
+                self.now_ready(wait.bag);
+            }
+        }
+        key.table
+    }
+}
