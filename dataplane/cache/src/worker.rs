@@ -58,6 +58,8 @@ pub struct Worker {
     tier_figures: Arc<TierFigures>,
     /// When a row on its way was asked of the tier, by the number of its fetch.
     asked_ns: Box<[u64]>,
+    /// When it last polled.
+    polled_ns: u64,
 }
 
 impl fmt::Debug for Worker {
@@ -132,6 +134,7 @@ impl Worker {
             counters: Counters::default(),
             tier_figures: Arc::default(),
             asked_ns,
+            polled_ns: 0,
         }
     }
 

@@ -3,7 +3,7 @@
 
 use std::io::{Error, ErrorKind};
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use anyhow::Context;
 use rowmill_cache::figures::Count;
 use rowmill_table::Generation;
 
-use crate::cache_view::CacheView;
+use crate::cache_view::{CacheView, TableView};
 
 /// From one look to the next.
 const EVERY: Duration = Duration::from_secs(1);
@@ -42,13 +42,35 @@ struct Refused {
     failed: u64,
 }
 
+/// What tells a file from another one that was put in its place: device and inode.
+pub(crate) type Identity = (u64, u64);
+
+/// The identity of what a path leads to.
+pub(crate) fn identity(path: &Path) -> std::io::Result<Identity> {
+    let about = path.metadata()?;
+    Ok((about.dev(), about.ino()))
+}
+
+/// The files of listed tables as they are now, in the tables' order.
+///
+/// # Errors
+/// Where one can't be looked at.
+pub(crate) fn identities(
+    generation: &Generation,
+    cache: &CacheView,
+) -> std::io::Result<Vec<Identity>> {
+    let of_table =
+        |table: &TableView| identity(&generation.path(&generation.tables()[table.number]));
+    cache.tables.iter().map(of_table).collect()
+}
+
 /// A file that is looked at.
 #[derive(Debug)]
 struct Watched {
     table: String,
     path: PathBuf,
     /// The device and inode that rows come from, and the bytes that it has to have.
-    file: (u64, u64),
+    file: Identity,
     bytes: u64,
     state: State,
     refused: Refused,
@@ -124,7 +146,7 @@ pub(crate) fn watch(generation: &Generation, cache: Arc<CacheView>) -> anyhow::R
     if cache.tables.is_empty() {
         return Ok(());
     }
-    let file = |table: &crate::cache_view::TableView| {
+    let file = |table: &TableView| {
         let path = generation.path(&generation.tables()[table.number]);
         let context = format!("cannot look at {}", path.display());
         Watched::new(&table.name, path).context(context)

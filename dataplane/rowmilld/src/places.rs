@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, ensure};
 use rowmill_arena::HugePages;
 use rowmill_cache::Shares;
 use rowmill_cache::store::Store;
@@ -27,6 +27,7 @@ use serde_json::{Value, json};
 use crate::cache::CachePlan;
 use crate::cache_view::{CacheView, TableView};
 use crate::config::Placement;
+use crate::files::{self, Identity};
 use crate::mailbox::{Mailbox, Move};
 use crate::plan::Choice;
 use crate::progress;
@@ -121,8 +122,9 @@ impl Places {
     /// Starts the thread. `tell` is told of each change that was made.
     ///
     /// # Errors
-    /// Where there can be no thread.
+    /// Where there can be no thread, or a table's file can't be looked at.
     pub fn start(means: Means, tell: impl Fn(Choice) + Send + 'static) -> io::Result<Arc<Places>> {
+        let files = files::identities(&means.generation, &means.cache)?;
         let means = Arc::new(means);
         // One at a time, which `change` sees to.
         let (sender, wanted) = sync_channel(1);
@@ -131,7 +133,7 @@ impl Places {
             let (means, changes) = (Arc::clone(&means), Arc::clone(&changes));
             move || {
                 leave(&means.workers_cpus);
-                work(&means, &wanted, &changes, &tell);
+                work(&means, &files, &wanted, &changes, &tell);
             }
         };
         thread::Builder::new()
@@ -214,6 +216,7 @@ fn leave(cpus: &[usize]) {
 /// The thread's work, until nobody can want anything any more.
 fn work(
     means: &Means,
+    files: &[Identity],
     wanted: &Receiver<Wanted>,
     changes: &Mutex<VecDeque<Change>>,
     tell: &dyn Fn(Choice),
@@ -221,7 +224,7 @@ fn work(
     for Wanted { table, to } in wanted {
         let view = means.view(table);
         tracing::info!("table {}: to become {to}", view.name);
-        let (state, detail) = match means.make(view, to) {
+        let (state, detail) = match means.make(view, to, files) {
             Ok(()) => {
                 let choice = means.plan.choice(&means.generation, table, to);
                 let detail = format!("{}: {}", choice.chosen, choice.why);
@@ -249,10 +252,10 @@ impl Means {
     }
 
     /// Moves a table.
-    fn make(&self, view: &TableView, to: Placement) -> anyhow::Result<()> {
+    fn make(&self, view: &TableView, to: Placement, files: &[Identity]) -> anyhow::Result<()> {
         let (homes, store) = match to {
             Placement::Cached => self.cached(view)?,
-            Placement::Resident => (self.resident(view)?, None),
+            Placement::Resident => (self.resident(view, files)?, None),
         };
         let before = self.hand_over(view, homes);
         view.set_store(store);
@@ -273,8 +276,9 @@ impl Means {
         Ok((parts.into_iter().map(home).collect(), store))
     }
 
-    fn resident(&self, view: &TableView) -> anyhow::Result<Vec<Home>> {
+    fn resident(&self, view: &TableView, files: &[Identity]) -> anyhow::Result<Vec<Home>> {
         self.has_room("its rows", view.rows_bytes)?;
+        self.is_the_same_file(view, files)?;
         let options = LoadOptions {
             verify: self.verify,
         };
@@ -284,11 +288,28 @@ impl Means {
             .generation
             .load_rows(without, self.huge_pages, &progress, options);
         let table = table.context("its rows cannot be read")?;
+        self.is_the_same_file(view, files)?;
         let home = |_| Home {
             resident: Some(Box::new(table.clone())),
             cached: None,
         };
         Ok(self.mailboxes.iter().map(home).collect())
+    }
+
+    /// Refuses rows of a file that was put in the place of the one that was there at start: they may be another generation's.
+    fn is_the_same_file(&self, view: &TableView, files: &[Identity]) -> anyhow::Result<()> {
+        let info = &self.generation.tables()[view.number];
+        let path = self.generation.path(info);
+        let now = files::identity(&path);
+        let now = now.with_context(|| format!("cannot look at {}", path.display()))?;
+        let mut listed = self.cache.tables.iter().zip(files);
+        let at_start = listed.find(|(other, _)| other.number == view.number);
+        ensure!(
+            at_start.is_some_and(|(_, &file)| file == now),
+            "{} is another file now than at the start; to serve its rows start anew",
+            path.display()
+        );
+        Ok(())
     }
 
     fn has_room(&self, what: &str, bytes: u64) -> anyhow::Result<()> {

@@ -141,6 +141,15 @@ fn what_is_not_to_be_is_refused() {
         "{detail}"
     );
     assert_eq!(status["cache"][0]["placement"], "cached");
+    // So is one that is put in its place, whatever it has.
+    std::fs::write(place.path("model/other"), "nothing").unwrap();
+    std::fs::rename(place.path("model/other"), place.path("model/00000.rows")).unwrap();
+    let (change, _) = moved(address, "resident");
+    let detail = change["detail"].as_str().unwrap();
+    assert!(
+        detail.contains("00000.rows is another file now"),
+        "{detail}"
+    );
 }
 
 #[test]

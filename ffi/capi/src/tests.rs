@@ -72,6 +72,10 @@ const CALLS: &[Call] = {
             rowmill_submit(N.cast(), N.cast(), N.cast(), N.cast(), N.cast(), N.cast())
         }),
         // SAFETY: see above.
+        ("rowmill_prefetch", || unsafe {
+            rowmill_prefetch(N.cast(), N.cast(), N.cast(), N.cast())
+        }),
+        // SAFETY: see above.
         ("rowmill_poll", || unsafe {
             rowmill_poll(N.cast(), N.cast(), N.cast())
         }),

@@ -21,11 +21,11 @@ pub trait Device {
     /// Asks for `len` bytes of `file` from `offset` on, both multiples of a page. There is a slot for it.
     fn submit(&mut self, file: Self::File, offset: u64, len: usize, token: u64);
 
-    /// Hands out what has come, of `most` reads at most.
+    /// Hands out what has come, of `most` reads at most. Returns of how many.
     ///
     /// # Errors
     /// Where the device can't be asked; what was asked for stays so.
-    fn poll(&mut self, most: usize, each: EachRead<'_>) -> Result<(), ArenaError>;
+    fn poll(&mut self, most: usize, each: EachRead<'_>) -> Result<usize, ArenaError>;
 }
 
 impl Device for DirectReader {
@@ -44,7 +44,7 @@ impl Device for DirectReader {
         taken.expect("a slot for each read of the tier");
     }
 
-    fn poll(&mut self, most: usize, each: EachRead<'_>) -> Result<(), ArenaError> {
-        DirectReader::poll(self, most, each).map(drop)
+    fn poll(&mut self, most: usize, each: EachRead<'_>) -> Result<usize, ArenaError> {
+        DirectReader::poll(self, most, each)
     }
 }

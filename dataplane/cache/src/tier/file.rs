@@ -8,6 +8,7 @@ use rowmill_table::{PAGE_BYTES, PageChecksums, TableInfo};
 use super::device::Device;
 use super::fetches::{Fetch, Fetches, Span, Taken};
 use super::pace::Pace;
+use super::patience::Patience;
 use super::table::FileTable;
 use super::{EachRow, FetchesFull, Tier, TierError, Wanted};
 
@@ -83,6 +84,7 @@ pub struct FileTier<D: Device = DirectReader> {
     members: Box<[Option<Member<D::File>>]>,
     fetches: Fetches,
     pace: Pace,
+    patience: Patience,
     counts: TierCounts,
     budget_ns: u64,
 }
@@ -166,6 +168,7 @@ impl<D: Device> FileTier<D> {
         FileTier {
             fetches: Fetches::new(fetches, device.slots(), read_pages),
             pace: Pace::default(),
+            patience: Patience::default(),
             device,
             members: (0..tables).map(|_| None).collect(),
             counts: TierCounts::default(),
@@ -213,12 +216,14 @@ impl<D: Device> FileTier<D> {
 impl<D: Device> Tier for FileTier<D> {
     fn fetch(&mut self, now_ns: u64, wanted: Wanted) -> Result<(), FetchesFull> {
         let pages = self.member(wanted.table).info.row_place(wanted.row).pages();
+        let left_ns = wanted
+            .deadline_ns
+            .saturating_sub(now_ns)
+            .min(self.budget_ns);
         let fetch = Fetch {
             token: wanted.token,
             row: wanted.row,
-            deadline_ns: wanted
-                .deadline_ns
-                .min(now_ns.saturating_add(self.budget_ns)),
+            deadline_ns: self.patience.at(now_ns).saturating_add(left_ns),
         };
         let span = Span {
             table: wanted.table,
@@ -241,6 +246,7 @@ impl<D: Device> Tier for FileTier<D> {
             members,
             fetches,
             pace,
+            patience,
             counts,
             ..
         } = self;
@@ -273,7 +279,11 @@ impl<D: Device> Tier for FileTier<D> {
             });
         });
         counts.stalls += u64::from(polled.is_err());
-        fetches.expire(now_ns, |fetch| {
+        // What has come is taken first, however late it is looked at.
+        if polled.is_ok_and(|taken| taken == ANSWERS) {
+            return;
+        }
+        fetches.expire(patience.at(now_ns), |fetch| {
             let answer = Err(TierError::Late);
             counts.note(&answer);
             each(fetch.token, answer);

@@ -9,6 +9,7 @@ mod edges;
 mod fetches;
 mod file;
 mod pace;
+mod patience;
 mod scripted;
 mod table;
 
@@ -86,8 +87,8 @@ pub type EachRow<'a> = &'a mut dyn FnMut(u64, Result<&[u8], TierError>);
 
 /// What rows are fetched from. Belongs to one worker; nothing here waits, allocates or locks.
 ///
-/// Each fetch that was taken is answered once: with the row, or with why there is none, and not later than by the first
-/// poll at or after its deadline.
+/// Each fetch that was taken is answered once: with the row, or with why there is none. Rows that have come are handed out before others are
+/// given up, by the first poll at or after their deadline that finds no more of them. Time in which nobody polls may not count.
 pub trait Tier {
     /// Takes a fetch, to be begun at the next poll. The same row may be asked for again: then both are answered.
     ///

@@ -17,6 +17,9 @@ const MAIL: usize = 128;
 pub(super) const BEGUN: usize = 32;
 /// A poll that has taken more rows than these begins none: it has been long enough.
 const FEW: usize = 2;
+/// A time without a poll is a pause if it is this part of a row's budget, and longer than a worker ever takes between two.
+const PAUSES: u64 = 4;
+const PAUSE_NS: u64 = 5_000_000;
 /// Rows that wait in vain and that a poll looks at: giving one up takes a tenth of a microsecond or so.
 const GIVEN_UP: u32 = 128;
 
@@ -24,6 +27,13 @@ impl Worker {
     /// Takes some of what has come, and asks for some of what is wanted: no more than takes as long as a micro-batch may. Between two
     /// turns.
     pub fn poll(&mut self, now_ns: u64) {
+        // Who was stopped meanwhile, or had no core, does not know whether the tier would have answered.
+        let paused_ns = now_ns.saturating_sub(self.polled_ns);
+        if paused_ns >= (self.fetches.limits().budget_ns / PAUSES).max(PAUSE_NS) {
+            self.fetches.heard(now_ns);
+            self.owners.heard(now_ns);
+        }
+        self.polled_ns = now_ns;
         self.take_mail(now_ns);
         let taken = self.take_rows(now_ns);
         self.give_up_rows(now_ns);

@@ -21,6 +21,8 @@ pub(crate) struct Script {
     /// Places in `asked` to be answered at the next poll, in this order, with an error or the bytes.
     pub(crate) due: Vec<(usize, Option<ReadError>)>,
     pub(crate) stalled: bool,
+    /// Reads at a time, if they are not [`DEVICE_SLOTS`].
+    pub(crate) slots: Option<u32>,
 }
 
 pub(crate) const DEVICE_SLOTS: u32 = 3;
@@ -29,7 +31,7 @@ impl Device for ScriptedDevice {
     type File = usize;
 
     fn slots(&self) -> u32 {
-        DEVICE_SLOTS
+        self.0.borrow().slots.unwrap_or(DEVICE_SLOTS)
     }
 
     fn read_bytes(&self) -> usize {
@@ -40,7 +42,7 @@ impl Device for ScriptedDevice {
         self.0.borrow_mut().asked.push((file, offset, len, token));
     }
 
-    fn poll(&mut self, most: usize, each: EachRead<'_>) -> Result<(), ArenaError> {
+    fn poll(&mut self, most: usize, each: EachRead<'_>) -> Result<usize, ArenaError> {
         let mut script = self.0.borrow_mut();
         if script.stalled {
             return Err(ArenaError::ImpossibleSize { bytes: 0 });
@@ -54,7 +56,7 @@ impl Device for ScriptedDevice {
                 None => each(token, Ok(&script.files[file][offset as usize..][..len])),
             }
         }
-        Ok(())
+        Ok(now)
     }
 }
 
@@ -63,7 +65,17 @@ pub(crate) fn scripted(
     model: &Model,
     budget_ns: u64,
 ) -> (FileTier<ScriptedDevice>, ScriptedDevice) {
+    scripted_with(model, budget_ns, DEVICE_SLOTS)
+}
+
+/// The same with so many reads at a time.
+pub(crate) fn scripted_with(
+    model: &Model,
+    budget_ns: u64,
+    slots: u32,
+) -> (FileTier<ScriptedDevice>, ScriptedDevice) {
     let device = ScriptedDevice::default();
+    device.0.borrow_mut().slots = Some(slots);
     device.0.borrow_mut().files = model.files.clone();
     let mut tier = FileTier::over(device.clone(), 16, SPECS.len() as u32, budget_ns);
     for (file, info) in model.generation.tables().iter().enumerate() {

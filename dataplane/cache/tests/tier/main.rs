@@ -12,7 +12,7 @@ use rowmill_arena::{PageCache, ReadError};
 use rowmill_cache::tier::{Answer, FetchesFull, FileTable, ScriptedTier, Tier, TierError, Wanted};
 use rowmill_table::PAGE_BYTES;
 
-use device::{DEVICE_SLOTS, ScriptedDevice, scripted};
+use device::{DEVICE_SLOTS, ScriptedDevice, scripted, scripted_with};
 use model::{Answers, FOREVER_NS, Model, SPECS, finish, poll, wanted};
 
 #[test]
@@ -169,6 +169,52 @@ fn a_device_that_is_silent_costs_its_slots_and_no_more() {
     assert_eq!((tier.reads(), answers.len()), (1, 4));
     tier.fetch(1300, wanted(0, 900, 9)).unwrap();
     assert_eq!((tier.counts().late, tier.counts().refused), (3, 1));
+}
+
+#[test]
+fn rows_that_came_are_handed_out_however_late_they_are_looked_at() {
+    const ROWS: u32 = 12;
+    let model = Model::new();
+    let (mut tier, device) = scripted_with(&model, 1000, ROWS);
+    let mut answers = Answers::new();
+    for number in 0..ROWS {
+        tier.fetch(0, wanted(0, number * 75, number.into()))
+            .unwrap();
+    }
+    // Not all of them are begun at a time, nor taken.
+    while device.0.borrow().asked.len() < ROWS as usize {
+        poll(&mut tier, 0, &mut answers);
+    }
+    device.0.borrow_mut().due = (0..ROWS as usize - 1).map(|read| (read, None)).collect();
+    poll(&mut tier, 1000, &mut answers);
+    assert!(answers.values().all(Result::is_ok) && answers.len() < ROWS as usize - 1);
+    poll(&mut tier, 1000, &mut answers);
+    let late = |answer: &&Result<_, _>| **answer == Err(TierError::Late);
+    assert_eq!(
+        (answers.len(), answers.values().filter(late).count()),
+        (12, 1)
+    );
+}
+
+#[test]
+fn a_device_is_not_to_blame_where_nobody_looked() {
+    const BUDGET_NS: u64 = 1_000_000_000;
+    const TURN_NS: u64 = 1_000_000;
+    let model = Model::new();
+    let (mut tier, _device) = scripted(&model, BUDGET_NS);
+    let mut answers = Answers::new();
+    tier.fetch(0, wanted(0, 50, 50)).unwrap();
+    poll(&mut tier, 0, &mut answers);
+    let paused_ns = 3 * BUDGET_NS;
+    poll(&mut tier, paused_ns, &mut answers);
+    assert!(answers.is_empty());
+    let turns = (1..).take_while(|turn| {
+        poll(&mut tier, paused_ns + turn * TURN_NS, &mut answers);
+        answers.is_empty()
+    });
+    // The pause counts as a few turns.
+    let looked_ns = turns.count() as u64 * TURN_NS;
+    assert!((BUDGET_NS - 10 * TURN_NS..BUDGET_NS).contains(&looked_ns));
 }
 
 #[test]
