@@ -168,6 +168,12 @@ impl Warm {
         let mut partial = path.as_os_str().to_owned();
         partial.push(".partial");
         let partial = PathBuf::from(partial);
+        // The path may have come to lead to something else, such as the socket that clients connect to.
+        if path.metadata().is_ok_and(|about| !about.is_file()) {
+            let not_a_file =
+                io::Error::other("there is something that is no file; choose another path");
+            return Err(io_error(path)(not_a_file));
+        }
         let write = |mut file: File| {
             file.write_all(&self.encode())?;
             file.sync_all()
@@ -287,6 +293,16 @@ mod tests {
             claims[at] = claim;
             assert_eq!(sealed(claims), Err(WarmFault::Lengths), "at {at}");
         }
+    }
+
+    #[test]
+    fn what_is_no_file_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let _socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let said = warm().write(&path).unwrap_err().to_string();
+        assert!(said.contains("no file"), "{said}");
+        assert!(std::os::unix::net::UnixStream::connect(&path).is_ok());
     }
 
     #[test]
