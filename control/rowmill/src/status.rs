@@ -158,7 +158,10 @@ const LISTS: [(&str, &[&str]); 6] = [
             "fetch_p99_us",
         ],
     ),
-    ("tiers", &["tier", "reads", "read_bytes", "joined"]),
+    (
+        "tiers",
+        &["tier", "reads", "read_bytes", "joined", "passed_on"],
+    ),
     ("changes", &["number", "table", "to", "state", "detail"]),
 ];
 

@@ -188,7 +188,7 @@ pub struct TierCount {
 }
 
 /// All that is told of tiers.
-pub const TIER_COUNTS: [TierCount; 5] = [
+pub const TIER_COUNTS: [TierCount; 6] = [
     tier_count("reads", "Reads asked for.", |c| c.reads),
     tier_count("read_bytes", "Bytes of these reads.", |c| c.read_bytes),
     tier_count(
@@ -205,6 +205,11 @@ pub const TIER_COUNTS: [TierCount; 5] = [
         "stalls",
         "Times that the kernel could not be asked for what was read.",
         |c| c.stalls,
+    ),
+    tier_count(
+        "passed_on",
+        "Rows that the next tier was asked for, since a file did not give them.",
+        |c| c.passed_on,
     ),
 ];
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::Context;
 use rowmill_arena::{ArenaError, DIRECT_ALIGN, HugePages};
 use rowmill_cache::store::{self, Shape, ShapeError, Tags};
-use rowmill_cache::tier::{FileTable, FileTier, FileTierOptions};
+use rowmill_cache::tier::{Chain, FileTable, FileTier, FileTierOptions, Tier};
 use rowmill_cache::warm::ROWS_MAX;
 use rowmill_cache::{OnFailure, Options, Parts, Shares, TableOptions, fetch};
 use rowmill_engine::{Engine, Home, Limits};
@@ -269,23 +269,16 @@ impl CachePlan {
         let mut by_tier: Vec<(usize, &Listed)> = self.listed().collect();
         by_tier.sort_by_key(|(_, listed)| listed.in_tier);
         let files: Vec<FileTable> = by_tier.into_iter().map(open).collect::<Result<_, _>>()?;
-        let unpolled = files.iter().find_map(|table| table.file().why_unpolled());
+        let copies = self.copies(&files)?;
         let part = |mailbox: &Arc<Mailbox>| -> anyhow::Result<Parts> {
-            let mut tier = FileTier::new(FileTierOptions {
-                reads: self.cache.reads,
-                read_bytes: self.cache.read_bytes as usize,
-                fetches: self.cache.reads * FETCHES_A_READ,
-                tables: files.len() as u32,
-                budget_ns: self.budget_ns(),
-                polled: unpolled.is_none(),
-                huge_pages: HugePages::Off,
-            })?;
-            for file in &files {
-                tier.add(file.for_another()?)?;
+            let mut tier = self.tier(&files)?;
+            if let Some(copies) = &copies {
+                let tiers = vec![tier, self.tier(copies)?];
+                tier = Box::new(Chain::new(tiers, self.fetches()));
             }
             let mailbox = Arc::clone(mailbox);
             Ok(Parts {
-                tier: Box::new(tier),
+                tier,
                 wake: Box::new(move || mailbox.wake()),
             })
         };
@@ -327,8 +320,13 @@ impl CachePlan {
             worker,
             resident: resident.clone(),
         };
-        let mut choices = vec![describe_reads(unpolled)];
-        let by_page_cache = files.iter().find_map(|table| table.file().why_cached());
+        let mut choices = vec![describe_reads(why_unpolled(&files))];
+        if let Some(folder) = &self.cache.next_tier {
+            let why = "rows that can't be read from the model's own files are read there";
+            choices.push(Choice::new("next tier", folder.display().to_string(), why));
+        }
+        let all = files.iter().chain(copies.iter().flatten());
+        let by_page_cache = all.into_iter().find_map(|table| table.file().why_cached());
         if let Some(why) = by_page_cache {
             let why = format!("{why}; the kernel keeps pages of it in memory that nobody counts");
             choices.push(Choice::warning("files", "by way of the page cache", why));
@@ -338,6 +336,43 @@ impl CachePlan {
             shares: Some(shares),
             choices,
         })
+    }
+
+    /// The same tables in the folder of the next tier, if there is one.
+    fn copies(&self, files: &[FileTable]) -> anyhow::Result<Option<Vec<FileTable>>> {
+        let Some(folder) = &self.cache.next_tier else {
+            return Ok(None);
+        };
+        let copy = |table: &FileTable| {
+            let copy = table.copy_in(folder, self.cache.page_cache.0);
+            let name = &table.info().name;
+            copy.with_context(|| {
+                format!("table {name}: cache.next_tier is to have a copy of the generation")
+            })
+        };
+        files.iter().map(copy).collect::<Result<_, _>>().map(Some)
+    }
+
+    /// Rows that a worker may have asked its tier for.
+    fn fetches(&self) -> u32 {
+        self.cache.reads * FETCHES_A_READ
+    }
+
+    /// A tier of these files, for a worker.
+    fn tier(&self, files: &[FileTable]) -> anyhow::Result<Box<dyn Tier + Send>> {
+        let mut tier = FileTier::new(FileTierOptions {
+            reads: self.cache.reads,
+            read_bytes: self.cache.read_bytes as usize,
+            fetches: self.fetches(),
+            tables: files.len() as u32,
+            budget_ns: self.budget_ns(),
+            polled: why_unpolled(files).is_none(),
+            huge_pages: HugePages::Off,
+        })?;
+        for file in files {
+            tier.add(file.for_another()?)?;
+        }
+        Ok(Box::new(tier))
     }
 
     /// Listed tables as others see them, counted by these workers.
@@ -406,6 +441,11 @@ fn describe(
         }
     );
     Choice::new(&what, chosen, why)
+}
+
+/// Why the devices of these files can't be polled, if one can't.
+fn why_unpolled(files: &[FileTable]) -> Option<&str> {
+    files.iter().find_map(|table| table.file().why_unpolled())
 }
 
 fn describe_reads(unpolled: Option<&str>) -> Choice {

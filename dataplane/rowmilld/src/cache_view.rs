@@ -157,6 +157,12 @@ impl CacheView {
         TierFigures::sum(self.tiers.iter().map(|worker| &**worker))
     }
 
+    /// Rows that the next tier was asked for.
+    pub(crate) fn passed_on(&self) -> u64 {
+        let named = TIER_COUNTS.iter().position(|what| what.name == "passed_on");
+        self.tier_counts()[named.expect("tiers count it")]
+    }
+
     /// What is behind the tables, where there are some.
     pub(crate) fn tiers_status(&self) -> Vec<Value> {
         if self.tables.is_empty() {

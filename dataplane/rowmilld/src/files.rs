@@ -138,6 +138,35 @@ impl Watched {
     }
 }
 
+/// Whether rows are asked of the next tier.
+#[derive(Debug, Default)]
+struct Passing {
+    passed_on: u64,
+    is_told: bool,
+    calm: u32,
+}
+
+impl Passing {
+    /// Looks at how many were asked of it since the start. Tells when that begins, and when it has been over for a while.
+    fn look(&mut self, passed_on: u64) {
+        let more = passed_on - std::mem::replace(&mut self.passed_on, passed_on);
+        self.calm = if more > 0 {
+            0
+        } else {
+            self.calm.saturating_add(1)
+        };
+        if more > 0 && !self.is_told {
+            self.is_told = true;
+            tracing::warn!(
+                "rows are read from cache.next_tier: the model's own files did not give {more} in the last second; look at their disk"
+            );
+        } else if self.is_told && self.calm == CALM {
+            self.is_told = false;
+            tracing::info!("no row was read from cache.next_tier for {CALM} s");
+        }
+    }
+}
+
 /// Looks at the files of listed tables from now on, as long as the process lives.
 ///
 /// # Errors
@@ -153,6 +182,7 @@ pub(crate) fn watch(generation: &Generation, cache: Arc<CacheView>) -> anyhow::R
     };
     let files: anyhow::Result<Vec<Watched>> = cache.tables.iter().map(file).collect();
     let mut files = files?;
+    let mut passing = Passing::default();
     let look = move || {
         loop {
             std::thread::sleep(EVERY);
@@ -168,6 +198,7 @@ pub(crate) fn watch(generation: &Generation, cache: Arc<CacheView>) -> anyhow::R
                     None => {}
                 }
             }
+            passing.look(cache.passed_on());
         }
     };
     let thread = std::thread::Builder::new().name("rowmilld-files".into());

@@ -233,6 +233,43 @@ pub(super) fn damaged(site: &Site) -> Result<Verdict> {
     })
 }
 
+/// As [`damaged`], with a copy of the files to read from.
+pub(super) fn next_tier(site: &Site) -> Result<Verdict> {
+    let own = settings(site, PATIENT, "error")?;
+    let copies = tempfile::tempdir()?;
+    let generation = Generation::open(site.model()?)?;
+    for table in generation.tables() {
+        fs::copy(generation.path(table), copies.path().join(&table.file))?;
+    }
+    let next = format!("[cache]\nnext_tier = \"{}\"\n", copies.path().display());
+    let settings = Settings {
+        cached: own.cached.replace("[cache]\n", &next),
+        ..own
+    };
+    beside_an_innocent(site, &settings, |scene| {
+        let mut asker = Asker::connect(scene.service, scene.tables)?;
+        let page = Page::damage(site, 20, &mut asker)?;
+        let from = *page.ids.start();
+        let mixed: Vec<u32> = (from - 70..from + 134).collect();
+        asker.is_answered(&mixed).context("from the copies")?;
+        let passed_on = || {
+            scene
+                .service
+                .status()
+                .map(|page| page["tiers"][0]["passed_on"].as_u64())
+        };
+        until(bound(), || passed_on().is_ok_and(|count| count > Some(0)))
+            .context("rows that came from the copies are counted")?;
+        let corrupt = figure(scene.service, "corrupt")?;
+        ensure!(corrupt == 0, "{corrupt} rows are said to be damaged");
+        page.mend()?;
+        Ok(format!(
+            "{} rows came from the copies",
+            passed_on()?.unwrap_or(0)
+        ))
+    })
+}
+
 /// As [`damaged`], where rows that are not there are to be zeros.
 pub(super) fn zeros(site: &Site) -> Result<Verdict> {
     let settings = settings(site, PATIENT, "default-row")?;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use super::{EachRow, FetchesFull, Tier, TierError, Wanted};
+use super::{EachRow, FetchesFull, Tier, TierCounts, TierError, Wanted};
 
 /// Tiers that are tried in their order. All know each table by the same number.
 ///
@@ -12,6 +12,7 @@ use super::{EachRow, FetchesFull, Tier, TierError, Wanted};
 pub struct Chain {
     tiers: Box<[Link]>,
     book: Book,
+    passed_on: u64,
 }
 
 struct Link {
@@ -53,6 +54,7 @@ impl Chain {
                 fetches: vec![None; fetches as usize].into_boxed_slice(),
                 free: (0..fetches).rev().collect(),
             },
+            passed_on: 0,
         }
     }
 }
@@ -119,7 +121,11 @@ impl Tier for Chain {
     }
 
     fn poll(&mut self, now_ns: u64, each: EachRow<'_>) {
-        let Chain { tiers, book } = self;
+        let Chain {
+            tiers,
+            book,
+            passed_on,
+        } = self;
         let all = tiers.len();
         for at in 0..all {
             let (own, behind) = tiers[at..].split_first_mut().expect("one of them");
@@ -128,6 +134,7 @@ impl Tier for Chain {
                 let number = token as u32;
                 match (outcome, behind.first_mut()) {
                     (Err(_), Some(next)) if book.wanted(number).deadline_ns > now_ns => {
+                        *passed_on += 1;
                         next.waiting.push_back(number);
                     }
                     _ => each(book.end(number), outcome),
@@ -138,6 +145,15 @@ impl Tier for Chain {
 
     fn unanswered(&self) -> usize {
         self.book.fetches.len() - self.book.free.len()
+    }
+
+    fn counts(&self) -> TierCounts {
+        let own = TierCounts {
+            passed_on: self.passed_on,
+            ..TierCounts::default()
+        };
+        let tiers = self.tiers.iter().map(|link| link.tier.counts());
+        tiers.fold(own, TierCounts::and)
     }
 }
 
@@ -200,6 +216,7 @@ mod tests {
         ];
         let answers = (1000..).zip(answers).collect::<Answered>();
         assert_eq!(poll(&mut chain, 1), answers);
+        assert_eq!(chain.counts().passed_on, 2);
         assert_eq!(chain.unanswered(), 0);
     }
 

@@ -66,6 +66,28 @@ pub struct TierCounts {
     pub failed: u64,
     /// Polls in which the device could not be asked.
     pub stalls: u64,
+    /// Fetches that the next tier was asked for, since one had failed.
+    pub passed_on: u64,
+}
+
+impl TierCounts {
+    /// Both together.
+    pub(super) fn and(self, other: TierCounts) -> TierCounts {
+        TierCounts {
+            fetches: self.fetches + other.fetches,
+            joined: self.joined + other.joined,
+            reads: self.reads + other.reads,
+            read_bytes: self.read_bytes + other.read_bytes,
+            refused: self.refused + other.refused,
+            rows: self.rows + other.rows,
+            late: self.late + other.late,
+            corrupt: self.corrupt + other.corrupt,
+            gone: self.gone + other.gone,
+            failed: self.failed + other.failed,
+            stalls: self.stalls + other.stalls,
+            passed_on: self.passed_on + other.passed_on,
+        }
+    }
 }
 
 /// A table of a tier.

@@ -1,5 +1,6 @@
 //! A table's file, opened for single rows.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rowmill_arena::{ArenaError, DirectFile, PageCache};
@@ -29,15 +30,22 @@ impl FileTable {
     ) -> Result<FileTable, TableError> {
         let info = generation.table(name)?.clone();
         let checksums = Arc::new(generation.page_checksums(name)?);
-        let path = generation.path(&info);
-        let file = DirectFile::open(&path, page_cache)?;
-        if file.bytes() != info.file_bytes {
-            return Err(TableError::WrongFileSize {
-                path,
-                promised: info.file_bytes,
-                found: file.bytes(),
-            });
-        }
+        let file = open(generation.path(&info), info.file_bytes, page_cache)?;
+        Ok(FileTable {
+            info,
+            file,
+            checksums,
+        })
+    }
+
+    /// A copy of the table in another folder, under the same name. Rows of it are compared with this table's checksums, so one of
+    /// other rows gives none.
+    ///
+    /// # Errors
+    /// As [`FileTable::open`], but for the name and the checksums.
+    pub fn copy_in(&self, folder: &Path, page_cache: PageCache) -> Result<FileTable, TableError> {
+        let (info, checksums) = (self.info.clone(), Arc::clone(&self.checksums));
+        let file = open(folder.join(&info.file), info.file_bytes, page_cache)?;
         Ok(FileTable {
             info,
             file,
@@ -71,4 +79,17 @@ impl FileTable {
     pub fn checksum_bytes(&self) -> u64 {
         self.checksums.page_count() * size_of::<u32>() as u64
     }
+}
+
+/// Opens a file of so many bytes.
+fn open(path: PathBuf, bytes: u64, page_cache: PageCache) -> Result<DirectFile, TableError> {
+    let file = DirectFile::open(&path, page_cache)?;
+    if file.bytes() != bytes {
+        return Err(TableError::WrongFileSize {
+            path,
+            promised: bytes,
+            found: file.bytes(),
+        });
+    }
+    Ok(file)
 }

@@ -89,6 +89,8 @@ pub struct Cache {
     /// Whether a file whose file system has no O_DIRECT is read by way of the page cache.
     #[serde(deserialize_with = "from_text")]
     pub page_cache: PageCacheUse,
+    /// The folder of a copy of the generation: rows that can't be read from the model's own files are read there.
+    pub next_tier: Option<PathBuf>,
     /// Where the list of the rows that are wanted most is kept, so that the next start loads them first.
     pub warm_file: Option<PathBuf>,
     /// How often it is written, in seconds.
@@ -105,6 +107,7 @@ impl Default for Cache {
             parked_bags: 8192,
             prefetched_rows: 256,
             page_cache: PageCacheUse(PageCache::Refuse),
+            next_tier: None,
             warm_file: None,
             warm_every_s: 30,
         }
@@ -136,8 +139,13 @@ impl Cache {
         let asked = u64::from(ASKED) * workers;
         let rows = u64::from(self.staged_rows) + u64::from(self.prefetched_rows) + asked;
         (u64::from(self.staged_rows) + u64::from(ASKED)) * row_bytes
-            + u64::from(self.reads) * u64::from(self.read_bytes)
+            + self.tiers() * u64::from(self.reads) * u64::from(self.read_bytes)
             + (2 * rows + u64::from(self.parked_bags)) * 100
+    }
+
+    /// Tiers that rows are read from.
+    fn tiers(&self) -> u64 {
+        1 + u64::from(self.next_tier.is_some())
     }
 
     fn fault(&self) -> Option<(&'static str, String)> {

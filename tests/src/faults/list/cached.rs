@@ -24,6 +24,12 @@ pub(super) const FAULTS: &[Fault] = &[
         cached::damaged,
     ),
     Fault::new(
+        "cached-next-tier",
+        "OK, from the copy; counted",
+        UNHARMED,
+        cached::next_tier,
+    ),
+    Fault::new(
         "cached-page-zeros",
         "OK, zeros for its rows; counted",
         UNHARMED,
