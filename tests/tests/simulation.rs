@@ -36,8 +36,7 @@ fn all_rules_are_kept() {
     );
     // The worlds are lively: everything that can become of a request happens often.
     assert!(answered > frames / 4 && busy > SEEDS && expired > SEEDS / 4 && cancelled > SEEDS / 4);
-    let rare = [unknown_ids, overflows, row_unavailable];
-    assert!(rare.iter().all(|&count| count > SEEDS / 20), "{rare:?}");
+    assert!(unknown_ids > SEEDS / 10 && overflows > SEEDS / 10 && row_unavailable > SEEDS / 10);
     println!(
         "{silences} silent links, {placed} pieces placed, {placed_late} of a failed connection, {moves} tables moved"
     );

@@ -397,7 +397,7 @@ pub(super) fn replaced(site: &Site) -> Result<Verdict> {
 /// More rows are wanted than can be fetched at a time, by many clients.
 pub(super) fn exhausted(site: &Site) -> Result<Verdict> {
     const CROWD: usize = 2;
-    let least = format!("{PATIENT}reads = 2\nstaged_rows = 8192\nparked_bags = 16\n");
+    let least = format!("{PATIENT}reads = 1\nstaged_rows = 8192\nparked_bags = 16\n");
     let settings = settings(site, &least, "error")?;
     beside_an_innocent(site, &settings, |scene| {
         let start = |_| Innocent::start(&scene.service.endpoint, scene.tables, false);
