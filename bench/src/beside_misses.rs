@@ -2,7 +2,8 @@
 //!
 //! Two clients offer the same load, half of what the second's requests that miss can be done at. The first asks for rows that are in the
 //! cache. The second does, too, or a part of its rows was never asked for before: then a tenth of all rows that are asked for miss.
-//! What is told is the 99th percentile of the first's requests, with the misses beside without them.
+//! What is told is the 99th percentile of the first's requests, with the misses beside without them, of the pairs of rounds in which the
+//! machine was most its own.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use rand::{RngExt, SeedableRng};
 use rowmill_client::{Batch, Ticket};
 
 use crate::driver::{Driver, histogram, median, pin_to_first_cpu, quantile_us, record};
+use crate::machine;
 use crate::model::Model;
 use crate::report::{Measurement, Reporter};
 use crate::service::Service;
@@ -33,8 +35,12 @@ const BAG_LENGTH: u32 = 20;
 const NEW_ONE_IN: u32 = 5;
 /// Requests of each client in a round: a hundred are above the 99th percentile of all rounds.
 const REQUESTS: usize = 1_000;
-/// Rounds, each with misses and without.
-const ROUNDS: usize = 9;
+/// Pairs of rounds, each with misses and without, and how many of them count: those in which a hypervisor took the CPUs away for the
+/// shortest time. It does so for 10 ms at a time where it has a quota for the machine, the disk's work counts for that, and a hundredth of
+/// a round's requests are those of some 10 ms.
+const PAIRS: usize = 18;
+/// See above.
+const COUNTED: usize = 9;
 /// Requests of a client in flight at most.
 const DEPTH: usize = 64;
 /// Of the rate that the second client's requests that miss can be done at.
@@ -81,6 +87,19 @@ impl Requests {
         HOT_ROWS + (u64::from(self.new) * SCATTER % behind) as u32
     }
 }
+
+/// What was seen in a round: of the first client's requests the quantiles in microseconds, of the second's the 99th percentile, and the
+/// part of all rows that missed.
+#[derive(Clone, Copy, Default)]
+struct Round {
+    p50: f64,
+    p99: f64,
+    others_p99: f64,
+    missed: f64,
+}
+
+/// One of them.
+type Figure = fn(&Round) -> f64;
 
 /// A client, with what it has to send.
 struct Side {
@@ -188,15 +207,15 @@ pub(crate) fn run(reporter: &mut Reporter) -> Result<()> {
     let rate = SHARE * TRIAL as f64 / took.as_secs_f64();
     eprintln!("cache: {CASE}, {rate:.0} requests/s of either client");
 
-    let (mut p99s, mut p50s, mut shares) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut without_p99s, mut without_p50s) = (Vec::new(), Vec::new());
-    let mut slow_p99s = Vec::new();
-    for round in 0..=ROUNDS {
+    let mut pairs = Vec::new();
+    for pair in 0..=PAIRS {
         // Who goes first finds the disk and the caches as the other one left them.
-        for misses in [round % 2 == 0, round % 2 != 0] {
+        let mut rounds = [Round::default(); 2];
+        let stolen = machine::stolen();
+        for misses in [pair % 2 == 0, pair % 2 != 0] {
             let of_second = requests.take(REQUESTS, misses)?;
             let of_first = requests.take(REQUESTS, false)?;
-            let seed = 2 * round as u64;
+            let seed = 2 * pair as u64;
             sides[0].prepare(&of_first, rate, seed)?;
             sides[1].prepare(&of_second, rate, seed + 1)?;
             let before = counted(&service)?;
@@ -206,37 +225,46 @@ pub(crate) fn run(reporter: &mut Reporter) -> Result<()> {
                 std::hint::spin_loop();
             }
             let after = counted(&service)?;
-            if round == 0 {
-                continue; // The targets' first pages came with these.
-            }
             let [p50, p99] = [0.5, 0.99].map(|q| quantile_us(&sides[0].times, q));
-            if misses {
-                let (lookups, hits) = (after.0 - before.0, after.1 - before.1);
-                shares.push(1.0 - hits as f64 / lookups as f64);
-                p50s.push(p50);
-                p99s.push(p99);
-                slow_p99s.push(quantile_us(&sides[1].times, 0.99));
-            } else {
-                without_p50s.push(p50);
-                without_p99s.push(p99);
-            }
+            rounds[usize::from(misses)] = Round {
+                p50,
+                p99,
+                others_p99: quantile_us(&sides[1].times, 0.99),
+                missed: 1.0 - (after.1 - before.1) as f64 / (after.0 - before.0) as f64,
+            };
+        }
+        // The targets' first pages came with the first ones.
+        if pair > 0 {
+            pairs.push((machine::stolen() - stolen, rounds));
         }
     }
     service.stop()?;
+    pairs.sort_by_key(|(stolen, _)| *stolen);
+    let stolen_of = |pairs: &[(u64, _)]| pairs.iter().map(|(stolen, _)| stolen).sum::<u64>();
+    eprintln!(
+        "cache: the CPUs were taken away for {} ms in the {COUNTED} pairs of rounds that count, {} ms in all {PAIRS}",
+        10 * stolen_of(&pairs[..COUNTED]),
+        10 * stolen_of(&pairs)
+    );
+    pairs.truncate(COUNTED);
+    let of = |misses: bool, what: Figure| -> Vec<f64> {
+        let rounds = pairs.iter().map(|(_, rounds)| &rounds[usize::from(misses)]);
+        rounds.map(what).collect()
+    };
     let ratio = |with: &[f64], without: &[f64]| {
         median(with.iter().zip(without).map(|(w, o)| o / w).collect())
     };
     let plain = |metric, value, unit| Measurement::plain("cache", CASE, metric, value, unit);
-    for (metric, with, without) in [
-        ("latency_p50", p50s, without_p50s),
-        ("latency_p99", p99s, without_p99s),
-    ] {
+    let quantiles: [(_, Figure); 2] = [("latency_p50", |r| r.p50), ("latency_p99", |r| r.p99)];
+    for (metric, what) in quantiles {
+        let (with, without) = (of(true, what), of(false, what));
         let ratio = ratio(&with, &without);
         let found = plain(metric, median(with), "us");
         reporter.add(found.beside("no misses", median(without), ratio));
     }
-    reporter.add(plain("others_p99", median(slow_p99s), "us"));
-    reporter.add(plain("missed", median(shares), "fraction"));
+    let others = median(of(true, |r| r.others_p99));
+    reporter.add(plain("others_p99", others, "us"));
+    reporter.add(plain("missed", median(of(true, |r| r.missed)), "fraction"));
     reporter.add(plain("rate", rate, "requests/s"));
     Ok(())
 }

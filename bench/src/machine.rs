@@ -59,6 +59,15 @@ pub(crate) fn describe() -> Vec<(&'static str, String)> {
     ]
 }
 
+/// For how long a hypervisor has taken the CPUs of this machine away since it was started, in hundredths of a second (`proc_stat(5)`:
+/// steal); 0 on a machine that is no virtual one.
+pub(crate) fn stolen() -> u64 {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let all = stat.lines().next().unwrap_or_default();
+    let steal = all.split_whitespace().nth(8);
+    steal.and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
+}
+
 fn output(program: &str, arguments: &[&str]) -> String {
     let out = Command::new(program).args(arguments).output();
     match out {

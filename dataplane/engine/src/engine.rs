@@ -61,6 +61,8 @@ pub struct Engine {
     pub(crate) budget: u64,
     /// When the last micro-batch began, and its bytes; `None` after an idle turn.
     pub(crate) last: Option<(u64, u64)>,
+    /// When rows were last taken.
+    pub(crate) rows_ns: u64,
 }
 
 impl Engine {
@@ -99,6 +101,7 @@ impl Engine {
                 .saturating_mul(BYTES_PER_NS_FIRST)
                 .clamp(*BATCH_BYTES.start(), *BATCH_BYTES.end()),
             last: None,
+            rows_ns: 0,
         }
     }
 

@@ -7,7 +7,7 @@ use crate::accept;
 use crate::ahead;
 use crate::batch::Work;
 use crate::engine::{Engine, bound};
-use crate::limits::{AHEAD_CONNECTIONS, BATCH_BYTES, CHECK_AHEAD, TURN_BYTES};
+use crate::limits::{AHEAD_CONNECTIONS, BATCH_BYTES, CHECK_AHEAD, ROWS_WAIT, TURN_BYTES};
 use crate::memory::{Denied, Memory};
 use crate::parked::Bag;
 use crate::slot::{Slot, Stage};
@@ -27,6 +27,15 @@ pub enum Turn {
     },
 }
 
+/// Which requests in progress can't go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stuck {
+    /// All, or there is none.
+    All,
+    /// As many as a turn may look at.
+    Some,
+}
+
 impl Engine {
     /// Does one micro-batch of the request whose turn it is. Requests past their deadline end first.
     pub fn turn(&mut self, now_ns: u64, memory: &mut impl Memory) -> Turn {
@@ -35,15 +44,38 @@ impl Engine {
             self.expire(now_ns, memory);
         }
         self.ask(now_ns, memory);
-        self.take_rows(now_ns, memory);
+        self.turns.pass();
+        // Requests that can go on come first: what is done for the rows that others wait for takes longer than most of them.
+        let wait_ns = ROWS_WAIT.saturating_mul(self.limits.micro_batch_ns);
+        let are_due = now_ns.saturating_sub(self.rows_ns) >= wait_ns;
+        if are_due {
+            self.take_rows(now_ns, memory);
+        }
+        let outcome = self.work_next(now_ns, memory);
+        self.last = outcome.ok().map(|bytes| (now_ns, bytes));
+        match outcome {
+            Ok(bytes) => return Turn::Worked { bytes },
+            Err(_) if are_due => {}
+            Err(_) => self.take_rows(now_ns, memory),
+        }
+        // What has just expired has still to be announced.
+        if !self.done.is_empty() || outcome == Err(Stuck::Some) {
+            Turn::Worked { bytes: 0 }
+        } else if !self.is_idle() {
+            Turn::Blocked
+        } else {
+            Turn::Idle
+        }
+    }
+
+    /// Does one micro-batch of the request whose turn it is, or of the first after it that can go on. Returns its bytes.
+    fn work_next(&mut self, now_ns: u64, memory: &mut impl Memory) -> Result<u64, Stuck> {
         // One that waits for room gives its turn to the next.
         let mut first = None;
-        let mut seen_all = false;
         for _ in 0..AHEAD_CONNECTIONS {
             let next = self.schedule.next(self.budget);
             let Some((index, allowed)) = next.filter(|&(index, _)| first != Some(index)) else {
-                seen_all = true;
-                break;
+                return Err(Stuck::All);
             };
             first = first.or(Some(index));
             let mut worked = self.work(now_ns, index, allowed, memory);
@@ -54,26 +86,17 @@ impl Engine {
                 worked = holder.and_then(|holder| self.work(now_ns, holder, allowed, memory));
             }
             if let Some(bytes) = worked {
-                self.last = Some((now_ns, bytes));
-                return Turn::Worked { bytes };
+                return Ok(bytes);
             }
             let conn = self.slots[index as usize].conn;
             self.schedule.pass(conn);
         }
-        self.last = None;
-        // What has just expired has still to be announced.
-        if !self.done.is_empty() || !seen_all {
-            Turn::Worked { bytes: 0 }
-        } else if !self.is_idle() {
-            Turn::Blocked
-        } else {
-            Turn::Idle
-        }
+        Err(Stuck::Some)
     }
 
     /// Takes rows that have come: bags that waited for them can be pooled, or their requests end.
     fn take_rows(&mut self, now_ns: u64, memory: &mut impl Memory) {
-        self.turns.pass();
+        self.rows_ns = now_ns;
         if self.cached.worker.has_work() {
             self.poll_rows(now_ns, memory);
         }

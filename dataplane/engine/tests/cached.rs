@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use common::shelf::{FETCH, Fate, engine_that, engine_with, engines_and_shares};
 use common::{
     Carry, HeapMemory, LIMITS, Model, REGION, Remote, answer, frame, lookup, memory_for, run,
@@ -306,6 +308,38 @@ fn requests_without_misses_go_on() {
     };
     assert_eq!((record.request, record.status), (9, Status::Ok));
     assert_eq!(engine.in_progress(), 1, "the other waits on");
+}
+
+#[test]
+fn requests_that_can_go_on_come_before_rows_and_rows_get_their_turn() {
+    static POLLS: AtomicU64 = AtomicU64::new(0);
+    let fate = |_| {
+        POLLS.fetch_add(1, Ordering::Relaxed);
+        Fate::Never
+    };
+    let model = Model::mixed();
+    let mut engine = engine_with(&model, LIMITS, FETCH, 3, fate);
+    let mut memory = memory_for(&model, 4, vec![]);
+    send(&model, &mut engine, &mut memory, 0, 4, 0);
+    while engine.turn(0, &mut memory) != Turn::Blocked {}
+    // One after another, without end, that miss nothing.
+    let mut batch = model.batch(6, 4, 9);
+    batch.features[0] = vec![vec![]; 4];
+    let mut source = vec![];
+    let frame = frame(lookup(9, 4), &batch, WIDE, &mut source);
+    memory.regions.insert((0, common::SOURCE), source);
+    let mut answer = |now_ns| {
+        let sent = engine.request(now_ns, Conn(0), 1, &frame, &mut memory);
+        sent.expect("the slot is free");
+        while engine.poll_completion().is_none() {
+            engine.turn(now_ns, &mut memory);
+        }
+    };
+    let polls = POLLS.load(Ordering::Relaxed);
+    (0..100).for_each(|_| answer(0));
+    assert_eq!(POLLS.load(Ordering::Relaxed), polls, "no time has passed");
+    (1..100).for_each(|n| answer(n * 2 * LIMITS.micro_batch_ns));
+    assert!(POLLS.load(Ordering::Relaxed) > polls, "it is time for rows");
 }
 
 #[test]

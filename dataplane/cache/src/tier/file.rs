@@ -14,7 +14,7 @@ use super::{EachRow, FetchesFull, Tier, TierError, Wanted};
 
 const _: () = assert!(PAGE_BYTES == DIRECT_ALIGN);
 /// Reads whose answers a poll takes at most: comparing a page with its checksum and giving a row to who waits for it take some 3 us.
-const ANSWERS: usize = 8;
+const ANSWERS: usize = 4;
 /// The shortest buffer: the widest row has 8192 bytes, and lies in three pages where it starts within one.
 pub const MIN_READ_BYTES: usize = 3 * PAGE_BYTES;
 /// The longest: which pages are damaged is kept in the bits of a word.

@@ -1,10 +1,10 @@
 //! When reads that wait are asked for, and how many at a time.
 
 /// Reads that a poll asks for at most. In a virtual machine telling the kernel of one takes some 5 us, with 10 us more for the device
-/// to be told: eight are the 50 us that a turn of a worker may take.
-const MOST: usize = 8;
+/// to be told: four are half of the 50 us that a turn of a worker may take.
+const MOST: usize = 4;
 /// Few reads wait until they are this part of those that the device has: where it has enough to do, telling it of each alone costs more
-/// than the time it saves. Of 8 in flight two are asked for together, of 32 seven.
+/// than the time it saves. Of 8 in flight two are asked for together.
 const PART: usize = 4;
 /// The longest wait: a fraction of what a read takes.
 const HOLD_NS: u64 = 20_000;
@@ -54,7 +54,7 @@ mod tests {
         assert_eq!(pace.reads(1000 + HOLD_NS, 2, 31), 2);
         // The next ones begin to wait now.
         assert_eq!(pace.reads(1000 + HOLD_NS, 1, 31), 0);
-        assert_eq!(pace.reads(1000 + HOLD_NS, 8, 31), 8);
+        assert_eq!(pace.reads(1000 + HOLD_NS, MOST, 31), MOST);
         assert_eq!(pace.reads(1000 + HOLD_NS, 1, 31), 0);
         assert_eq!(pace.reads(1000 + 2 * HOLD_NS, 1, 31), 1);
     }

@@ -14,8 +14,8 @@ const MAIL: usize = 128;
 
 /// Rows that a poll begins to fetch: finding a slot for one and where it is read from take a microsecond or so, and of fewer those that are
 /// looked up first would not be found as well.
-pub(super) const BEGUN: usize = 32;
-/// A poll that has taken more rows than these begins none: it has been long enough.
+pub(super) const BEGUN: usize = 16;
+/// A poll that has taken more rows than these, or has asked for reads, begins none: it has been long enough.
 const FEW: usize = 2;
 /// A time without a poll is a pause if it is this part of a row's budget, and longer than a worker ever takes between two.
 const PAUSES: u64 = 4;
@@ -35,11 +35,13 @@ impl Worker {
         }
         self.polled_ns = now_ns;
         self.take_mail(now_ns);
+        let reads = self.tier.counts().reads;
         let taken = self.take_rows(now_ns);
+        let has_read = self.tier.counts().reads > reads;
         self.give_up_rows(now_ns);
         self.take_hints(now_ns);
         self.load_warm(now_ns);
-        if taken <= FEW {
+        if taken <= FEW && !has_read {
             self.fetch(now_ns);
         }
         let tables = self.tables.iter_mut().flatten();
