@@ -7,6 +7,7 @@
 mod cached;
 mod cached_disk;
 mod cached_moves;
+mod cached_next_tier;
 mod cached_starts;
 mod capi;
 mod clients;

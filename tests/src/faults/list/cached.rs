@@ -1,7 +1,7 @@
 //! Cached tables.
 
 use super::{AT_START, UNHARMED};
-use crate::faults::{Fault, cached, cached_disk, cached_moves, cached_starts};
+use crate::faults::{Fault, cached, cached_disk, cached_moves, cached_next_tier, cached_starts};
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault::new(
@@ -25,9 +25,9 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
     Fault::new(
         "cached-next-tier",
-        "OK, from the copy; counted",
+        "OK, from the copy; RowUnavailable where the table does not name it, and without it",
         UNHARMED,
-        cached::next_tier,
+        cached_next_tier::next_tier,
     ),
     Fault::new(
         "cached-page-zeros",
