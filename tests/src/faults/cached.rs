@@ -390,31 +390,6 @@ pub(super) fn replaced(site: &Site) -> Result<Verdict> {
     })
 }
 
-/// More rows are wanted than can be fetched at a time, by many clients.
-pub(super) fn exhausted(site: &Site) -> Result<Verdict> {
-    const CROWD: usize = 2;
-    let least = format!("{PATIENT}reads = 1\nstaged_rows = 8192\nparked_bags = 16\n");
-    let settings = settings(site, &least, "error")?;
-    beside_an_innocent(site, &settings, |scene| {
-        let start = |_| Innocent::start(&scene.service.endpoint, scene.tables, false);
-        let crowd = (0..CROWD).map(start).collect::<Result<Vec<_>>>()?;
-        let mut asker = Asker::connect(scene.service, scene.tables)?;
-        for from in 0..2 {
-            let all: Vec<u32> = (from..COLD_ROWS).step_by(122).collect();
-            asker.is_answered(&all)?;
-        }
-        let mut answers = 0;
-        for client in crowd {
-            answers += client.finish()?.answers;
-        }
-        let fetched = figure(scene.service, "fetched")?;
-        ensure!(fetched > 1600, "only {fetched} rows were fetched");
-        Ok(format!(
-            "{answers} answers to {CROWD} others, {fetched} rows fetched"
-        ))
-    })
-}
-
 /// All rows fall into two sets of each worker's shard, which many clients want to be in.
 pub(super) fn one_set(site: &Site) -> Result<Verdict> {
     const CROWD: usize = 4;

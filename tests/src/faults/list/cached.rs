@@ -1,7 +1,9 @@
 //! Cached tables.
 
 use super::{AT_START, UNHARMED};
-use crate::faults::{Fault, cached, cached_disk, cached_moves, cached_next_tier, cached_starts};
+use crate::faults::{
+    Fault, cached, cached_disk, cached_exhausted, cached_moves, cached_next_tier, cached_starts,
+};
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault::new(
@@ -49,9 +51,9 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
     Fault::new(
         "cached-fetches-exhausted",
-        "OK",
-        UNHARMED,
-        cached::exhausted,
+        "OK; rows and bags that waited are counted, none given up",
+        "others answered meanwhile; the innocent's answers bit-equal; nothing leaked",
+        cached_exhausted::exhausted,
     ),
     Fault::new("cached-one-set", "OK", UNHARMED, cached::one_set),
     Fault::new(
