@@ -1,47 +1,40 @@
-//! Cached tables of which more rows are wanted than can be fetched at a time.
+//! A cached table of which more rows are wanted than can be fetched at a time.
 //!
-//! What is answered while others wait is told by what was counted, and not by clocks: the machine may do other things.
+//! What is answered while others wait is told by the order in which it happens and by what was counted, not by clocks: the machine may do
+//! other things.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
 use super::Verdict;
 use super::cached::{Asker, COLD_ROWS, PATIENT, figure, settings};
-use super::patron::Innocent;
+use super::cached_disk::alone;
 use super::site::{Service, Site, patience, until};
-use super::watch::{Scene, beside_an_innocent_within};
+use super::watch::{Scene, beside_an_innocent};
 
-/// Others whose rows have to be fetched too.
-const CROWD: usize = 2;
-/// Answers that each of them gets while rows are asked for.
-const ANSWERS: u64 = 5;
-/// Clients that ask for [`STEP`]th rows, so that at each time one at least has bags that wait.
-const ASKERS: u32 = 2;
-/// See above.
-const STEP: usize = 122;
+/// Clients that ask for [`MANY`] rows at a time.
+const GREEDY: u32 = 2;
+/// Each of them in a bag of its own.
+const MANY: u32 = 400;
+/// What the other client asks for.
+const FEW: u32 = 8;
+/// How often it has to be answered before a request of [`MANY`] rows that was there first.
+const OVERTAKEN: u64 = 5;
 
-/// One row is read at a time and 16 bags may wait, for clients that want hundreds of each. All get all their rows, and others theirs
-/// meanwhile.
+/// Each worker reads one row at a time, and 16 bags may wait for some, where clients want hundreds. They get all their rows, a client
+/// that wants few meanwhile, and one that wants none of these is not harmed.
 pub(super) fn exhausted(site: &Site) -> Result<Verdict> {
     let least = format!("{PATIENT}reads = 1\nstaged_rows = 8192\nparked_bags = 16\n");
-    let settings = settings(site, &least, "error")?;
-    beside_an_innocent_within(patience(), site, &settings, |scene| {
-        let (endpoint, tables) = (&scene.service.endpoint, scene.tables);
-        let start = |_| Innocent::start_within(patience(), endpoint, tables, false);
-        let crowd = (0..CROWD).map(start).collect::<Result<Vec<_>>>()?;
-        let requests = ask_until(scene, || crowd.iter().all(|one| one.answers() >= ANSWERS))?;
+    let settings = alone(settings(site, &least, "error")?)?;
+    beside_an_innocent(site, &settings, |scene| {
+        let (requests, answers) = beside_the_greedy(scene)?;
         let service = &*scene.service;
-        let mut answers = 0;
-        for client in crowd {
-            answers += client.finish()?.answers;
-        }
         // There was neither a read nor room for all, and all rows that were asked for came.
-        let (waits, refused) = (
-            tier_figure(service, "waits")?,
-            figure(service, "parks_refused")?,
-        );
+        let waits = tier_figure(service, "waits")?;
+        let refused = figure(service, "parks_refused")?;
         ensure!(waits > 0, "no row waited for a read");
         ensure!(refused > 0, "each bag found room");
         for key in ["late", "stalled"] {
@@ -50,43 +43,82 @@ pub(super) fn exhausted(site: &Site) -> Result<Verdict> {
         let fetched = figure(service, "fetched")?;
         let arrived = || figure(service, "arrived").is_ok_and(|arrived| arrived == fetched);
         until(patience(), arrived).with_context(|| format!("not all of {fetched} rows came"))?;
-        let least = u64::from(ASKERS) * u64::from(COLD_ROWS) / STEP as u64;
-        ensure!(fetched >= least - 64, "only {fetched} rows were fetched");
+        let least = u64::from(GREEDY * MANY);
+        ensure!(fetched >= least, "only {fetched} rows were fetched");
         Ok(format!(
-            "{requests} requests with {fetched} rows fetched, {waits} waits for a read and {refused} for room; {answers} answers to \
-             {CROWD} others"
+            "{requests} requests of {MANY} rows, {OVERTAKEN} of {answers} of {FEW} rows before one that was there first; {fetched} rows \
+             fetched, {refused} times no room for a bag"
         ))
     })
 }
 
-/// Asks for rows without a pause until `done`; for how many requests.
-fn ask_until(scene: &Scene<'_>, done: impl Fn() -> bool) -> Result<u64> {
+/// What one of the greedy has sent, and what it has got.
+#[derive(Debug, Default)]
+struct Greedy {
+    sent: AtomicU64,
+    answered: AtomicU64,
+}
+
+impl Greedy {
+    /// The request that it waits for, if it waits.
+    fn waits_for(&self) -> Option<u64> {
+        let answered = self.answered.load(Ordering::SeqCst);
+        let sent = self.sent.load(Ordering::SeqCst);
+        (sent > answered).then_some(sent)
+    }
+}
+
+/// Asks for few rows until that was answered often enough while a greedy client waited; how many requests of both kinds were answered.
+fn beside_the_greedy(scene: &Scene<'_>) -> Result<(u64, u64)> {
     let is_over = AtomicBool::new(false);
-    let ask = |mut asker: Asker, ids: Vec<u32>| {
-        let mut requests = 0;
-        while !is_over.load(Ordering::Relaxed) {
+    let greedy: Vec<Greedy> = (0..GREEDY).map(|_| Greedy::default()).collect();
+    let ask = &|mut asker: Asker, ids: Vec<u32>, own: &Greedy| {
+        while !is_over.load(Ordering::SeqCst) {
+            own.sent.fetch_add(1, Ordering::SeqCst);
             asker.is_answered(&ids)?;
-            requests += 1;
+            own.answered.fetch_add(1, Ordering::SeqCst);
         }
-        anyhow::Ok(requests)
+        anyhow::Ok(own.answered.load(Ordering::SeqCst))
     };
+    let connect = || Asker::connect(scene.service, scene.tables);
+    let mut modest = connect()?;
+    let askers = greedy.iter().map(|own| Ok((connect()?, own)));
+    let askers = askers.collect::<Result<Vec<_>>>()?;
     thread::scope(|scope| {
-        let start = |from| {
-            let asker = Asker::connect(scene.service, scene.tables)?;
-            let ids: Vec<u32> = (from..COLD_ROWS).step_by(STEP).collect();
-            anyhow::Ok(scope.spawn(|| ask(asker, ids)))
+        let start = |((asker, own), from)| {
+            let ids = (from..COLD_ROWS).step_by((COLD_ROWS / MANY) as usize);
+            scope.spawn(move || ask(asker, ids.collect(), own))
         };
-        let askers: Vec<_> = (0..ASKERS).map(start).collect();
-        let served = until(patience(), done);
-        is_over.store(true, Ordering::Relaxed);
+        let threads: Vec<_> = askers.into_iter().zip(0..).map(start).collect();
+        let overtook = overtake(&mut modest, &greedy);
+        is_over.store(true, Ordering::SeqCst);
         let mut requests = 0;
-        for asker in askers {
-            let asked = asker?.join();
-            requests += asked.map_err(|_| anyhow::anyhow!("a client panicked"))??;
+        for thread in threads {
+            let answered = thread.join();
+            requests += answered.map_err(|_| anyhow::anyhow!("a client panicked"))??;
         }
-        served.context("answers to others while rows are fetched")?;
-        Ok(requests)
+        Ok((requests, overtook?))
     })
+}
+
+/// Asks for a few rows, others each time; how often, until [`OVERTAKEN`] answers came before that of a request which was there first.
+fn overtake(modest: &mut Asker, greedy: &[Greedy]) -> Result<u64> {
+    let (began, mut answers, mut overtaken) = (Instant::now(), 0, 0);
+    let mut rows = (GREEDY..COLD_ROWS).step_by(3).cycle();
+    while overtaken < OVERTAKEN {
+        let waiting: Vec<Option<u64>> = greedy.iter().map(Greedy::waits_for).collect();
+        let few: Vec<u32> = rows.by_ref().take(FEW as usize).collect();
+        modest.is_answered(&few)?;
+        answers += 1;
+        let mut both = greedy.iter().zip(waiting);
+        let still = both.any(|(own, before)| before.is_some() && own.waits_for() == before);
+        overtaken += u64::from(still);
+        ensure!(
+            began.elapsed() < patience(),
+            "{overtaken} of {answers} answers came while others waited"
+        );
+    }
+    Ok(answers)
 }
 
 /// What the status page says of tiers.

@@ -218,7 +218,6 @@ struct Watched {
 
 /// A patron on a thread of its own that asks again and again.
 pub(crate) struct Innocent {
-    limit: Duration,
     watched: Arc<Watched>,
     thread: Option<JoinHandle<Result<()>>>,
 }
@@ -240,26 +239,13 @@ impl Innocent {
     /// # Errors
     /// As [`Patron::connect`].
     pub(crate) fn start(endpoint: &str, tables: &Arc<Resident>, busy: bool) -> Result<Innocent> {
-        Innocent::start_within(bound(), endpoint, tables, busy)
-    }
-
-    /// As [`Innocent::start`], where an answer may take as long as `limit`.
-    ///
-    /// # Errors
-    /// As [`Patron::connect`].
-    pub(crate) fn start_within(
-        limit: Duration,
-        endpoint: &str,
-        tables: &Arc<Resident>,
-        busy: bool,
-    ) -> Result<Innocent> {
         let mut patron = Patron::connect(endpoint, "innocent", tables)?;
         let watched = Arc::new(Watched::default());
         let shared = Arc::clone(&watched);
         let thread = std::thread::spawn(move || {
             while !shared.stop.load(Ordering::Relaxed) {
                 let began = Instant::now();
-                match patron.ask(limit)? {
+                match patron.ask(bound())? {
                     Outcome::Ok => shared.answers.fetch_add(1, Ordering::Relaxed),
                     Outcome::Refused(Status::Busy) if busy => {
                         shared.busy.fetch_add(1, Ordering::Relaxed)
@@ -274,7 +260,6 @@ impl Innocent {
             Ok(())
         });
         Ok(Innocent {
-            limit,
             watched,
             thread: Some(thread),
         })
@@ -292,7 +277,7 @@ impl Innocent {
     pub(crate) fn finish(mut self) -> Result<Seen> {
         let (enough, began) = (self.answers() + 20, Instant::now());
         let thread = self.thread.take().context("finished once")?;
-        while self.answers() < enough && !thread.is_finished() && began.elapsed() < 5 * self.limit {
+        while self.answers() < enough && !thread.is_finished() && began.elapsed() < 5 * bound() {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.watched.stop.store(true, Ordering::Relaxed);

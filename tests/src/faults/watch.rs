@@ -62,20 +62,7 @@ pub(crate) fn beside_an_innocent(
     settings: &Settings,
     fault: impl FnOnce(&mut Scene<'_>) -> Happened,
 ) -> Result<Verdict> {
-    beside(site, settings, bound(), false, fault)
-}
-
-/// As [`beside_an_innocent`], where an answer may take as long as `limit`: for faults that say themselves what is answered meanwhile.
-///
-/// # Errors
-/// As [`beside_an_innocent`].
-pub(crate) fn beside_an_innocent_within(
-    limit: Duration,
-    site: &Site,
-    settings: &Settings,
-    fault: impl FnOnce(&mut Scene<'_>) -> Happened,
-) -> Result<Verdict> {
-    beside(site, settings, limit, false, fault)
+    beside(site, settings, false, fault)
 }
 
 /// As [`beside_an_innocent`], where the innocent has to put up with BUSY.
@@ -87,7 +74,7 @@ pub(crate) fn beside_a_patient_innocent(
     settings: &Settings,
     fault: impl FnOnce(&mut Scene<'_>) -> Happened,
 ) -> Result<Verdict> {
-    beside(site, settings, bound(), true, fault)
+    beside(site, settings, true, fault)
 }
 
 /// As [`beside_an_innocent`], beside a service that has been started already.
@@ -99,32 +86,30 @@ pub(crate) fn beside_an_innocent_of(
     service: Service,
     fault: impl FnOnce(&mut Scene<'_>) -> Happened,
 ) -> Result<Verdict> {
-    beside_service(site, service, bound(), false, fault)
+    beside_service(site, service, false, fault)
 }
 
 fn beside(
     site: &Site,
     settings: &Settings,
-    limit: Duration,
     busy: bool,
     fault: impl FnOnce(&mut Scene<'_>) -> Happened,
 ) -> Result<Verdict> {
     let service = site.start(settings)?;
-    beside_service(site, service, limit, busy, fault)
+    beside_service(site, service, busy, fault)
 }
 
 fn beside_service(
     site: &Site,
     mut service: Service,
-    limit: Duration,
     busy: bool,
     fault: impl FnOnce(&mut Scene<'_>) -> Happened,
 ) -> Result<Verdict> {
     let tables = site.tables()?;
     service.is_healthy()?;
     let before = service.holdings()?;
-    let innocent = Innocent::start_within(limit, &service.endpoint, &tables, busy)?;
-    until(limit, || innocent.answers() >= 5).context("the innocent client's first answers")?;
+    let innocent = Innocent::start(&service.endpoint, &tables, busy)?;
+    until(bound(), || innocent.answers() >= 5).context("the innocent client's first answers")?;
     let alone = service.holdings()?.clients;
     let note = {
         let service = &mut service;
@@ -139,11 +124,11 @@ fn beside_service(
     service.is_alive()?;
     let (seen, note) = (seen?, note?);
     ensure!(
-        seen.longest <= limit,
+        seen.longest <= bound(),
         "the innocent client waited {:?}",
         seen.longest
     );
-    after_within(limit, &mut service, &tables)?;
+    after(&mut service, &tables)?;
     holds_as(&service, &before)?;
     let busy = if seen.busy > 0 {
         format!(", {} BUSY", seen.busy)
@@ -177,16 +162,12 @@ pub(crate) fn holds_as(service: &Service, before: &Holdings) -> Result<()> {
 /// # Errors
 /// If it is not.
 pub(crate) fn after(service: &mut Service, tables: &Arc<Resident>) -> Result<()> {
-    after_within(bound(), service, tables)
-}
-
-fn after_within(limit: Duration, service: &mut Service, tables: &Arc<Resident>) -> Result<()> {
     service.is_alive()?;
     service.is_healthy()?;
     let mut late =
         Patron::connect(&service.endpoint, "late", tables).context("a new connection")?;
     for _ in 0..3 {
-        let outcome = late.ask(limit).context("a new connection")?;
+        let outcome = late.ask(bound()).context("a new connection")?;
         ensure!(outcome == Outcome::Ok, "a new connection got {outcome:?}");
     }
     Ok(())

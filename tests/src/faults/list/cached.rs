@@ -52,7 +52,7 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault::new(
         "cached-fetches-exhausted",
         "OK; rows and bags that waited are counted, none given up",
-        "others answered meanwhile; the innocent's answers bit-equal; nothing leaked",
+        "others answered meanwhile; the innocent's answers bit-equal, each within 1 s; nothing leaked",
         cached_exhausted::exhausted,
     ),
     Fault::new("cached-one-set", "OK", UNHARMED, cached::one_set),
