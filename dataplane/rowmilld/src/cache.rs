@@ -5,22 +5,19 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
-use rowmill_arena::{ArenaError, DIRECT_ALIGN, HugePages};
+use rowmill_arena::HugePages;
 use rowmill_cache::store::{self, Shape, ShapeError, Tags};
-use rowmill_cache::tier::{Chain, FileTable, FileTier, FileTierOptions, Tier};
 use rowmill_cache::warm::ROWS_MAX;
 use rowmill_cache::{OnFailure, Options, Parts, Shares, TableOptions, fetch};
 use rowmill_engine::{Engine, Home, Limits};
 use rowmill_pooling::Kernels;
-use rowmill_table::{Generation, Keep, Resident, ResidentTable, TableError, TableInfo};
+use rowmill_table::{Generation, Keep, Resident, ResidentTable, TableInfo};
 
 use crate::cache_view::{CacheView, TableView};
-use crate::config::{Cache, Config, Placement};
+use crate::config::{Cache, Config, Failure, Placement};
 use crate::mailbox::Mailbox;
 use crate::plan::{Choice, PlanError, bytes_text};
-
-/// Rows that a worker may have asked its file tier for, for each read in flight: those that share a read, and some that wait for one.
-const FETCHES_A_READ: u32 = 8;
+use crate::tiers::Tiers;
 
 /// Rows that a worker asks of other workers at a time: more than their tiers have in flight by default.
 pub(crate) const ASKED: u32 = 1024;
@@ -33,7 +30,7 @@ struct Listed {
     in_tier: u32,
     /// Its share of the arena where it is cached.
     shape: Shape,
-    on_failure: OnFailure,
+    on_failure: Failure,
 }
 
 /// What will be done about tables that are not simply resident.
@@ -118,7 +115,7 @@ impl CachePlan {
                 placement: table.placement,
                 in_tier: in_tier as u32,
                 shape,
-                on_failure: table.on_failure.into(),
+                on_failure: table.on_failure,
             });
         }
         let listed = |(table, info): (&Option<Listed>, &TableInfo)| table.map(|_| info.stride);
@@ -181,7 +178,7 @@ impl CachePlan {
             .sum();
         let workers = match self.row_bytes {
             0 => 0,
-            bytes => self.workers * self.cache.worker_bytes(bytes as u64, self.workers),
+            bytes => self.workers * self.worker_bytes(bytes as u64),
         };
         rows + checksums + workers + self.warm_bytes()
     }
@@ -206,7 +203,7 @@ impl CachePlan {
         let mut choices: Vec<Choice> = self.listed().map(about).collect();
         if self.row_bytes > 0 {
             let cache = &self.cache;
-            let bytes = cache.worker_bytes(self.row_bytes as u64, self.workers);
+            let bytes = self.worker_bytes(self.row_bytes as u64);
             choices.push(Choice::new(
                 "cached tables",
                 format!(
@@ -222,7 +219,38 @@ impl CachePlan {
                 ),
             ));
         }
+        choices.extend(self.next_tier(generation));
         choices
+    }
+
+    /// Which tables are read from the next tier, where there is one.
+    fn next_tier(&self, generation: &Generation) -> Option<Choice> {
+        let folder = self.cache.next_tier.as_ref()?.display();
+        let passing = self.listed().filter(|(_, l)| l.on_failure.next_tier);
+        let names: Vec<&str> = passing
+            .map(|(number, _)| &*generation.tables()[number].name)
+            .collect();
+        if names.is_empty() {
+            let why = "no table's on_failure says so; write [\"next-tier\", \"error\"] there, or leave cache.next_tier out";
+            return Some(Choice::warning(
+                "next tier",
+                format!("{folder} is not read"),
+                why,
+            ));
+        }
+        let why = "their on_failure says so: rows that can't be read from the model's own files are read there";
+        Some(Choice::new(
+            "next tier",
+            format!("{folder} for {}", names.join(", ")),
+            why,
+        ))
+    }
+
+    /// Bytes that each worker has for tables whose longest rows have so many bytes.
+    fn worker_bytes(&self, row_bytes: u64) -> u64 {
+        let is_passed_on = self.listed().any(|(_, listed)| listed.on_failure.next_tier);
+        let tiers = 1 + u64::from(is_passed_on);
+        self.cache.worker_bytes(row_bytes, self.workers, tiers)
     }
 
     /// What is chosen of a listed table that is at this place.
@@ -255,27 +283,14 @@ impl CachePlan {
                 choices: Vec::new(),
             });
         }
-        let open = |(number, _): (usize, &Listed)| {
-            let name = &generation.tables()[number].name;
-            let opened = FileTable::open(generation, name, self.cache.page_cache.0);
-            let advice = match &opened {
-                Err(TableError::Memory(ArenaError::NotDirect { .. })) => {
-                    ": write cache.page_cache = \"allow\", or move the model"
-                }
-                _ => "",
-            };
-            opened.with_context(|| format!("table {name}{advice}"))
-        };
         let mut by_tier: Vec<(usize, &Listed)> = self.listed().collect();
         by_tier.sort_by_key(|(_, listed)| listed.in_tier);
-        let files: Vec<FileTable> = by_tier.into_iter().map(open).collect::<Result<_, _>>()?;
-        let copies = self.copies(&files)?;
+        let tables_of = |(number, listed): (usize, &Listed)| {
+            (&*generation.tables()[number].name, listed.on_failure)
+        };
+        let tiers = Tiers::open(&self.cache, generation, by_tier.into_iter().map(tables_of))?;
         let part = |mailbox: &Arc<Mailbox>| -> anyhow::Result<Parts> {
-            let mut tier = self.tier(&files)?;
-            if let Some(copies) = &copies {
-                let tiers = vec![tier, self.tier(copies)?];
-                tier = Box::new(Chain::new(tiers, self.fetches()));
-            }
+            let tier = tiers.for_worker()?;
             let mailbox = Arc::clone(mailbox);
             Ok(Parts {
                 tier,
@@ -291,7 +306,7 @@ impl CachePlan {
                 prefetched: self.cache.prefetched_rows,
                 bags: self.cache.parked_bags,
                 row_bytes: self.row_bytes,
-                budget_ns: self.budget_ns(),
+                budget_ns: self.cache.budget_ns(),
             },
             limbo: self.cache.staged_rows as usize,
             tags: Tags::detect(),
@@ -303,7 +318,7 @@ impl CachePlan {
             table.map(|listed| TableOptions {
                 shape: listed.shape,
                 in_tier: listed.in_tier,
-                on_failure: listed.on_failure,
+                on_failure: listed.on_failure.then,
                 begins_cached: listed.placement == Placement::Cached,
             })
         };
@@ -320,59 +335,11 @@ impl CachePlan {
             worker,
             resident: resident.clone(),
         };
-        let mut choices = vec![describe_reads(why_unpolled(&files))];
-        if let Some(folder) = &self.cache.next_tier {
-            let why = "rows that can't be read from the model's own files are read there";
-            choices.push(Choice::new("next tier", folder.display().to_string(), why));
-        }
-        let all = files.iter().chain(copies.iter().flatten());
-        let by_page_cache = all.into_iter().find_map(|table| table.file().why_cached());
-        if let Some(why) = by_page_cache {
-            let why = format!("{why}; the kernel keeps pages of it in memory that nobody counts");
-            choices.push(Choice::warning("files", "by way of the page cache", why));
-        }
         Ok(Opened {
             parts: workers.into_iter().map(part).collect(),
             shares: Some(shares),
-            choices,
+            choices: tiers.choices(),
         })
-    }
-
-    /// The same tables in the folder of the next tier, if there is one.
-    fn copies(&self, files: &[FileTable]) -> anyhow::Result<Option<Vec<FileTable>>> {
-        let Some(folder) = &self.cache.next_tier else {
-            return Ok(None);
-        };
-        let copy = |table: &FileTable| {
-            let copy = table.copy_in(folder, self.cache.page_cache.0);
-            let name = &table.info().name;
-            copy.with_context(|| {
-                format!("table {name}: cache.next_tier is to have a copy of the generation")
-            })
-        };
-        files.iter().map(copy).collect::<Result<_, _>>().map(Some)
-    }
-
-    /// Rows that a worker may have asked its tier for.
-    fn fetches(&self) -> u32 {
-        self.cache.reads * FETCHES_A_READ
-    }
-
-    /// A tier of these files, for a worker.
-    fn tier(&self, files: &[FileTable]) -> anyhow::Result<Box<dyn Tier + Send>> {
-        let mut tier = FileTier::new(FileTierOptions {
-            reads: self.cache.reads,
-            read_bytes: self.cache.read_bytes as usize,
-            fetches: self.fetches(),
-            tables: files.len() as u32,
-            budget_ns: self.budget_ns(),
-            polled: why_unpolled(files).is_none(),
-            huge_pages: HugePages::Off,
-        })?;
-        for file in files {
-            tier.add(file.for_another()?)?;
-        }
-        Ok(Box::new(tier))
     }
 
     /// Listed tables as others see them, counted by these workers.
@@ -403,10 +370,6 @@ impl CachePlan {
                 .collect(),
         }
     }
-
-    fn budget_ns(&self) -> u64 {
-        u64::from(self.cache.budget_ms) * 1_000_000
-    }
 }
 
 fn describe(
@@ -435,28 +398,21 @@ fn describe(
     let why = format!(
         "the rest of {all} stays in {}; {}",
         generation.path(info).display(),
-        match listed.on_failure {
-            OnFailure::Error => "what wants a row that can't be read is refused",
-            OnFailure::DefaultRow => "a row that can't be read is taken for zeros",
-        }
+        describe_failure(listed.on_failure)
     );
     Choice::new(&what, chosen, why)
 }
 
-/// Why the devices of these files can't be polled, if one can't.
-fn why_unpolled(files: &[FileTable]) -> Option<&str> {
-    files.iter().find_map(|table| table.file().why_unpolled())
-}
-
-fn describe_reads(unpolled: Option<&str>) -> Choice {
-    let direct = format!("io_uring, past the page cache, aligned to {DIRECT_ALIGN} bytes");
-    match unpolled {
-        None => Choice::new("reads of files", "polled", direct),
-        Some(why) => Choice::new(
-            "reads of files",
-            "by interrupt",
-            format!("{direct}; it can't be polled: {why}"),
-        ),
+fn describe_failure(on_failure: Failure) -> &'static str {
+    match (on_failure.next_tier, on_failure.then) {
+        (false, OnFailure::Error) => "what wants a row that can't be read is refused",
+        (false, OnFailure::DefaultRow) => "a row that can't be read is taken for zeros",
+        (true, OnFailure::Error) => {
+            "a row that can't be read is read from the next tier, and what wants it is refused if that fails too"
+        }
+        (true, OnFailure::DefaultRow) => {
+            "a row that can't be read is read from the next tier, and taken for zeros if that fails too"
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod cache;
 mod cpus;
+mod failure;
 mod filter;
 mod rdma;
 
@@ -22,8 +23,9 @@ use serde::de::{self, Deserializer};
 
 use crate::ports::Port;
 
-pub use cache::{Cache, Failure, PageCacheUse, Placement, Table};
+pub use cache::{Cache, PageCacheUse, Placement, Table};
 pub use cpus::Cpus;
+pub use failure::Failure;
 pub use filter::filter_fault;
 pub use rdma::Rdma;
 

@@ -148,21 +148,38 @@ struct Passing {
 
 impl Passing {
     /// Looks at how many were asked of it since the start. Tells when that begins, and when it has been over for a while.
-    fn look(&mut self, passed_on: u64) {
+    fn look(&mut self, passed_on: u64) -> Option<Passed> {
         let more = passed_on - std::mem::replace(&mut self.passed_on, passed_on);
-        self.calm = if more > 0 {
-            0
-        } else {
-            self.calm.saturating_add(1)
+        self.calm = match more {
+            0 => self.calm.saturating_add(1),
+            _ => 0,
         };
         if more > 0 && !self.is_told {
             self.is_told = true;
-            tracing::warn!(
-                "rows are read from cache.next_tier: the model's own files did not give {more} in the last second; look at their disk"
-            );
-        } else if self.is_told && self.calm == CALM {
-            self.is_told = false;
-            tracing::info!("no row was read from cache.next_tier for {CALM} s");
+            return Some(Passed::Begun(more));
+        }
+        let is_over = self.is_told && self.calm == CALM;
+        self.is_told &= !is_over;
+        is_over.then_some(Passed::Over)
+    }
+}
+
+/// What is said of rows that are asked of the next tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Passed {
+    /// So many were for the first time, or for the first time after a while.
+    Begun(u64),
+    /// None was for a while.
+    Over,
+}
+
+impl Passed {
+    fn log(self) {
+        match self {
+            Passed::Begun(rows) => tracing::warn!(
+                "rows are read from cache.next_tier: the model's own files did not give {rows} in the last second; look at their disk"
+            ),
+            Passed::Over => tracing::info!("no row was read from cache.next_tier for {CALM} s"),
         }
     }
 }
@@ -198,7 +215,9 @@ pub(crate) fn watch(generation: &Generation, cache: Arc<CacheView>) -> anyhow::R
                     None => {}
                 }
             }
-            passing.look(cache.passed_on());
+            if let Some(passed) = passing.look(cache.passed_on()) {
+                passed.log();
+            }
         }
     };
     let thread = std::thread::Builder::new().name("rowmilld-files".into());
@@ -259,5 +278,16 @@ mod tests {
         assert_eq!(looks.collect::<Vec<_>>(), [(CALM - 1, State::Whole)]);
         refused.failed = 1;
         assert_eq!(file.look(refused), Some(State::Unreadable));
+    }
+
+    #[test]
+    fn rows_of_the_next_tier_are_told_of_once_until_none_came_for_a_while() {
+        let mut passing = Passing::default();
+        assert_eq!(passing.look(0), None);
+        assert_eq!(passing.look(5), Some(Passed::Begun(5)));
+        assert_eq!(passing.look(9), None);
+        let looks = (0..2 * CALM).filter_map(|look| Some((look, passing.look(9)?)));
+        assert_eq!(looks.collect::<Vec<_>>(), [(CALM - 1, Passed::Over)]);
+        assert_eq!(passing.look(10), Some(Passed::Begun(1)));
     }
 }

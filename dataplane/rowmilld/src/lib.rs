@@ -28,5 +28,6 @@ mod progress;
 mod room;
 pub mod serve;
 pub mod service;
+mod tiers;
 pub mod warm;
 pub mod worker;

@@ -1,8 +1,9 @@
 //! Cached tables: a file tier that is damaged, cut or replaced under way, and caches that are too small for their work.
 
 use std::fs::{self, OpenOptions};
+use std::ops::RangeInclusive;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -39,7 +40,7 @@ const MAX_ROWS: usize = 2048;
 /// # Errors
 /// As [`Site::model`].
 pub(super) fn settings(site: &Site, cache: &str, on_failure: &str) -> Result<Settings> {
-    site.model_with(Some((COLD, COLD_ROWS)))?;
+    site.model_with(&[(COLD, COLD_ROWS)])?;
     let table = |name: &str, bytes: u32| {
         format!(
             "[[tables]]\nname = \"{name}\"\nplacement = \"cached\"\ncache_bytes = {bytes}\non_failure = \"{on_failure}\"\n"
@@ -58,12 +59,18 @@ pub(super) const PATIENT: &str = "budget_ms = 60000\n";
 
 /// The file of [`COLD`].
 pub(super) fn file(site: &Site) -> Result<PathBuf> {
-    let generation = Generation::open(site.model()?)?;
-    Ok(generation.path(generation.table(COLD)?))
+    file_of(site, COLD)
 }
 
-/// A client that asks for single rows of [`COLD`].
+/// A table's file.
+pub(super) fn file_of(site: &Site, table: &str) -> Result<PathBuf> {
+    let generation = Generation::open(site.model()?)?;
+    Ok(generation.path(generation.table(table)?))
+}
+
+/// A client that asks for single rows of a table like [`COLD`].
 pub(super) struct Asker {
+    table: &'static str,
     session: Session<AnyPort>,
     schema: BoundSchema,
     region: Region,
@@ -71,20 +78,33 @@ pub(super) struct Asker {
 }
 
 impl Asker {
-    /// Connects.
+    /// Connects, to ask for rows of [`COLD`].
     ///
     /// # Errors
     /// Where the service refuses.
     pub(super) fn connect(service: &Service, tables: &Arc<Resident>) -> Result<Asker> {
+        Asker::of(COLD, service, tables)
+    }
+
+    /// As [`Asker::connect`], of another table of as many dimensions.
+    ///
+    /// # Errors
+    /// As [`Asker::connect`].
+    pub(super) fn of(
+        table: &'static str,
+        service: &Service,
+        tables: &Arc<Resident>,
+    ) -> Result<Asker> {
         let options = Options {
             name: "asker".into(),
             source_bytes: 64 << 10,
             ..Options::default()
         };
         let mut session = Client::connect(&service.endpoint, options)?;
-        let feature = [("rows", COLD, Pooling::Sum, DIM as u32)];
+        let feature = [("rows", table, Pooling::Sum, DIM as u32)];
         let (schema, row_bytes) = Schema::side_by_side(MAX_ROWS as u32, feature);
         Ok(Asker {
+            table,
             schema: session.bind(schema)?,
             region: session.region(row_bytes as usize * MAX_ROWS)?,
             session,
@@ -126,7 +146,7 @@ impl Asker {
             match is_zero(id) {
                 true => expected = [0.0; DIM],
                 false => scalar::bag(
-                    &rows(&self.tables, COLD),
+                    &rows(&self.tables, self.table),
                     &[id],
                     None,
                     Mode::Sum,
@@ -185,11 +205,19 @@ pub(super) const UNAVAILABLE: Outcome = Outcome::Refused(Status::RowUnavailable)
 /// # Errors
 /// Where it does not.
 pub(super) fn figure(service: &Service, key: &str) -> Result<u64> {
+    figure_of(service, COLD, key)
+}
+
+/// What the status page says of a table.
+///
+/// # Errors
+/// Where it does not.
+pub(super) fn figure_of(service: &Service, table: &str, key: &str) -> Result<u64> {
     let status = service.status()?;
     let tables = status["cache"].as_array().context("cached tables")?;
-    let table = tables.iter().find(|table| table["table"] == COLD);
-    let figure = table.context("the table")?[key].as_u64();
-    figure.with_context(|| format!("no `{key}` in {table:?}"))
+    let shown = tables.iter().find(|shown| shown["table"] == table);
+    let figure = shown.context("the table")?[key].as_u64();
+    figure.with_context(|| format!("no `{key}` in {shown:?}"))
 }
 
 /// Where the status page says that [`COLD`] is.
@@ -233,43 +261,6 @@ pub(super) fn damaged(site: &Site) -> Result<Verdict> {
     })
 }
 
-/// As [`damaged`], with a copy of the files to read from.
-pub(super) fn next_tier(site: &Site) -> Result<Verdict> {
-    let own = settings(site, PATIENT, "error")?;
-    let copies = tempfile::tempdir()?;
-    let generation = Generation::open(site.model()?)?;
-    for table in generation.tables() {
-        fs::copy(generation.path(table), copies.path().join(&table.file))?;
-    }
-    let next = format!("[cache]\nnext_tier = \"{}\"\n", copies.path().display());
-    let settings = Settings {
-        cached: own.cached.replace("[cache]\n", &next),
-        ..own
-    };
-    beside_an_innocent(site, &settings, |scene| {
-        let mut asker = Asker::connect(scene.service, scene.tables)?;
-        let page = Page::damage(site, 20, &mut asker)?;
-        let from = *page.ids.start();
-        let mixed: Vec<u32> = (from - 70..from + 134).collect();
-        asker.is_answered(&mixed).context("from the copies")?;
-        let passed_on = || {
-            scene
-                .service
-                .status()
-                .map(|page| page["tiers"][0]["passed_on"].as_u64())
-        };
-        until(bound(), || passed_on().is_ok_and(|count| count > Some(0)))
-            .context("rows that came from the copies are counted")?;
-        let corrupt = figure(scene.service, "corrupt")?;
-        ensure!(corrupt == 0, "{corrupt} rows are said to be damaged");
-        page.mend()?;
-        Ok(format!(
-            "{} rows came from the copies",
-            passed_on()?.unwrap_or(0)
-        ))
-    })
-}
-
 /// As [`damaged`], where rows that are not there are to be zeros.
 pub(super) fn zeros(site: &Site) -> Result<Verdict> {
     let settings = settings(site, PATIENT, "default-row")?;
@@ -292,23 +283,26 @@ pub(super) fn zeros(site: &Site) -> Result<Verdict> {
 }
 
 /// A damaged page.
-struct Page {
+pub(super) struct Page {
     file: fs::File,
     number: u64,
     good: Vec<u8>,
     /// Its rows.
-    ids: std::ops::RangeInclusive<u32>,
+    pub(super) ids: RangeInclusive<u32>,
 }
 
 impl Page {
-    /// Flips a bit of a page none of whose rows were asked for; others were.
-    fn damage(site: &Site, number: u32, asker: &mut Asker) -> Result<Page> {
+    /// Flips a bit of a page of the table that is asked for, none of whose rows were; others were.
+    pub(super) fn damage(site: &Site, number: u32, asker: &mut Asker) -> Result<Page> {
         let first = (number - 1) * PAGE_ROWS;
         asker.is_answered(&[0, 1, first - 1, first + PAGE_ROWS])?;
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(file(site)?)?;
+        Page::damage_in(&file_of(site, asker.table)?, number)
+    }
+
+    /// Flips a bit of a page of this file.
+    pub(super) fn damage_in(path: &Path, number: u32) -> Result<Page> {
+        let first = (number - 1) * PAGE_ROWS;
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
         let mut page = Page {
             file,
             number: number.into(),
@@ -323,11 +317,13 @@ impl Page {
         Ok(page)
     }
 
-    fn rows(&self) -> impl Iterator<Item = u32> + use<> {
+    /// Its rows.
+    pub(super) fn rows(&self) -> impl Iterator<Item = u32> + use<> {
         self.ids.clone()
     }
 
-    fn mend(&self) -> Result<()> {
+    /// Makes it whole again.
+    pub(super) fn mend(&self) -> Result<()> {
         self.write(&self.good)
     }
 
@@ -391,31 +387,6 @@ pub(super) fn replaced(site: &Site) -> Result<Verdict> {
         // What comes next may look at the model.
         fs::write(&path, good).context("a table")?;
         Ok(format!("{asked} rows of the old file"))
-    })
-}
-
-/// More rows are wanted than can be fetched at a time, by many clients.
-pub(super) fn exhausted(site: &Site) -> Result<Verdict> {
-    const CROWD: usize = 2;
-    let least = format!("{PATIENT}reads = 1\nstaged_rows = 8192\nparked_bags = 16\n");
-    let settings = settings(site, &least, "error")?;
-    beside_an_innocent(site, &settings, |scene| {
-        let start = |_| Innocent::start(&scene.service.endpoint, scene.tables, false);
-        let crowd = (0..CROWD).map(start).collect::<Result<Vec<_>>>()?;
-        let mut asker = Asker::connect(scene.service, scene.tables)?;
-        for from in 0..2 {
-            let all: Vec<u32> = (from..COLD_ROWS).step_by(122).collect();
-            asker.is_answered(&all)?;
-        }
-        let mut answers = 0;
-        for client in crowd {
-            answers += client.finish()?.answers;
-        }
-        let fetched = figure(scene.service, "fetched")?;
-        ensure!(fetched > 1600, "only {fetched} rows were fetched");
-        Ok(format!(
-            "{answers} answers to {CROWD} others, {fetched} rows fetched"
-        ))
     })
 }
 

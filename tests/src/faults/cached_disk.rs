@@ -40,7 +40,7 @@ fn slowly(
 }
 
 /// The same where the innocent's tables stay in memory.
-fn alone(settings: Settings) -> Result<Settings> {
+pub(super) fn alone(settings: Settings) -> Result<Settings> {
     let only = format!("[[tables]]\nname = \"{COLD}\"");
     let (head, _) = settings.cached.split_once("[[tables]]").context("tables")?;
     let (_, cold) = settings.cached.split_once(&only).context("the table")?;

@@ -41,7 +41,8 @@ pub(super) fn refused(site: &Site) -> Result<Verdict> {
     let write = format!("write at least {least}, room for 64 rows");
     let less = format!("cache_bytes = {}", LEAST_SHARE - 1);
     let share = format!("cache_bytes = {least}");
-    let cases: [(&str, &str, &[&str]); 6] = [
+    let next = "on_failure = [\"next-tier\", \"error\"]";
+    let cases: [(&str, &str, &[&str]); 7] = [
         (&share, &less, &["tables.cache_bytes: of `cold`", &write]),
         (&share, "cache_bytes = 0", &["tables.cache_bytes", &write]),
         (
@@ -50,6 +51,11 @@ pub(super) fn refused(site: &Site) -> Result<Verdict> {
             &["no table `warm`", "small, quant, wide, keyed, cold"],
         ),
         ("\"small\"", "\"cold\"", &["listed twice"]),
+        (
+            "on_failure = \"error\"",
+            next,
+            &["tables.on_failure: of `small`", "set cache.next_tier"],
+        ),
         (
             "budget_ms",
             "staged_rows = 8191\nbudget_ms",

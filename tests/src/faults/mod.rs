@@ -6,7 +6,9 @@
 
 mod cached;
 mod cached_disk;
+mod cached_exhausted;
 mod cached_moves;
+mod cached_next_tier;
 mod cached_starts;
 mod capi;
 mod clients;

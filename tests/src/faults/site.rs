@@ -107,14 +107,14 @@ impl Site {
     /// # Errors
     /// Where it can't be written.
     pub(crate) fn model(&self) -> Result<PathBuf> {
-        self.model_with(None)
+        self.model_with(&[])
     }
 
-    /// Makes the model with one more dense table, of so many rows of 16 dimensions in f32. Every later [`Site::model`] is this one.
+    /// Makes the model with more dense tables, of so many rows of 16 dimensions in f32. Every later model of the site is this one.
     ///
     /// # Errors
     /// As [`Site::model`].
-    pub(crate) fn model_with(&self, more: Option<(&str, u32)>) -> Result<PathBuf> {
+    pub(crate) fn model_with(&self, more: &[(&str, u32)]) -> Result<PathBuf> {
         let spec = |name: &str, rows: u32, dim, format| TableSpec {
             name: name.into(),
             rows: rows.into(),
@@ -132,7 +132,8 @@ impl Site {
             spec("wide", 64, WIDE_DIM, RowFormat::F32),
             keyed,
         ];
-        specs.extend(more.map(|(name, rows)| spec(name, rows, 16, RowFormat::F32)));
+        let more = more.iter();
+        specs.extend(more.map(|&(name, rows)| spec(name, rows, 16, RowFormat::F32)));
         let model = self.path("model");
         if !model.exists() {
             generate(&model, 1, &specs, 7, &silent)?;

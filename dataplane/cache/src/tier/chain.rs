@@ -1,55 +1,56 @@
-//! Several tiers with the same tables: what one fails to give is asked of the next.
+//! Several tiers, of which each has some tables: what one fails to give is asked of the next that has the table.
 
 use std::collections::VecDeque;
 use std::fmt;
 
 use super::{EachRow, FetchesFull, Tier, TierCounts, TierError, Wanted};
 
-/// Tiers that are tried in their order. All know each table by the same number.
+/// Tiers that are tried in their order, each for its own tables.
 ///
-/// A tier has an equal part of what is left of a fetch's time, the last one all of it: so one that never answers takes no more than its
-/// part, and one that fails at once leaves all to those behind it. A fetch fails with what the last tier says, or once its time is over.
+/// A tier has an equal part of what is left of a fetch's time, the last one that has the table all of it: so one that never answers takes
+/// no more than its part, one that fails at once leaves all to those behind it, and a table that only one tier has is fetched as if there
+/// were no other. A fetch fails with what the last tier of its table says, or once its time is over.
 pub struct Chain {
-    tiers: Box<[Link]>,
+    links: Vec<Link>,
     book: Book,
     passed_on: u64,
 }
 
 struct Link {
     tier: Box<dyn Tier + Send>,
-    /// Fetches that the tier before has failed and that this one has not taken yet, in the order in which they came.
+    /// By the chain's number of a table, the tier's; none for those that it does not have.
+    tables: Box<[Option<u32>]>,
+    /// Fetches that a tier before has failed and that this one has not taken yet, in the order in which they came.
     waiting: VecDeque<u32>,
 }
 
 /// What was asked of the chain, by the number that is the token for its tiers.
 struct Book {
-    fetches: Box<[Option<Wanted>]>,
+    fetches: Box<[Option<Asked>]>,
     free: Vec<u32>,
+}
+
+#[derive(Clone, Copy)]
+struct Asked {
+    wanted: Wanted,
+    /// Tiers that may still give the row, with the one that is asked.
+    left: u32,
 }
 
 impl fmt::Debug for Chain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Chain")
-            .field("tiers", &self.tiers.len())
+            .field("tiers", &self.links.len())
             .field("unanswered", &self.unanswered())
             .finish_non_exhaustive()
     }
 }
 
 impl Chain {
-    /// With room for so many fetches over all tiers.
-    ///
-    /// # Panics
-    /// If there is no tier.
-    pub fn new(tiers: Vec<Box<dyn Tier + Send>>, fetches: u32) -> Chain {
-        assert!(!tiers.is_empty(), "there is a tier to ask");
-        let link = |tier| Link {
-            tier,
-            // Each fetch stands in one queue at most.
-            waiting: VecDeque::with_capacity(fetches as usize),
-        };
+    /// Without tiers, and with room for so many fetches over all that come.
+    pub fn new(fetches: u32) -> Chain {
         Chain {
-            tiers: tiers.into_iter().map(link).collect(),
+            links: Vec::new(),
             book: Book {
                 fetches: vec![None; fetches as usize].into_boxed_slice(),
                 free: (0..fetches).rev().collect(),
@@ -57,17 +58,29 @@ impl Chain {
             passed_on: 0,
         }
     }
+
+    /// The same with one more tier behind the others. `tables` has the tier's number of each table by the chain's number, and nothing
+    /// for those that are not to be asked of it.
+    pub fn then(mut self, tier: Box<dyn Tier + Send>, tables: Vec<Option<u32>>) -> Chain {
+        self.links.push(Link {
+            tier,
+            tables: tables.into(),
+            // Each fetch stands in one queue at most.
+            waiting: VecDeque::with_capacity(self.book.fetches.len()),
+        });
+        self
+    }
 }
 
 impl Book {
-    fn wanted(&self, number: u32) -> &Wanted {
-        let wanted = self.fetches[number as usize].as_ref();
-        wanted.expect("a fetch is asked of one tier at a time")
+    fn asked(&mut self, number: u32) -> &mut Asked {
+        let asked = self.fetches[number as usize].as_mut();
+        asked.expect("a fetch is asked of one tier at a time")
     }
 
     /// A fetch is answered. Returns the token that it came with.
     fn end(&mut self, number: u32) -> u64 {
-        let token = self.wanted(number).token;
+        let token = self.asked(number).wanted.token;
         self.fetches[number as usize] = None;
         self.free.push(number);
         token
@@ -75,34 +88,36 @@ impl Book {
 }
 
 impl Link {
-    /// Asks the tier, the first of so many that are left.
-    fn ask(
-        &mut self,
-        now_ns: u64,
-        number: u32,
-        wanted: &Wanted,
-        left: usize,
-    ) -> Result<(), FetchesFull> {
+    /// Whether it has a table.
+    fn has(&self, table: u32) -> bool {
+        self.tables.get(table as usize).is_some_and(Option::is_some)
+    }
+
+    /// Asks the tier, which has the table.
+    fn ask(&mut self, now_ns: u64, number: u32, asked: Asked) -> Result<(), FetchesFull> {
+        let Asked { wanted, left } = asked;
         let left_ns = wanted.deadline_ns.saturating_sub(now_ns);
-        let asked = Wanted {
+        let table = self.tables[wanted.table as usize];
+        let wanted = Wanted {
+            table: table.expect("a table of the tier"),
             token: number.into(),
-            deadline_ns: now_ns + left_ns / left as u64,
-            ..*wanted
+            deadline_ns: now_ns + left_ns / u64::from(left),
+            ..wanted
         };
-        self.tier.fetch(now_ns, asked)
+        self.tier.fetch(now_ns, wanted)
     }
 
     /// Asks for what waits, as far as the tier takes it.
-    fn take_waiting(&mut self, now_ns: u64, left: usize, book: &mut Book, each: EachRow<'_>) {
+    fn take_waiting(&mut self, now_ns: u64, book: &mut Book, each: EachRow<'_>) {
         self.waiting.retain(|&number| {
-            let is_late = book.wanted(number).deadline_ns <= now_ns;
+            let is_late = book.asked(number).wanted.deadline_ns <= now_ns;
             if is_late {
                 each(book.end(number), Err(TierError::Late));
             }
             !is_late
         });
         while let Some(&number) = self.waiting.front() {
-            if self.ask(now_ns, number, book.wanted(number), left).is_err() {
+            if self.ask(now_ns, number, *book.asked(number)).is_err() {
                 return;
             }
             self.waiting.pop_front();
@@ -113,32 +128,38 @@ impl Link {
 impl Tier for Chain {
     fn fetch(&mut self, now_ns: u64, wanted: Wanted) -> Result<(), FetchesFull> {
         let &number = self.book.free.last().ok_or(FetchesFull)?;
-        let tiers = self.tiers.len();
-        self.tiers[0].ask(now_ns, number, &wanted, tiers)?;
+        let mut having = self.links.iter_mut().filter(|link| link.has(wanted.table));
+        let first = having.next().expect("a table of one of the tiers");
+        let left = 1 + having.count() as u32;
+        let asked = Asked { wanted, left };
+        first.ask(now_ns, number, asked)?;
         self.book.free.pop();
-        self.book.fetches[number as usize] = Some(wanted);
+        self.book.fetches[number as usize] = Some(asked);
         Ok(())
     }
 
     fn poll(&mut self, now_ns: u64, each: EachRow<'_>) {
         let Chain {
-            tiers,
+            links,
             book,
             passed_on,
         } = self;
-        let all = tiers.len();
-        for at in 0..all {
-            let (own, behind) = tiers[at..].split_first_mut().expect("one of them");
-            own.take_waiting(now_ns, all - at, book, each);
+        for at in 0..links.len() {
+            let (own, behind) = links[at..].split_first_mut().expect("one of them");
+            own.take_waiting(now_ns, book, each);
             own.tier.poll(now_ns, &mut |token, outcome| {
                 let number = token as u32;
-                match (outcome, behind.first_mut()) {
-                    (Err(_), Some(next)) if book.wanted(number).deadline_ns > now_ns => {
-                        *passed_on += 1;
-                        next.waiting.push_back(number);
-                    }
-                    _ => each(book.end(number), outcome),
+                let asked = book.asked(number);
+                let has_time = asked.wanted.deadline_ns > now_ns;
+                if outcome.is_ok() || asked.left == 1 || !has_time {
+                    return each(book.end(number), outcome);
                 }
+                asked.left -= 1;
+                let table = asked.wanted.table;
+                let next = behind.iter_mut().find(|link| link.has(table));
+                let next = next.expect("there is one left");
+                next.waiting.push_back(number);
+                *passed_on += 1;
             });
         }
     }
@@ -152,7 +173,7 @@ impl Tier for Chain {
             passed_on: self.passed_on,
             ..TierCounts::default()
         };
-        let tiers = self.tiers.iter().map(|link| link.tier.counts());
+        let tiers = self.links.iter().map(|link| link.tier.counts());
         tiers.fold(own, TierCounts::and)
     }
 }
@@ -183,6 +204,14 @@ mod tests {
         }
     }
 
+    /// All have the one table.
+    fn chain<const N: usize>(tiers: [Box<dyn Tier + Send>; N], fetches: u32) -> Chain {
+        let tiers = tiers.into_iter();
+        tiers.fold(Chain::new(fetches), |chain, tier| {
+            chain.then(tier, vec![Some(0)])
+        })
+    }
+
     type Answered = Vec<(u64, Result<Vec<u8>, TierError>)>;
 
     fn poll(chain: &mut Chain, now_ns: u64) -> Answered {
@@ -204,8 +233,7 @@ mod tests {
             0 | 1 => AT_ONCE,
             _ => fails(0, TierError::Corrupt { page: 7 }),
         };
-        let tiers = vec![tier(1, 9, gone), tier(2, 9, damaged)];
-        let mut chain = Chain::new(tiers, 9);
+        let mut chain = chain([tier(1, 9, gone), tier(2, 9, damaged)], 9);
         for row in 0..3 {
             chain.fetch(0, wanted(row, 100)).unwrap();
         }
@@ -222,7 +250,7 @@ mod tests {
 
     #[test]
     fn a_tier_has_an_equal_part_of_the_time_that_is_left() {
-        let tiers = vec![
+        let tiers = [
             tier(1, 9, |_| Answer::Never),
             tier(2, 9, |wanted| match wanted.row {
                 0 => fails(10, TierError::Gone),
@@ -230,7 +258,7 @@ mod tests {
             }),
             tier(3, 9, |_| Answer::Row { after_ns: 150 }),
         ];
-        let mut chain = Chain::new(tiers, 9);
+        let mut chain = chain(tiers, 9);
         chain.fetch(0, wanted(0, 300)).unwrap();
         chain.fetch(0, wanted(1, 300)).unwrap();
         // The second tier is asked at 100, and the third, of row 0, at 110: there are 190 left.
@@ -246,25 +274,66 @@ mod tests {
     #[test]
     fn a_full_tier_is_waited_for_until_the_time_is_over() {
         let slow = |_: &Wanted| Answer::Row { after_ns: 50 };
-        let tiers = vec![tier(1, 9, |_| fails(0, TierError::Gone)), tier(2, 1, slow)];
-        let mut chain = Chain::new(tiers, 4);
+        let gone = |_: &Wanted| fails(0, TierError::Gone);
+        let mut full = chain([tier(1, 9, gone), tier(2, 1, slow)], 4);
         for (row, deadline_ns) in [(0, 1000), (1, 1000), (2, 80), (3, 1000)] {
-            chain.fetch(0, wanted(row, deadline_ns)).unwrap();
+            full.fetch(0, wanted(row, deadline_ns)).unwrap();
         }
-        assert_eq!(chain.fetch(0, wanted(4, 1000)), Err(FetchesFull));
-        assert_eq!(poll(&mut chain, 0), []);
-        assert_eq!(chain.unanswered(), 4);
-        assert_eq!(poll(&mut chain, 50), [(1000, Ok(vec![2]))]);
-        assert_eq!(poll(&mut chain, 60), []);
-        assert_eq!(poll(&mut chain, 80), [(1002, Err(TierError::Late))]);
-        assert_eq!(poll(&mut chain, 110), [(1001, Ok(vec![2]))]);
-        assert_eq!(poll(&mut chain, 111), []);
-        assert_eq!(poll(&mut chain, 161), [(1003, Ok(vec![2]))]);
-        assert_eq!(chain.unanswered(), 0);
+        assert_eq!(full.fetch(0, wanted(4, 1000)), Err(FetchesFull));
+        assert_eq!(poll(&mut full, 0), []);
+        assert_eq!(full.unanswered(), 4);
+        assert_eq!(poll(&mut full, 50), [(1000, Ok(vec![2]))]);
+        assert_eq!(poll(&mut full, 60), []);
+        assert_eq!(poll(&mut full, 80), [(1002, Err(TierError::Late))]);
+        assert_eq!(poll(&mut full, 110), [(1001, Ok(vec![2]))]);
+        assert_eq!(poll(&mut full, 111), []);
+        assert_eq!(poll(&mut full, 161), [(1003, Ok(vec![2]))]);
+        assert_eq!(full.unanswered(), 0);
         // Where the first tier is full, so is the chain.
-        let mut chain = Chain::new(vec![tier(1, 1, slow), tier(2, 9, slow)], 9);
+        let mut chain = chain([tier(1, 1, slow), tier(2, 9, slow)], 9);
         chain.fetch(0, wanted(0, 1000)).unwrap();
         assert_eq!(chain.fetch(0, wanted(1, 1000)), Err(FetchesFull));
         assert_eq!(chain.unanswered(), 1);
+    }
+
+    #[test]
+    fn a_table_is_asked_of_the_tiers_that_have_it() {
+        let never = |_: &Wanted| Answer::Never;
+        // The rows of the last tier say by which number it knows their table.
+        let row = |wanted: &Wanted| vec![wanted.table as u8];
+        let last = Box::new(ScriptedTier::new(9, row, |_: &Wanted| AT_ONCE));
+        let mut chain = (Chain::new(9))
+            .then(tier(1, 9, never), vec![Some(0), Some(1), Some(2)])
+            .then(tier(2, 9, never), vec![None, None, Some(0)])
+            .then(last, vec![Some(40), None, Some(42)]);
+        for table in 0..3 {
+            let token = table.into();
+            let wanted = wanted(0, 300);
+            chain
+                .fetch(
+                    0,
+                    Wanted {
+                        table,
+                        token,
+                        ..wanted
+                    },
+                )
+                .unwrap();
+        }
+        // Half of the time for each of two tiers, all of it for one, a third for each of three.
+        let answers = [
+            (100, vec![]),
+            (149, vec![]),
+            (150, vec![(0, Ok(vec![40]))]),
+            (199, vec![]),
+            (200, vec![(2, Ok(vec![42]))]),
+            (299, vec![]),
+            (300, vec![(1, Err(TierError::Late))]),
+        ];
+        for (now_ns, answered) in answers {
+            assert_eq!(poll(&mut chain, now_ns), answered, "at {now_ns}");
+        }
+        assert_eq!(chain.counts().passed_on, 3);
+        assert_eq!(chain.unanswered(), 0);
     }
 }

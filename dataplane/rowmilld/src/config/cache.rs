@@ -5,12 +5,11 @@ use core::str::FromStr;
 use std::path::PathBuf;
 
 use rowmill_arena::PageCache;
-use rowmill_cache::OnFailure;
 use rowmill_cache::tier::{MAX_READ_BYTES, MIN_READ_BYTES};
 use rowmill_wire::limits::MAX_IDS_PER_BAG;
 use serde::{Deserialize, Serialize};
 
-use super::{Config, from_text};
+use super::{Config, Failure, from_text};
 use crate::cache::ASKED;
 
 /// Where the rows of a table are.
@@ -42,29 +41,9 @@ pub struct Table {
     pub placement: Placement,
     /// Its share of the arena when it is cached, in bytes: rows, and six bytes a row besides.
     pub cache_bytes: u64,
-    /// What becomes of what wants rows that can't be fetched.
+    /// What is done about rows that can't be read.
     #[serde(default)]
     pub on_failure: Failure,
-}
-
-/// As [`OnFailure`], written `"error"` or `"default-row"`.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Failure {
-    /// The request is refused.
-    #[default]
-    Error,
-    /// The row is taken for one of zeros.
-    DefaultRow,
-}
-
-impl From<Failure> for OnFailure {
-    fn from(failure: Failure) -> OnFailure {
-        match failure {
-            Failure::Error => OnFailure::Error,
-            Failure::DefaultRow => OnFailure::DefaultRow,
-        }
-    }
 }
 
 /// What each worker has for cached tables.
@@ -89,7 +68,8 @@ pub struct Cache {
     /// Whether a file whose file system has no O_DIRECT is read by way of the page cache.
     #[serde(deserialize_with = "from_text")]
     pub page_cache: PageCacheUse,
-    /// The folder of a copy of the generation: rows that can't be read from the model's own files are read there.
+    /// The folder of a copy of files of the generation: rows of tables whose `on_failure` says `next-tier` are read there if they can't be
+    /// read from the model's own files.
     pub next_tier: Option<PathBuf>,
     /// Where the list of the rows that are wanted most is kept, so that the next start loads them first.
     pub warm_file: Option<PathBuf>,
@@ -133,19 +113,20 @@ impl FromStr for PageCacheUse {
 }
 
 impl Cache {
-    /// Bytes that one of so many workers has for cached tables whose longest rows have so many bytes.
-    pub(crate) fn worker_bytes(&self, row_bytes: u64, workers: u64) -> u64 {
+    /// Bytes that one of so many workers has for cached tables whose longest rows have so many bytes, and which are read from so many
+    /// tiers.
+    pub(crate) fn worker_bytes(&self, row_bytes: u64, workers: u64, tiers: u64) -> u64 {
         // What is kept of a staged row, a row on its way, what waits for it, and a parked bag: 100 bytes or less each.
         let asked = u64::from(ASKED) * workers;
         let rows = u64::from(self.staged_rows) + u64::from(self.prefetched_rows) + asked;
         (u64::from(self.staged_rows) + u64::from(ASKED)) * row_bytes
-            + self.tiers() * u64::from(self.reads) * u64::from(self.read_bytes)
+            + tiers * u64::from(self.reads) * u64::from(self.read_bytes)
             + (2 * rows + u64::from(self.parked_bags)) * 100
     }
 
-    /// Tiers that rows are read from.
-    fn tiers(&self) -> u64 {
-        1 + u64::from(self.next_tier.is_some())
+    /// Nanoseconds that a row may take.
+    pub(crate) fn budget_ns(&self) -> u64 {
+        u64::from(self.budget_ms) * 1_000_000
     }
 
     fn fault(&self) -> Option<(&'static str, String)> {
@@ -198,6 +179,15 @@ impl Config {
                 table.name, table.cache_bytes
             );
             return Some(("tables.cache_bytes", reason));
+        }
+        let mut passing = self.tables.iter().filter(|t| t.on_failure.next_tier);
+        if let (None, Some(table)) = (&self.cache.next_tier, passing.next()) {
+            let reason = format!(
+                "of `{}` says next-tier, and there is none: set cache.next_tier to the folder of a copy of the table's file, or write \
+                 on_failure = \"error\" or \"default-row\"",
+                table.name
+            );
+            return Some(("tables.on_failure", reason));
         }
         self.cache.fault()
     }

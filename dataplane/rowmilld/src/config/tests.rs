@@ -1,3 +1,5 @@
+use rowmill_cache::OnFailure;
+
 use super::*;
 
 const LEAST: &str = "[model]\ndirectory = \"/models/demo/1\"\n";
@@ -37,6 +39,40 @@ fn workers_can_be_written_in_three_ways() {
     assert_eq!(cpus("\"auto\""), Ok(Cpus::Auto));
     assert_eq!(cpus("3"), Ok(Cpus::Count(3)));
     assert_eq!(cpus("[2, 5]"), Ok(Cpus::List(vec![2, 5])));
+}
+
+#[test]
+fn each_table_says_what_is_done_about_rows_that_cannot_be_read() {
+    let failure = |line: &str| {
+        let text = format!(
+            "{LEAST}[cache]\nnext_tier = \"/copy\"\n[[tables]]\nname = \"a\"\nplacement = \"cached\"\ncache_bytes = 1\n{line}\n"
+        );
+        let Failure { next_tier, then } = parse(&text).unwrap().tables[0].on_failure;
+        (next_tier, then)
+    };
+    let cases = [
+        ("", (false, OnFailure::Error)),
+        ("on_failure = \"error\"", (false, OnFailure::Error)),
+        (
+            "on_failure = \"default-row\"",
+            (false, OnFailure::DefaultRow),
+        ),
+        (
+            "on_failure = [\"default-row\"]",
+            (false, OnFailure::DefaultRow),
+        ),
+        (
+            "on_failure = [\"next-tier\", \"error\"]",
+            (true, OnFailure::Error),
+        ),
+        (
+            "on_failure = [\"next-tier\", \"default-row\"]",
+            (true, OnFailure::DefaultRow),
+        ),
+    ];
+    for (line, expected) in cases {
+        assert_eq!(failure(line), expected, "{line:?}");
+    }
 }
 
 #[test]
@@ -168,6 +204,21 @@ fn bad_values_are_refused_with_place_and_advice() {
             "[model]\ndirectory = \"/m\"\n[[tables]]\nname = \"a\"\nplacement = \"cached\"",
             "line 3",
             "missing field `cache_bytes`",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\n[[tables]]\nname = \"a\"\nplacement = \"cached\"\ncache_bytes = 1\non_failure = \"next-tier\"",
+            "line 7",
+            "when the next tier fails too: `[\"next-tier\", \"error\"]`",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\n[[tables]]\nname = \"a\"\nplacement = \"cached\"\ncache_bytes = 1\non_failure = [\"error\", \"next-tier\"]",
+            "line 7",
+            "expected `\"error\"`, `\"default-row\"`",
+        ),
+        (
+            "[model]\ndirectory = \"/m\"\n[[tables]]\nname = \"a\"\nplacement = \"cached\"\ncache_bytes = 1\non_failure = [\"next-tier\", \"error\"]",
+            "tables.on_failure: of `a`",
+            "set cache.next_tier",
         ),
         (
             "[model]\ndirectory = \"/m\"\n[[tables]]\nname = \"a\"\nplacement = \"hot\"\ncache_bytes = 1",

@@ -1,7 +1,9 @@
 //! Cached tables.
 
 use super::{AT_START, UNHARMED};
-use crate::faults::{Fault, cached, cached_disk, cached_moves, cached_starts};
+use crate::faults::{
+    Fault, cached, cached_disk, cached_exhausted, cached_moves, cached_next_tier, cached_starts,
+};
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault::new(
@@ -25,9 +27,9 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
     Fault::new(
         "cached-next-tier",
-        "OK, from the copy; counted",
+        "OK, from the copy; RowUnavailable where the table does not name it, and without it",
         UNHARMED,
-        cached::next_tier,
+        cached_next_tier::next_tier,
     ),
     Fault::new(
         "cached-page-zeros",
@@ -49,9 +51,9 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
     Fault::new(
         "cached-fetches-exhausted",
-        "OK",
-        UNHARMED,
-        cached::exhausted,
+        "OK; rows and bags that waited are counted, none given up",
+        "others answered meanwhile; the innocent's answers bit-equal, each within 1 s; nothing leaked",
+        cached_exhausted::exhausted,
     ),
     Fault::new("cached-one-set", "OK", UNHARMED, cached::one_set),
     Fault::new(

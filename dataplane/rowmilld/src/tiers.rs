@@ -1,0 +1,132 @@
+//! What rows of listed tables are read from: the model's own files, and copies of those of tables that name the next tier.
+
+use anyhow::Context;
+use rowmill_arena::{ArenaError, DIRECT_ALIGN, HugePages};
+use rowmill_cache::tier::{Chain, FileTable, FileTier, FileTierOptions, Tier};
+use rowmill_table::{Generation, TableError};
+
+use crate::config::{Cache, Failure};
+use crate::plan::Choice;
+
+/// Rows that a worker may have asked its file tier for, for each read in flight: those that share a read, and some that wait for one.
+const FETCHES_A_READ: u32 = 8;
+
+/// Files of listed tables. Workers know them by their place.
+#[derive(Debug)]
+pub(crate) struct Tiers<'a> {
+    cache: &'a Cache,
+    files: Vec<FileTable>,
+    /// Of each, its copy where the table names the next tier.
+    copies: Vec<Option<FileTable>>,
+}
+
+impl Tiers<'_> {
+    /// Opens the files of tables of these names, and their copies.
+    ///
+    /// # Errors
+    /// Where a file is not to be had.
+    pub(crate) fn open<'a, 'n>(
+        cache: &'a Cache,
+        generation: &Generation,
+        tables: impl Iterator<Item = (&'n str, Failure)>,
+    ) -> anyhow::Result<Tiers<'a>> {
+        let (mut files, mut copies) = (vec![], vec![]);
+        for (name, on_failure) in tables {
+            let opened = FileTable::open(generation, name, cache.page_cache.0);
+            let advice = match &opened {
+                Err(TableError::Memory(ArenaError::NotDirect { .. })) => {
+                    ": write cache.page_cache = \"allow\", or move the model"
+                }
+                _ => "",
+            };
+            let file = opened.with_context(|| format!("table {name}{advice}"))?;
+            let folder = cache.next_tier.as_ref().filter(|_| on_failure.next_tier);
+            let copy = folder.map(|folder| {
+                let copy = file.copy_in(folder, cache.page_cache.0);
+                copy.with_context(|| {
+                    format!(
+                        "table {name}: cache.next_tier is to have a copy of its file, since its on_failure names the next tier"
+                    )
+                })
+            });
+            copies.push(copy.transpose()?);
+            files.push(file);
+        }
+        Ok(Tiers {
+            cache,
+            files,
+            copies,
+        })
+    }
+
+    /// What a worker fetches rows from.
+    ///
+    /// # Errors
+    /// Where there are no more descriptors, or no memory.
+    pub(crate) fn for_worker(&self) -> anyhow::Result<Box<dyn Tier + Send>> {
+        let (first, numbers) = self.tier(self.files.iter().map(Some))?;
+        if self.copies.iter().all(Option::is_none) {
+            return Ok(Box::new(first));
+        }
+        let (next, of_copies) = self.tier(self.copies.iter().map(Option::as_ref))?;
+        let chain = Chain::new(self.fetches());
+        let chain = chain.then(Box::new(first), numbers);
+        Ok(Box::new(chain.then(Box::new(next), of_copies)))
+    }
+
+    /// A tier of those files that are there, and by which numbers it knows them.
+    fn tier<'f>(
+        &self,
+        files: impl Iterator<Item = Option<&'f FileTable>> + Clone,
+    ) -> anyhow::Result<(FileTier, Vec<Option<u32>>)> {
+        let present = || files.clone().flatten();
+        let mut tier = FileTier::new(FileTierOptions {
+            reads: self.cache.reads,
+            read_bytes: self.cache.read_bytes as usize,
+            fetches: self.fetches(),
+            tables: present().count() as u32,
+            budget_ns: self.cache.budget_ns(),
+            polled: why_unpolled(present()).is_none(),
+            huge_pages: HugePages::Off,
+        })?;
+        let add = |file: Option<&FileTable>| -> anyhow::Result<Option<u32>> {
+            let Some(file) = file else { return Ok(None) };
+            Ok(Some(tier.add(file.for_another()?)?))
+        };
+        let numbers = files.map(add).collect::<Result<_, _>>()?;
+        Ok((tier, numbers))
+    }
+
+    /// Rows that a worker may have asked its tier for.
+    fn fetches(&self) -> u32 {
+        self.cache.reads * FETCHES_A_READ
+    }
+
+    /// What was found out about the files.
+    pub(crate) fn choices(&self) -> Vec<Choice> {
+        let mut choices = vec![describe_reads(why_unpolled(self.files.iter()))];
+        let mut all = self.files.iter().chain(self.copies.iter().flatten());
+        if let Some(why) = all.find_map(|table| table.file().why_cached()) {
+            let why = format!("{why}; the kernel keeps pages of it in memory that nobody counts");
+            choices.push(Choice::warning("files", "by way of the page cache", why));
+        }
+        choices
+    }
+}
+
+/// Why the devices of these files can't be polled, if one can't.
+fn why_unpolled<'f>(mut files: impl Iterator<Item = &'f FileTable>) -> Option<&'f str> {
+    files.find_map(|table| table.file().why_unpolled())
+}
+
+fn describe_reads(unpolled: Option<&str>) -> Choice {
+    let direct = format!("io_uring, past the page cache, aligned to {DIRECT_ALIGN} bytes");
+    match unpolled {
+        None => Choice::new("reads of files", "polled", direct),
+        Some(why) => Choice::new(
+            "reads of files",
+            "by interrupt",
+            format!("{direct}; it can't be polled: {why}"),
+        ),
+    }
+}
