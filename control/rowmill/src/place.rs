@@ -12,8 +12,10 @@ use crate::status::{fetch, parse, post};
 
 /// How often it is asked whether the change is through.
 const LOOK: Duration = Duration::from_millis(100);
-/// How many such looks pass before it is said that it goes on.
-const LONG: u32 = 20;
+/// How many such looks pass before it is said how far it is: a second.
+const QUIET: u32 = 10;
+/// And how many until that is said again.
+const AGAIN: u32 = 30;
 
 /// Options of `rowmill place`.
 #[derive(Args)]
@@ -65,10 +67,8 @@ impl Place {
                 break change.clone();
             }
             looks += 1;
-            if looks == LONG {
-                note(&format!(
-                    "{name} is on its way; rowmilld's log says how far"
-                ));
+            if let Some(far) = how_far(&name, change, looks) {
+                note(&far);
             }
             sleep(LOOK);
         };
@@ -79,6 +79,16 @@ impl Place {
         }
         print(&format!("{name}: {detail}\n"))
     }
+}
+
+/// What is said of a change that is still under way after so many looks.
+fn how_far(name: &str, change: &Value, looks: u32) -> Option<String> {
+    let is_told = looks >= QUIET && (looks - QUIET).is_multiple_of(AGAIN);
+    let detail = match change["detail"].as_str() {
+        Some(detail) if !detail.is_empty() => shown(detail),
+        _ => "on its way".into(),
+    };
+    is_told.then(|| format!("{name}: {detail}"))
 }
 
 /// A change on the status page.
@@ -139,6 +149,16 @@ mod tests {
         let (running, done) = (page("running", ""), page("done", "cached"));
         place(To::Cached, &[BEGUN, &running, &running, &done]).expect("it is done");
         place(To::Resident, &["HTTP/1.1 200 OK\r\n\r\n{}"]).expect("it is there");
+    }
+
+    #[test]
+    fn it_says_how_far_it_is_after_a_second_and_then_now_and_then() {
+        let change = json!({"detail": "loading: 40 % of 3 GiB"});
+        let told = (0..60).filter_map(|looks| Some((looks, how_far("a", &change, looks)?)));
+        let far = || "a: loading: 40 % of 3 GiB".to_owned();
+        assert_eq!(told.collect::<Vec<_>>(), [(10, far()), (40, far())]);
+        let unknown = how_far("a", &json!({"detail": ""}), 10);
+        assert_eq!(unknown.as_deref(), Some("a: on its way"));
     }
 
     #[test]

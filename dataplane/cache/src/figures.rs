@@ -149,7 +149,7 @@ pub const COUNTS: [(Count, &str, &str); 16] = [
     (
         Count::Evicted,
         "evicted",
-        "Rows that left the cache for others.",
+        "Rows that left the cache for others, and not with their table, when it became resident.",
     ),
     (
         Count::Refused,

@@ -19,7 +19,7 @@ use rowmill_arena::HugePages;
 use rowmill_cache::Shares;
 use rowmill_cache::store::Store;
 use rowmill_engine::Home;
-use rowmill_table::{Generation, LoadOptions, Resident};
+use rowmill_table::{Generation, LoadOptions, Progress, Resident, Stage};
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ use crate::cache_view::{CacheView, TableView};
 use crate::config::Placement;
 use crate::files::{self, Identity};
 use crate::mailbox::{Mailbox, Move};
-use crate::plan::Choice;
+use crate::plan::{Choice, bytes_text};
 use crate::progress;
 use crate::room::Memory;
 
@@ -101,7 +101,7 @@ pub struct Change {
     pub to: Placement,
     /// How it stands.
     pub state: Stand,
-    /// What came of it, or why nothing did.
+    /// How far it is, as long as it is under way, if that is known; what came of it, or why nothing did.
     pub detail: String,
 }
 
@@ -224,7 +224,15 @@ fn work(
     for Wanted { table, to } in wanted {
         let view = means.view(table);
         tracing::info!("table {}: to become {to}", view.name);
-        let (state, detail) = match means.make(view, to, files) {
+        let logged = progress::logged();
+        let progress = |stage: Stage, done: u64, total: u64| {
+            logged(stage, done, total);
+            let percent = done as f64 * 100.0 / total.max(1) as f64;
+            let mut changes = changes.lock().expect("a panic ends the process");
+            let last = changes.back_mut().expect("the one that was wanted");
+            last.detail = format!("{stage}: {percent:.0} % of {}", bytes_text(total));
+        };
+        let (state, detail) = match means.make(view, to, files, &progress) {
             Ok(()) => {
                 let choice = means.plan.choice(&means.generation, table, to);
                 let detail = format!("{}: {}", choice.chosen, choice.why);
@@ -252,10 +260,16 @@ impl Means {
     }
 
     /// Moves a table.
-    fn make(&self, view: &TableView, to: Placement, files: &[Identity]) -> anyhow::Result<()> {
+    fn make(
+        &self,
+        view: &TableView,
+        to: Placement,
+        files: &[Identity],
+        progress: Progress<'_>,
+    ) -> anyhow::Result<()> {
         let (homes, store) = match to {
             Placement::Cached => self.cached(view)?,
-            Placement::Resident => (self.resident(view, files)?, None),
+            Placement::Resident => (self.resident(view, files, progress)?, None),
         };
         let before = self.hand_over(view, homes);
         view.set_store(store);
@@ -276,17 +290,21 @@ impl Means {
         Ok((parts.into_iter().map(home).collect(), store))
     }
 
-    fn resident(&self, view: &TableView, files: &[Identity]) -> anyhow::Result<Vec<Home>> {
+    fn resident(
+        &self,
+        view: &TableView,
+        files: &[Identity],
+        progress: Progress<'_>,
+    ) -> anyhow::Result<Vec<Home>> {
         self.has_room("its rows", view.rows_bytes)?;
         self.is_the_same_file(view, files)?;
         let options = LoadOptions {
             verify: self.verify,
         };
         let without = &self.tables.tables()[view.number];
-        let progress = progress::logged();
         let table = self
             .generation
-            .load_rows(without, self.huge_pages, &progress, options);
+            .load_rows(without, self.huge_pages, progress, options);
         let table = table.context("its rows cannot be read")?;
         self.is_the_same_file(view, files)?;
         let home = |_| Home {
@@ -416,5 +434,18 @@ mod tests {
             "{}",
             change.detail
         );
+        // Rows were read before the worker is given them.
+        assert_eq!(places.change("a", Placement::Resident), Ok(Some(2)));
+        let moving = loop {
+            match mailbox.next_move() {
+                Some(moving) => break moving,
+                None => thread::yield_now(),
+            }
+        };
+        let change = &places.changes()[1];
+        assert_eq!(change.state, Stand::Running);
+        assert!(change.detail.contains("100 % of"), "{}", change.detail);
+        mailbox.has_moved(moving);
+        told.recv().unwrap();
     }
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::Context;
 use rowmill_cache::WarmRows;
 use rowmill_cache::warm::{ROWS_MAX, Warm, WarmError, WarmFault, WarmTable};
+use rustix::fs::{Access, access};
 use serde_json::{Value, json};
 
 use crate::cache::Part;
@@ -187,8 +188,14 @@ fn find(
     let warm = match Warm::read(path) {
         Ok(Some(warm)) => warm,
         Ok(None) => {
-            let why = format!("{at} is not there yet; it is for the next start");
-            return none(Choice::new(WHAT, "none", why), true);
+            let choice = match unwritable(path) {
+                None => {
+                    let why = format!("{at} is not there yet; it is for the next start");
+                    Choice::new(WHAT, "none", why)
+                }
+                Some(why) => Choice::warning(WHAT, "none", why),
+            };
+            return none(choice, true);
         }
         Err(WarmError::Damaged {
             fault: WarmFault::Foreign,
@@ -236,11 +243,28 @@ fn find(
         let left = listed - taken;
         why += &format!("; {left} others are of tables that are not cached, or beyond their ends");
     }
+    let choice = match unwritable(path) {
+        None => Choice::new(WHAT, chosen, why),
+        Some(fault) => Choice::warning(WHAT, chosen, format!("{why}; {fault}")),
+    };
     Found {
         rows: rows.into(),
-        choice: Choice::new(WHAT, chosen, why),
+        choice,
         is_ours: true,
     }
+}
+
+/// Why a list can't be written there, as far as that can be seen without writing one.
+fn unwritable(path: &Path) -> Option<String> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let error = access(folder, Access::WRITE_OK | Access::EXEC_OK).err()?;
+    Some(format!(
+        "cache.warm_file: no list can be written in {}: {error}; make it a folder that rowmilld may write",
+        folder.display()
+    ))
 }
 
 impl Keeper {
@@ -370,6 +394,13 @@ mod tests {
                 .into(),
         };
         listed.write(&path).unwrap();
+        assert_eq!(unwritable(&path), None);
+        let why = unwritable(&folder.path().join("none/warm"));
+        assert!(
+            why.as_ref()
+                .is_some_and(|why| why.contains("none: No such file or directory")),
+            "{why:?}"
+        );
         // The other one is resident now.
         let cache = CacheView {
             tiers: vec![],

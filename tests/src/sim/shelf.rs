@@ -7,7 +7,7 @@ use std::sync::Arc;
 use fastrand::Rng;
 use rowmill_arena::HugePages;
 use rowmill_cache::store::{self, Shape, Tags, WAYS};
-use rowmill_cache::tier::{EachRow, FetchesFull, Tier, TierError, Wanted};
+use rowmill_cache::tier::{Chain, EachRow, FetchesFull, Tier, TierError, Wanted};
 use rowmill_cache::{
     OnFailure, Options, Parts, Shares, TableOptions, Worker, fetch, workers_with_shares,
 };
@@ -46,7 +46,7 @@ impl Lacks {
         self.tables.get(table) == Some(&true)
     }
 
-    /// Whether a row can't be read.
+    /// Whether a row can't be read, from no tier.
     pub(super) fn row(&self, table: usize, row: u32) -> bool {
         let draw = (u64::from(row) ^ self.seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         self.some_of(table) && draw % 10_000 < self.rows
@@ -135,6 +135,7 @@ impl Drawn {
         let parts = |_| {
             let shelf = Shelf {
                 tables: Arc::clone(tables),
+                numbers: (0..self.sets.len()).collect(),
                 rng: rng.fork(),
                 fetches: self.fetches,
                 delay_ns: self.delay_ns.clone(),
@@ -144,7 +145,7 @@ impl Drawn {
                 wanted: vec![],
             };
             Parts {
-                tier: Box::new(shelf),
+                tier: self.chain(shelf),
                 // Workers of the simulation look themselves whether there is something for them.
                 wake: Box::new(|| ()),
             }
@@ -154,9 +155,37 @@ impl Drawn {
     }
 }
 
+impl Drawn {
+    /// A tier, and the next one of a quarter of the tables where rows can't be read, which knows them by other numbers and gives half of
+    /// these rows.
+    fn chain(&self, mut first: Shelf) -> Box<dyn Tier + Send> {
+        let tables = self.sets.len();
+        let is_passed_on = |&table: &usize| self.lacks.seed.rotate_right(table as u32) & 3 == 3;
+        let own: Vec<usize> = (0..tables).filter(is_passed_on).collect();
+        if self.bad == 0 || own.is_empty() {
+            return Box::new(first);
+        }
+        let number = |table| own.iter().position(|&t| t == table).map(|at| at as u32);
+        let next = Shelf {
+            rng: first.rng.fork(),
+            bad: 5000,
+            lost: 0,
+            numbers: own.clone(),
+            ..first.clone()
+        };
+        let all = (0..tables as u32).map(Some).collect();
+        // More than the first one takes, so that rows wait for the second, too.
+        let chain = Chain::new(2 * self.fetches as u32).then(Box::new(first), all);
+        Box::new(chain.then(Box::new(next), (0..tables).map(number).collect()))
+    }
+}
+
 /// Stands in for a tier: it has the rows of resident tables.
+#[derive(Clone)]
 struct Shelf {
     tables: Arc<Resident>,
+    /// Its tables, by the number that they are asked for by.
+    numbers: Vec<usize>,
     rng: Rng,
     fetches: usize,
     delay_ns: RangeInclusive<u64>,
@@ -176,7 +205,7 @@ impl Tier for Shelf {
             true => u64::MAX,
             false => now_ns + self.rng.u64(self.delay_ns.clone()),
         };
-        let table = wanted.table as usize;
+        let table = self.numbers[wanted.table as usize];
         let is_bad = match self.lacks.some_of(table) {
             true => self.lacks.row(table, wanted.row),
             false => self.rng.u32(0..10_000) < self.bad,
@@ -191,7 +220,7 @@ impl Tier for Shelf {
             *due_ns <= now_ns || wanted.deadline_ns <= now_ns
         };
         for (due_ns, wanted, is_bad) in self.wanted.extract_if(.., is_over) {
-            let table = &self.tables.tables()[wanted.table as usize];
+            let table = &self.tables.tables()[self.numbers[wanted.table as usize]];
             let from = wanted.row as usize * table.stride();
             let outcome = match is_bad {
                 _ if due_ns > now_ns => Err(TierError::Late),
