@@ -1,5 +1,7 @@
 //! What is still known of rows that are not cached.
 
+use rowmill_arena::prefetch_line;
+
 use super::draw::mixed;
 use super::word::{Tick, Word};
 
@@ -28,6 +30,12 @@ impl Ghost {
     /// Its lines.
     pub(super) fn lines(&self) -> usize {
         self.entries.len() / LINE
+    }
+
+    /// Asks for what is known of a row to be on its way.
+    pub(super) fn prefetch(&self, row: u32) {
+        let (line, _) = self.place(row);
+        prefetch_line(&self.entries[line * LINE]);
     }
 
     /// What was known of a row. It is forgotten.

@@ -193,6 +193,11 @@ impl Policy {
         self.rank();
     }
 
+    /// Asks for what is known of a row to be on its way, before [`newcomer`](Self::newcomer).
+    pub fn prefetch(&self, row: u32) {
+        self.ghost.prefetch(row);
+    }
+
     /// What is known of a row that was missed; the miss is counted as a use of it. To be called once for all who want the row.
     pub fn newcomer(&mut self, row: u32) -> Newcomer {
         let now = self.now();

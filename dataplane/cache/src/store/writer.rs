@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use rowmill_arena::prefetch_line;
+
 use super::limbo::Limbo;
 use super::memory::{EMPTY, Memory, ROWS_END, TAKEN, WAYS};
 use super::quiescence::Epochs;
@@ -181,6 +183,14 @@ impl Writer {
     /// If the row is of another shard.
     pub fn candidates(&self, row: u32) -> impl Iterator<Item = Candidate> {
         self.slots(row).map(|slot| self.candidate(slot))
+    }
+
+    /// Asks for what [`candidates`](Self::candidates) looks at to be on its way.
+    pub fn prefetch(&self, row: u32) {
+        for set in [self.spread.primary(row), self.spread.secondary(row)] {
+            prefetch_line(self.memory.line(set));
+            prefetch_line(self.memory.meta(set * WAYS as u32));
+        }
     }
 
     /// The slots of a set of this shard, of which the first is number 0.

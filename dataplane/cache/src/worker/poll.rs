@@ -227,6 +227,9 @@ impl Worker {
             }
             self.asked_ns[read.ticket.number()] = now_ns;
             self.ahead.begun();
+            if let Some(table) = home.table() {
+                table.prefetch(read.row);
+            }
             let next_use = self.ahead.next_use(read.table, read.row);
             self.begun.push((next_use.unwrap_or(u32::MAX), read));
         }
