@@ -188,7 +188,7 @@ impl Writer {
     /// Asks for what [`candidates`](Self::candidates) looks at to be on its way.
     pub fn prefetch(&self, row: u32) {
         for set in [self.spread.primary(row), self.spread.secondary(row)] {
-            prefetch_line(self.memory.line(set));
+            prefetch_line(self.memory.tag(set * WAYS as u32));
             prefetch_line(self.memory.meta(set * WAYS as u32));
         }
     }
