@@ -21,7 +21,7 @@ const GREEDY: u32 = 2;
 const MANY: u32 = 400;
 /// What the other client asks for.
 const FEW: u32 = 8;
-/// How often it has to be answered before a request of [`MANY`] rows that was there first.
+/// How often it has to be answered before all requests of [`MANY`] rows that were there first.
 const OVERTAKEN: u64 = 5;
 
 /// Each worker reads one row at a time, and 16 bags may wait for some, where clients want hundreds. They get all their rows, a client
@@ -46,7 +46,7 @@ pub(super) fn exhausted(site: &Site) -> Result<Verdict> {
         let least = u64::from(GREEDY * MANY);
         ensure!(fetched >= least, "only {fetched} rows were fetched");
         Ok(format!(
-            "{requests} requests of {MANY} rows, {OVERTAKEN} of {answers} of {FEW} rows before one that was there first; {fetched} rows \
+            "{requests} requests of {MANY} rows, {OVERTAKEN} of {answers} of {FEW} rows before all that were there first; {fetched} rows \
              fetched, {refused} times no room for a bag"
         ))
     })
@@ -68,7 +68,7 @@ impl Greedy {
     }
 }
 
-/// Asks for few rows until that was answered often enough while a greedy client waited; how many requests of both kinds were answered.
+/// Asks for few rows until that was answered often enough while all greedy clients waited; how many requests of both kinds were answered.
 fn beside_the_greedy(scene: &Scene<'_>) -> Result<(u64, u64)> {
     let is_over = AtomicBool::new(false);
     let greedy: Vec<Greedy> = (0..GREEDY).map(|_| Greedy::default()).collect();
@@ -101,7 +101,8 @@ fn beside_the_greedy(scene: &Scene<'_>) -> Result<(u64, u64)> {
     })
 }
 
-/// Asks for a few rows, others each time; how often, until [`OVERTAKEN`] answers came before that of a request which was there first.
+/// Asks for a few rows, others each time; how often, until [`OVERTAKEN`] answers came before those of requests that were there first, one
+/// of each greedy client.
 fn overtake(modest: &mut Asker, greedy: &[Greedy]) -> Result<u64> {
     let (began, mut answers, mut overtaken) = (Instant::now(), 0, 0);
     let mut rows = (GREEDY..COLD_ROWS).step_by(3).cycle();
@@ -110,8 +111,8 @@ fn overtake(modest: &mut Asker, greedy: &[Greedy]) -> Result<u64> {
         let few: Vec<u32> = rows.by_ref().take(FEW as usize).collect();
         modest.is_answered(&few)?;
         answers += 1;
-        let mut both = greedy.iter().zip(waiting);
-        let still = both.any(|(own, before)| before.is_some() && own.waits_for() == before);
+        let mut all = greedy.iter().zip(waiting);
+        let still = all.all(|(own, before)| before.is_some() && own.waits_for() == before);
         overtaken += u64::from(still);
         ensure!(
             began.elapsed() < patience(),
