@@ -20,7 +20,7 @@ pub enum Turn {
     Idle,
     /// All requests in progress wait for room or for data of theirs, or there is none and rows are on their way.
     Blocked,
-    /// A micro-batch of this many bytes was done.
+    /// A micro-batch of this many bytes was done; 0 where rows have come or were asked for, and no micro-batch was done.
     Worked {
         /// Bytes of rows read and results written, as estimated for the budget.
         bytes: u64,
@@ -48,18 +48,16 @@ impl Engine {
         // Requests that can go on come first: what is done for the rows that others wait for takes longer than most of them.
         let wait_ns = ROWS_WAIT.saturating_mul(self.limits.micro_batch_ns);
         let are_due = now_ns.saturating_sub(self.rows_ns) >= wait_ns;
-        if are_due {
-            self.take_rows(now_ns, memory);
-        }
+        let mut has_moved = are_due && self.take_rows(now_ns, memory);
         let outcome = self.work_next(now_ns, memory);
         self.last = outcome.ok().map(|bytes| (now_ns, bytes));
         match outcome {
             Ok(bytes) => return Turn::Worked { bytes },
             Err(_) if are_due => {}
-            Err(_) => self.take_rows(now_ns, memory),
+            Err(_) => has_moved = self.take_rows(now_ns, memory),
         }
         // What has just expired has still to be announced.
-        if !self.done.is_empty() || outcome == Err(Stuck::Some) {
+        if has_moved || !self.done.is_empty() || outcome == Err(Stuck::Some) {
             Turn::Worked { bytes: 0 }
         } else if !self.is_idle() {
             Turn::Blocked
@@ -94,12 +92,11 @@ impl Engine {
         Err(Stuck::Some)
     }
 
-    /// Takes rows that have come: bags that waited for them can be pooled, or their requests end.
-    fn take_rows(&mut self, now_ns: u64, memory: &mut impl Memory) {
+    /// Takes rows that have come: bags that waited for them can be pooled, or their requests end. Returns whether
+    /// there was anything to do.
+    fn take_rows(&mut self, now_ns: u64, memory: &mut impl Memory) -> bool {
         self.rows_ns = now_ns;
-        if self.cached.worker.has_work() {
-            self.poll_rows(now_ns, memory);
-        }
+        let mut has_moved = self.cached.worker.has_work() && self.poll_rows(now_ns, memory);
         // Room that has become free is for the first that waits for some, and that aside for any.
         let mut waiting = self.cached.crowd.waiting();
         let next = waiting.find(|&index| {
@@ -109,12 +106,14 @@ impl Engine {
         drop(waiting);
         if let Some(index) = next {
             self.wake(index);
+            has_moved = true;
         }
+        has_moved
     }
 
-    fn poll_rows(&mut self, now_ns: u64, memory: &mut impl Memory) {
+    fn poll_rows(&mut self, now_ns: u64, memory: &mut impl Memory) -> bool {
         ahead::tell(&mut self.cached, &self.slots, &self.connections);
-        self.cached.worker.poll(now_ns);
+        let has_moved = self.cached.worker.poll(now_ns);
         while let Some(ready) = self.cached.worker.next_ready() {
             let bag = self.cached.parked.bag(ready.bag);
             if ready.outcome.is_err() && self.fails(&bag) {
@@ -129,6 +128,7 @@ impl Engine {
             self.cached.parked.push(&mut slot.ready, bag);
             self.wake(bag.slot);
         }
+        has_moved
     }
 
     /// Whether a bag has no result without all of its rows.

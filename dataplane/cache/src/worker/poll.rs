@@ -25,8 +25,8 @@ const GIVEN_UP: u32 = 128;
 
 impl Worker {
     /// Takes some of what has come, and asks for some of what is wanted: no more than takes as long as a micro-batch may. Between two
-    /// turns.
-    pub fn poll(&mut self, now_ns: u64) {
+    /// turns. Returns whether rows or questions had come, or some were asked for.
+    pub fn poll(&mut self, now_ns: u64) -> bool {
         // Who was stopped meanwhile, or had no core, does not know whether the tier would have answered.
         let paused_ns = now_ns.saturating_sub(self.polled_ns);
         if paused_ns >= (self.fetches.limits().budget_ns / PAUSES).max(PAUSE_NS) {
@@ -34,32 +34,31 @@ impl Worker {
             self.owners.heard(now_ns);
         }
         self.polled_ns = now_ns;
-        self.take_mail(now_ns);
+        let has_mail = self.take_mail(now_ns);
         let reads = self.tier.counts().reads;
         let taken = self.take_rows(now_ns);
         let has_read = self.tier.counts().reads > reads;
         self.give_up_rows(now_ns);
         self.take_hints(now_ns);
         self.load_warm(now_ns);
-        if taken <= FEW && !has_read {
-            self.fetch(now_ns);
-        }
+        let has_begun = taken <= FEW && !has_read && self.fetch(now_ns);
         let tables = self.tables.iter_mut().flatten();
         for table in tables.filter_map(Home::table_mut) {
             table.advance();
         }
         self.tier_figures.publish(&self.tier.counts());
         self.owners.ring();
+        has_mail || taken > 0 || has_read || has_begun
     }
 
-    /// Takes what other workers ask and answer.
-    fn take_mail(&mut self, now_ns: u64) {
+    /// Takes what other workers ask and answer. Returns whether there was something.
+    fn take_mail(&mut self, now_ns: u64) -> bool {
         if !self.owners.look() {
-            return;
+            return false;
         }
-        for _ in 0..MAIL {
+        for taken in 0..MAIL {
             match self.owners.receive() {
-                None => break,
+                None => return taken > 0,
                 Some(Mail::Answer {
                     token,
                     outcome,
@@ -90,6 +89,7 @@ impl Worker {
                 }
             }
         }
+        true
     }
 
     /// Takes rows that have come from the tier, or that it gives up. Returns how many.
@@ -204,8 +204,8 @@ impl Worker {
         }
     }
 
-    /// Asks the tier and other workers for some of what is wanted.
-    fn fetch(&mut self, now_ns: u64) {
+    /// Asks the tier and other workers for some of what is wanted. Returns whether there was something to ask for.
+    fn fetch(&mut self, now_ns: u64) -> bool {
         if self.fetches.has_reads() {
             let tables = self.tables.iter_mut().flatten();
             let tables = tables.filter_map(Home::table_mut);
@@ -233,6 +233,7 @@ impl Worker {
             let next_use = self.ahead.next_use(read.table, read.row);
             self.begun.push((next_use.unwrap_or(u32::MAX), read));
         }
+        let mut has_asked = !self.begun.is_empty();
         self.take_slots();
         while let Some(read) = self.fetches.next_ask(now_ns) {
             let shard = home(&mut self.tables, read.table).spread().shard(read.row);
@@ -243,7 +244,9 @@ impl Worker {
                 self.fetches.put_back(read);
                 break;
             }
+            has_asked = true;
         }
+        has_asked
     }
 
     /// Takes slots for the rows whose fetches were just begun. Those that are looked up sooner come first: what comes later is refused
