@@ -264,6 +264,26 @@ impl CachePlan {
         describe(generation, number, listed, placement)
     }
 
+    /// Opens the files of listed tables as a start does, and says what was found out about them.
+    ///
+    /// # Errors
+    /// Where one is not to be had, or is no copy.
+    pub fn check(&self, generation: &Generation) -> anyhow::Result<Vec<Choice>> {
+        match self.row_bytes {
+            0 => Ok(Vec::new()),
+            _ => Ok(self.tiers(generation)?.choices()),
+        }
+    }
+
+    fn tiers(&self, generation: &Generation) -> anyhow::Result<Tiers<'_>> {
+        let mut by_tier: Vec<(usize, &Listed)> = self.listed().collect();
+        by_tier.sort_by_key(|(_, listed)| listed.in_tier);
+        let tables = by_tier
+            .into_iter()
+            .map(|(number, listed)| (&*generation.tables()[number].name, listed.on_failure));
+        Tiers::open(&self.cache, generation, tables)
+    }
+
     /// Opens the files of listed tables and makes each worker's part. `tables` are what was loaded as [`keep`](Self::keep) says;
     /// the rows of listed ones go from there to the parts.
     ///
@@ -283,12 +303,7 @@ impl CachePlan {
                 choices: Vec::new(),
             });
         }
-        let mut by_tier: Vec<(usize, &Listed)> = self.listed().collect();
-        by_tier.sort_by_key(|(_, listed)| listed.in_tier);
-        let tables_of = |(number, listed): (usize, &Listed)| {
-            (&*generation.tables()[number].name, listed.on_failure)
-        };
-        let tiers = Tiers::open(&self.cache, generation, by_tier.into_iter().map(tables_of))?;
+        let tiers = self.tiers(generation)?;
         let part = |mailbox: &Arc<Mailbox>| -> anyhow::Result<Parts> {
             let tier = tiers.for_worker()?;
             let mailbox = Arc::clone(mailbox);

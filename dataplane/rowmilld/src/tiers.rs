@@ -42,7 +42,7 @@ impl Tiers<'_> {
             let file = opened.with_context(|| format!("table {name}{advice}"))?;
             let folder = cache.next_tier.as_ref().filter(|_| on_failure.next_tier);
             let copy = folder.map(|folder| {
-                let copy = file.copy_in(folder, cache.page_cache.0);
+                let copy = file.copy_in(generation, folder, cache.page_cache.0);
                 copy.with_context(|| {
                     format!(
                         "table {name}: cache.next_tier is to have a copy of its file, since its on_failure names the next tier"

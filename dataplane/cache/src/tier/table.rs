@@ -38,14 +38,21 @@ impl FileTable {
         })
     }
 
-    /// A copy of the table in another folder, under the same name. Rows of it are compared with this table's checksums, so one of
+    /// A copy of the table in another folder, under the same name. Rows of it are compared with this table's checksums, so a page of
     /// other rows gives none.
     ///
     /// # Errors
-    /// As [`FileTable::open`], but for the name and the checksums.
-    pub fn copy_in(&self, folder: &Path, page_cache: PageCache) -> Result<FileTable, TableError> {
+    /// As [`FileTable::open`], but for the name and the checksums, and as [`Generation::check_copy`].
+    pub fn copy_in(
+        &self,
+        generation: &Generation,
+        folder: &Path,
+        page_cache: PageCache,
+    ) -> Result<FileTable, TableError> {
         let (info, checksums) = (self.info.clone(), Arc::clone(&self.checksums));
-        let file = open(folder.join(&info.file), info.file_bytes, page_cache)?;
+        let path = folder.join(&info.file);
+        let file = open(path.clone(), info.file_bytes, page_cache)?;
+        generation.check_copy(&info, &checksums, &path)?;
         Ok(FileTable {
             info,
             file,
