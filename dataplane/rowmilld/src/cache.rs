@@ -15,6 +15,7 @@ use rowmill_table::{Generation, Keep, Resident, ResidentTable, TableInfo};
 
 use crate::cache_view::{CacheView, TableView};
 use crate::config::{Cache, Config, Failure, Placement};
+use crate::files::TableFile;
 use crate::mailbox::Mailbox;
 use crate::plan::{Choice, PlanError, bytes_text};
 use crate::tiers::Tiers;
@@ -78,6 +79,8 @@ pub struct Opened {
     pub shares: Option<Shares>,
     /// What was found out about the files.
     pub choices: Vec<Choice>,
+    /// The files of listed tables, and copies.
+    pub(crate) files: Vec<TableFile>,
 }
 
 impl CachePlan {
@@ -301,6 +304,7 @@ impl CachePlan {
                 parts: Vec::new(),
                 shares: None,
                 choices: Vec::new(),
+                files: Vec::new(),
             });
         }
         let tiers = self.tiers(generation)?;
@@ -354,6 +358,7 @@ impl CachePlan {
             parts: workers.into_iter().map(part).collect(),
             shares: Some(shares),
             choices: tiers.choices(),
+            files: tiers.files(),
         })
     }
 
