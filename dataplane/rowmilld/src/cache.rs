@@ -15,6 +15,7 @@ use rowmill_table::{Generation, Keep, Resident, ResidentTable, TableInfo};
 
 use crate::cache_view::{CacheView, TableView};
 use crate::config::{Cache, Config, Failure, Placement};
+use crate::files::TableFile;
 use crate::mailbox::Mailbox;
 use crate::plan::{Choice, PlanError, bytes_text};
 use crate::tiers::Tiers;
@@ -78,6 +79,8 @@ pub struct Opened {
     pub shares: Option<Shares>,
     /// What was found out about the files.
     pub choices: Vec<Choice>,
+    /// The files of listed tables, and copies.
+    pub(crate) files: Vec<TableFile>,
 }
 
 impl CachePlan {
@@ -264,6 +267,26 @@ impl CachePlan {
         describe(generation, number, listed, placement)
     }
 
+    /// Opens the files of listed tables as a start does, and says what was found out about them.
+    ///
+    /// # Errors
+    /// Where one is not to be had, or is no copy.
+    pub fn check(&self, generation: &Generation) -> anyhow::Result<Vec<Choice>> {
+        match self.row_bytes {
+            0 => Ok(Vec::new()),
+            _ => Ok(self.tiers(generation)?.choices()),
+        }
+    }
+
+    fn tiers(&self, generation: &Generation) -> anyhow::Result<Tiers<'_>> {
+        let mut by_tier: Vec<(usize, &Listed)> = self.listed().collect();
+        by_tier.sort_by_key(|(_, listed)| listed.in_tier);
+        let tables = by_tier
+            .into_iter()
+            .map(|(number, listed)| (&*generation.tables()[number].name, listed.on_failure));
+        Tiers::open(&self.cache, generation, tables)
+    }
+
     /// Opens the files of listed tables and makes each worker's part. `tables` are what was loaded as [`keep`](Self::keep) says;
     /// the rows of listed ones go from there to the parts.
     ///
@@ -281,14 +304,10 @@ impl CachePlan {
                 parts: Vec::new(),
                 shares: None,
                 choices: Vec::new(),
+                files: Vec::new(),
             });
         }
-        let mut by_tier: Vec<(usize, &Listed)> = self.listed().collect();
-        by_tier.sort_by_key(|(_, listed)| listed.in_tier);
-        let tables_of = |(number, listed): (usize, &Listed)| {
-            (&*generation.tables()[number].name, listed.on_failure)
-        };
-        let tiers = Tiers::open(&self.cache, generation, by_tier.into_iter().map(tables_of))?;
+        let tiers = self.tiers(generation)?;
         let part = |mailbox: &Arc<Mailbox>| -> anyhow::Result<Parts> {
             let tier = tiers.for_worker()?;
             let mailbox = Arc::clone(mailbox);
@@ -339,6 +358,7 @@ impl CachePlan {
             parts: workers.into_iter().map(part).collect(),
             shares: Some(shares),
             choices: tiers.choices(),
+            files: tiers.files(),
         })
     }
 

@@ -1,5 +1,5 @@
-//! Whether the files of cached tables are what they were at start. A thread of its own looks every second, and says in the log when
-//! that changes: once for each change of a table.
+//! Whether the files of cached tables, and copies of them, are what they were at start and give their rows. A thread of its own looks
+//! every second, and says in the log when that changes: once for each change of a file.
 
 use std::io::{Error, ErrorKind};
 use std::os::unix::fs::MetadataExt;
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rowmill_cache::figures::Count;
+use rowmill_cache::tier::{Failures, FileFailures};
 use rowmill_table::Generation;
 
 use crate::cache_view::{CacheView, TableView};
@@ -32,14 +33,29 @@ enum State {
     Damaged,
     /// The kernel can't read it.
     Unreadable,
+    /// Rows of it don't come in time.
+    Late,
 }
 
-/// Rows that could not be taken from a file since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Refused {
-    corrupt: u64,
-    gone: u64,
-    failed: u64,
+/// What a file is to its table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// The model's own file, of which there is no copy.
+    Only,
+    /// The model's own file, of which there is a copy.
+    Copied,
+    /// The copy.
+    Copy,
+}
+
+/// A file that rows of a table come from.
+#[derive(Debug)]
+pub(crate) struct TableFile {
+    pub(crate) table: String,
+    pub(crate) role: Role,
+    pub(crate) path: PathBuf,
+    /// What it failed to give.
+    pub(crate) failures: Arc<FileFailures>,
 }
 
 /// What tells a file from another one that was put in its place: device and inode.
@@ -67,46 +83,52 @@ pub(crate) fn identities(
 /// A file that is looked at.
 #[derive(Debug)]
 struct Watched {
-    table: String,
-    path: PathBuf,
+    own: TableFile,
     /// The device and inode that rows come from, and the bytes that it has to have.
     file: Identity,
     bytes: u64,
     state: State,
-    refused: Refused,
+    /// What rows have told of it, and was said, since it was well.
+    told: Vec<State>,
+    seen: Failures,
     calm: u32,
 }
 
 impl Watched {
     /// A file that was just opened.
-    fn new(table: &str, path: PathBuf) -> Result<Watched, Error> {
-        let about = path.metadata()?;
+    fn new(own: TableFile) -> Result<Watched, Error> {
+        let about = own.path.metadata()?;
         Ok(Watched {
-            table: table.into(),
             file: (about.dev(), about.ino()),
             bytes: about.len(),
-            path,
+            own,
             state: State::Whole,
-            refused: Refused::default(),
+            told: Vec::new(),
+            seen: Failures::default(),
             calm: 0,
         })
     }
 
-    /// Looks at it. Returns how it is now, if that has changed.
-    fn look(&mut self, refused: Refused) -> Option<State> {
-        let before = std::mem::replace(&mut self.refused, refused);
-        self.calm = match refused == before {
+    /// Looks at it, of whose table so many rows were given up before they were read. Returns how it is now, if that is to be said.
+    fn look(&mut self, stalled: u64) -> Option<State> {
+        let mut now = self.own.failures.read();
+        now.late += stalled;
+        let before = std::mem::replace(&mut self.seen, now);
+        self.calm = match now == before {
             true => self.calm.saturating_add(1),
             false => 0,
         };
+        // Where nobody asks for rows, nothing tells that it gives them.
+        let is_over = self.calm >= CALM && !self.own.failures.is_failing();
         let of_rows = || match self.state {
-            _ if refused.corrupt > before.corrupt => State::Damaged,
-            _ if refused.gone > before.gone => State::Cut,
-            _ if refused.failed > before.failed => State::Unreadable,
-            State::Damaged | State::Unreadable | State::Cut if self.calm < CALM => self.state,
+            _ if now.corrupt > before.corrupt => State::Damaged,
+            _ if now.gone > before.gone => State::Cut,
+            _ if now.failed > before.failed => State::Unreadable,
+            _ if now.late > before.late => State::Late,
+            State::Damaged | State::Cut | State::Unreadable | State::Late if !is_over => self.state,
             _ => State::Whole,
         };
-        let state = match self.path.metadata() {
+        let state = match self.own.path.metadata() {
             Err(error) if error.kind() == ErrorKind::NotFound => State::Missing,
             Err(_) => of_rows(),
             Ok(about) if (about.dev(), about.ino()) != self.file => State::Replaced,
@@ -114,27 +136,50 @@ impl Watched {
             Ok(_) => of_rows(),
         };
         let was = std::mem::replace(&mut self.state, state);
-        (state != was).then_some(state)
+        match state {
+            _ if state == was => return None,
+            State::Whole | State::Missing | State::Replaced => self.told.clear(),
+            // Several at a time are said once each, and not whenever another one comes.
+            _ if self.told.contains(&state) => return None,
+            _ => self.told.push(state),
+        }
+        Some(state)
     }
 
     /// What is to be said, and done, about a state.
     fn sentence(&self, state: State) -> String {
+        let (whose, fate) = match self.own.role {
+            Role::Only => ("", "not to be had"),
+            Role::Copied => ("", "asked of its copy in cache.next_tier"),
+            Role::Copy => ("its copy ", "not to be had there either"),
+        };
         let what = match state {
-            State::Whole => "is well again",
+            State::Whole => "is well again".into(),
             State::Replaced => {
-                "is another file now than the one that rows come from, which goes on until the end: to serve the new one, start anew"
+                "is another file now than the one that rows come from, which goes on until the end: to serve the new one, start anew".into()
             }
             State::Missing => {
-                "is not there any more; rows come from what was opened, and the next start needs it: put it back"
+                "is not there any more; rows come from what was opened, and the next start needs it: put it back".into()
             }
-            State::Cut => "was cut off, and rows behind its end are not to be had: copy it again",
+            State::Cut => format!("was cut off, and rows behind its end are {fate}: copy it again"),
             State::Damaged => {
-                "has pages that don't match their checksums, and their rows are not to be had: `rowmill table verify` names them; copy \
-                 the file again"
+                let named = match self.own.role {
+                    Role::Copy => "",
+                    _ => "`rowmill table verify` names them; ",
+                };
+                format!(
+                    "has pages that don't match their checksums, and their rows are {fate}: {named}copy the file again"
+                )
             }
-            State::Unreadable => "can't be read everywhere: look at its disk",
+            State::Unreadable => {
+                format!("can't be read everywhere, and rows there are {fate}: look at its disk")
+            }
+            State::Late => format!(
+                "gives rows too late, or none at all, and they are {fate}: look at its disk, and at what else reads there"
+            ),
         };
-        format!("table {}: {} {what}", self.table, self.path.display())
+        let TableFile { table, path, .. } = &self.own;
+        format!("table {table}: {whose}{} {what}", path.display())
     }
 }
 
@@ -184,32 +229,26 @@ impl Passed {
     }
 }
 
-/// Looks at the files of listed tables from now on, as long as the process lives.
+/// Looks at files of listed tables from now on, as long as the process lives.
 ///
 /// # Errors
 /// Where a file is gone already, or no thread can be started.
-pub(crate) fn watch(generation: &Generation, cache: Arc<CacheView>) -> anyhow::Result<()> {
-    if cache.tables.is_empty() {
+pub(crate) fn watch(files: Vec<TableFile>, cache: Arc<CacheView>) -> anyhow::Result<()> {
+    if files.is_empty() {
         return Ok(());
     }
-    let file = |table: &TableView| {
-        let path = generation.path(&generation.tables()[table.number]);
-        let context = format!("cannot look at {}", path.display());
-        Watched::new(&table.name, path).context(context)
+    let file = |file: TableFile| {
+        let context = format!("cannot look at {}", file.path.display());
+        Watched::new(file).context(context)
     };
-    let files: anyhow::Result<Vec<Watched>> = cache.tables.iter().map(file).collect();
+    let files: anyhow::Result<Vec<Watched>> = files.into_iter().map(file).collect();
     let mut files = files?;
     let mut passing = Passing::default();
     let look = move || {
         loop {
             std::thread::sleep(EVERY);
-            for (file, table) in files.iter_mut().zip(&cache.tables) {
-                let refused = Refused {
-                    corrupt: table.get(Count::Corrupt),
-                    gone: table.get(Count::Gone),
-                    failed: table.get(Count::Failed),
-                };
-                match file.look(refused) {
+            for file in &mut files {
+                match file.look(stalled(&file.own, &cache)) {
                     Some(State::Whole) => tracing::info!("{}", file.sentence(State::Whole)),
                     Some(state) => tracing::warn!("{}", file.sentence(state)),
                     None => {}
@@ -226,31 +265,59 @@ pub(crate) fn watch(generation: &Generation, cache: Arc<CacheView>) -> anyhow::R
     Ok(())
 }
 
+/// Rows that were given up before they were read, since their table's own file, the first that is asked, answered nothing.
+fn stalled(file: &TableFile, cache: &CacheView) -> u64 {
+    let table = cache.tables.iter().find(|table| table.name == file.table);
+    match (file.role, table) {
+        (Role::Only | Role::Copied, Some(table)) => table.get(Count::Stalled),
+        _ => 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
 
+    use rowmill_cache::tier::TierError;
+
     use super::*;
+
+    /// A file that is made there, and what it fails to give.
+    fn made(path: &Path, role: Role) -> (Watched, Arc<FileFailures>) {
+        fs::write(path, [7; 100]).unwrap();
+        let failures = Arc::<FileFailures>::default();
+        let file = TableFile {
+            table: "a".into(),
+            role,
+            path: path.into(),
+            failures: Arc::clone(&failures),
+        };
+        (Watched::new(file).unwrap(), failures)
+    }
+
+    /// What is said in so many looks, and in which of them.
+    fn said(file: &mut Watched, looks: u32) -> Vec<(u32, State)> {
+        let look = |look| Some((look, file.look(0)?));
+        (0..looks).filter_map(look).collect()
+    }
 
     #[test]
     fn each_change_is_told_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.rows");
-        fs::write(&path, [7; 100]).unwrap();
-        let mut file = Watched::new("a", path.clone()).unwrap();
-        let well = Refused::default();
-        assert_eq!(file.look(well), None);
+        let (mut file, _) = made(&path, Role::Only);
+        assert_eq!(file.look(0), None);
         let kept = folder.path().join("kept");
         fs::rename(&path, &kept).unwrap();
-        assert_eq!(file.look(well), Some(State::Missing));
-        assert_eq!(file.look(well), None);
+        assert_eq!(file.look(0), Some(State::Missing));
+        assert_eq!(file.look(0), None);
         fs::write(&path, [7; 100]).unwrap();
-        assert_eq!(file.look(well), Some(State::Replaced));
+        assert_eq!(file.look(0), Some(State::Replaced));
         fs::rename(&kept, &path).unwrap();
-        assert_eq!(file.look(well), Some(State::Whole));
+        assert_eq!(file.look(0), Some(State::Whole));
         let opened = fs::OpenOptions::new().write(true).open(&path).unwrap();
         opened.set_len(99).unwrap();
-        assert_eq!(file.look(well), Some(State::Cut));
+        assert_eq!(file.look(0), Some(State::Cut));
         let said = file.sentence(State::Cut);
         assert!(
             said.starts_with("table a: ") && said.contains("a.rows was cut off"),
@@ -258,26 +325,81 @@ mod tests {
         );
         opened.set_len(100).unwrap();
         file.calm = CALM;
-        assert_eq!(file.look(well), Some(State::Whole));
+        assert_eq!(file.look(0), Some(State::Whole));
     }
 
     #[test]
     fn what_only_rows_tell_of_is_over_when_none_was_refused_for_a_while() {
         let folder = tempfile::tempdir().unwrap();
+        let (mut file, failures) = made(&folder.path().join("a.rows"), Role::Only);
+        let corrupt = Err(TierError::Corrupt { page: 1 });
+        let kinds = [
+            (corrupt, State::Damaged),
+            (Err(TierError::Gone), State::Cut),
+            (Err(TierError::Os(5)), State::Unreadable),
+            (Err(TierError::Late), State::Late),
+        ];
+        for (failure, state) in kinds {
+            failures.note(&failure);
+            assert_eq!(file.look(0), Some(state));
+            failures.note(&failure);
+            assert_eq!(file.look(0), None);
+            // Nobody asked for more: it is as it was.
+            assert_eq!(said(&mut file, 2 * CALM), []);
+            failures.note(&failure);
+            failures.note(&Ok(&[]));
+            assert_eq!(said(&mut file, 2 * CALM), [(CALM, State::Whole)]);
+        }
+    }
+
+    #[test]
+    fn what_fails_in_several_ways_is_told_once_of_each() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut file, failures) = made(&folder.path().join("a.rows"), Role::Only);
+        for first in [true, false] {
+            failures.note(&Err(TierError::Os(5)));
+            assert_eq!(file.look(0), first.then_some(State::Unreadable));
+            failures.note(&Err(TierError::Late));
+            assert_eq!(file.look(0), first.then_some(State::Late));
+        }
+    }
+
+    #[test]
+    fn rows_that_were_never_read_are_told_of() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut file, _) = made(&folder.path().join("a.rows"), Role::Only);
+        assert_eq!(file.look(3), Some(State::Late));
+        assert_eq!(file.look(4), None);
+        let said = file.sentence(State::Late);
+        assert!(said.contains("a.rows gives rows too late"), "{said}");
+    }
+
+    #[test]
+    fn it_is_said_which_file_it_is_and_what_becomes_of_its_rows() {
+        let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.rows");
-        fs::write(&path, [7; 100]).unwrap();
-        let mut file = Watched::new("a", path).unwrap();
-        let mut refused = Refused {
-            corrupt: 3,
-            ..Refused::default()
-        };
-        assert_eq!(file.look(refused), Some(State::Damaged));
-        refused.corrupt = 4;
-        assert_eq!(file.look(refused), None);
-        let looks = (0..2 * CALM).filter_map(|look| Some((look, file.look(refused)?)));
-        assert_eq!(looks.collect::<Vec<_>>(), [(CALM - 1, State::Whole)]);
-        refused.failed = 1;
-        assert_eq!(file.look(refused), Some(State::Unreadable));
+        let at = path.display();
+        let roles = [
+            (
+                Role::Only,
+                format!("table a: {at} has pages"),
+                "not to be had:",
+            ),
+            (
+                Role::Copied,
+                format!("table a: {at} has pages"),
+                "asked of its copy in cache.next_tier:",
+            ),
+            (
+                Role::Copy,
+                format!("table a: its copy {at} has pages"),
+                "not to be had there either:",
+            ),
+        ];
+        for (role, begin, part) in roles {
+            let said = made(&path, role).0.sentence(State::Damaged);
+            assert!(said.starts_with(&begin) && said.contains(part), "{said}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use anyhow::{Context, ensure};
 use clap::Parser;
 use rowmill_rowmilld::config::Config;
 use rowmill_rowmilld::log;
-use rowmill_rowmilld::plan::Plan;
+use rowmill_rowmilld::plan::{Choice, Plan};
 use rowmill_rowmilld::serve;
 use rowmill_rowmilld::warm;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
@@ -65,21 +65,25 @@ fn leash(owner: i32) -> anyhow::Result<()> {
 fn check(args: &Args) -> anyhow::Result<()> {
     let config = Config::load(&args.config)?;
     let plan = Plan::make(&config)?;
-    let mut text = String::new();
     let warm = warm::check(&config, &plan);
-    for choice in plan.choices.iter().chain(&warm) {
-        let mark = if choice.warning { " (warning)" } else { "" };
-        text += &format!(
-            "{}: {}{mark}\n    {}\n",
-            choice.what, choice.chosen, choice.why
-        );
-    }
-    print(&text)?;
+    print_choices(plan.choices.iter().chain(&warm))?;
+    print_choices(&plan.cache.check(&plan.generation)?)?;
     serve::probe(&config, &plan)?;
     print(&format!(
         "{} can be served on this machine, if its rows are undamaged (`rowmill table verify` reads them)\n",
         args.config.display()
     ))
+}
+
+fn print_choices<'a>(choices: impl IntoIterator<Item = &'a Choice>) -> anyhow::Result<()> {
+    let text = |choice: &Choice| {
+        let mark = if choice.warning { " (warning)" } else { "" };
+        format!(
+            "{}: {}{mark}\n    {}\n",
+            choice.what, choice.chosen, choice.why
+        )
+    };
+    print(&choices.into_iter().map(text).collect::<String>())
 }
 
 /// Writes to standard output; whoever closed it has read enough.

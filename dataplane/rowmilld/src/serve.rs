@@ -80,6 +80,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         mut parts,
         shares,
         choices,
+        files,
     } = plan
         .cache
         .open(&plan.generation, &mut tables, huge_pages, &mailboxes)?;
@@ -90,7 +91,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     let cache = Arc::new(plan.cache.view(&plan.generation, &parts));
     overview.set_tables(Arc::clone(&tables));
     overview.set_cache(Arc::clone(&cache));
-    files::watch(&plan.generation, Arc::clone(&cache))?;
+    files::watch(files, Arc::clone(&cache))?;
     let number = plan.generation.number();
     let (warm, choice) = warm::begin(config, number, &cache, &mut parts)?;
     choice

@@ -1,11 +1,14 @@
 //! What rows of listed tables are read from: the model's own files, and copies of those of tables that name the next tier.
 
+use std::sync::Arc;
+
 use anyhow::Context;
 use rowmill_arena::{ArenaError, DIRECT_ALIGN, HugePages};
 use rowmill_cache::tier::{Chain, FileTable, FileTier, FileTierOptions, Tier};
 use rowmill_table::{Generation, TableError};
 
 use crate::config::{Cache, Failure};
+use crate::files::{Role, TableFile};
 use crate::plan::Choice;
 
 /// Rows that a worker may have asked its file tier for, for each read in flight: those that share a read, and some that wait for one.
@@ -42,7 +45,7 @@ impl Tiers<'_> {
             let file = opened.with_context(|| format!("table {name}{advice}"))?;
             let folder = cache.next_tier.as_ref().filter(|_| on_failure.next_tier);
             let copy = folder.map(|folder| {
-                let copy = file.copy_in(folder, cache.page_cache.0);
+                let copy = file.copy_in(generation, folder, cache.page_cache.0);
                 copy.with_context(|| {
                     format!(
                         "table {name}: cache.next_tier is to have a copy of its file, since its on_failure names the next tier"
@@ -100,6 +103,25 @@ impl Tiers<'_> {
     /// Rows that a worker may have asked its tier for.
     fn fetches(&self) -> u32 {
         self.cache.reads * FETCHES_A_READ
+    }
+
+    /// All files, for whoever watches them.
+    pub(crate) fn files(&self) -> Vec<TableFile> {
+        let file = |table: &FileTable, role| TableFile {
+            table: table.info().name.clone(),
+            role,
+            path: table.file().path().to_owned(),
+            failures: Arc::clone(table.failures()),
+        };
+        let of_table = |(own, copy): (&FileTable, &Option<FileTable>)| match copy {
+            None => vec![file(own, Role::Only)],
+            Some(copy) => vec![file(own, Role::Copied), file(copy, Role::Copy)],
+        };
+        self.files
+            .iter()
+            .zip(&self.copies)
+            .flat_map(of_table)
+            .collect()
     }
 
     /// What was found out about the files.

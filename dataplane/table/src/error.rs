@@ -181,6 +181,26 @@ pub enum TableError {
         /// What is wrong.
         reason: String,
     },
+    /// What is to be a copy of a table's file is that file.
+    #[error(
+        "{path} is the model's own file {own}, and no copy of it; name the folder of one, best on another disk"
+    )]
+    SameFile {
+        /// Where the copy is to be.
+        path: PathBuf,
+        /// The table's file.
+        own: PathBuf,
+    },
+    /// What is to be a copy of a table's file is something else.
+    #[error("{path} is no copy of {own}: {reason}; copy the file again")]
+    NoCopy {
+        /// Where the copy is to be.
+        path: PathBuf,
+        /// The table's file.
+        own: PathBuf,
+        /// What it is.
+        reason: String,
+    },
     /// A page's bytes don't have the checksum that was written with them.
     #[error(
         "table {table} is damaged: page {page} of {path}, the 4096 bytes from {} on, does not match its checksum\

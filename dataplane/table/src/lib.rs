@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod blocks;
+mod copy;
 mod draft;
 mod encode;
 mod error;

@@ -103,15 +103,21 @@ pub(super) fn disk(site: &Site) -> Result<Verdict> {
     })
 }
 
-/// Asks while the disk is so and so; how many rows were refused.
+/// Asks while the disk is so and so, and the log says how it is; how many rows were refused.
 fn manners(service: &Service, disk: &Disk, tables: &Arc<Resident>) -> Result<u64> {
     let mut asker = Asker::connect(service, tables)?;
     let mut refused = 0;
     let cases = [
         (Manner::Slow, None),
-        (Manner::Silent, Some("late")),
-        (Manner::Failing, Some("failed")),
-        (Manner::Wrong, Some("corrupt")),
+        (Manner::Silent, Some(("late", "gives rows too late"))),
+        (
+            Manner::Failing,
+            Some(("failed", "can't be read everywhere")),
+        ),
+        (
+            Manner::Wrong,
+            Some(("corrupt", "don't match their checksums")),
+        ),
     ];
     for (round, (manner, counted)) in cases.into_iter().enumerate() {
         let ids: Vec<u32> = (1..9).map(|i| 1000 * i + round as u32).collect();
@@ -120,9 +126,10 @@ fn manners(service: &Service, disk: &Disk, tables: &Arc<Resident>) -> Result<u64
             None => {
                 asker.come(&ids, patience())?;
             }
-            Some(counted) => {
+            Some((counted, said)) => {
                 refused += asker.none_is_there(ids.iter().copied())?;
                 is_counted(service, counted, ids.len() as u64)?;
+                service.wait_for_log(said, patience())?;
             }
         }
         let held = disk.held();

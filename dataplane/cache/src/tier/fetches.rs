@@ -241,7 +241,7 @@ impl Fetches {
     }
 
     /// Gives up the fetches whose deadline is `now_ns` or before, and hands them to `each`.
-    pub(super) fn expire(&mut self, now_ns: u64, mut each: impl FnMut(Fetch)) {
+    pub(super) fn expire(&mut self, now_ns: u64, mut each: impl FnMut(&Span, Fetch)) {
         if now_ns < self.soonest_ns {
             return;
         }
@@ -256,7 +256,7 @@ impl Fetches {
                 } = self.places[next as usize];
                 if fetch.deadline_ns <= now_ns {
                     self.free_places.push(next);
-                    each(fetch);
+                    each(&read.span, fetch);
                 } else {
                     self.soonest_ns = self.soonest_ns.min(fetch.deadline_ns);
                     self.places[next as usize].next = kept;
@@ -363,7 +363,7 @@ mod tests {
         let reads = begun(&mut fetches);
         let expired = |fetches: &mut Fetches, now_ns| {
             let mut tokens = Vec::new();
-            fetches.expire(now_ns, |fetch| tokens.push(fetch.token));
+            fetches.expire(now_ns, |_, fetch| tokens.push(fetch.token));
             tokens
         };
         assert!(expired(&mut fetches, 9).is_empty());

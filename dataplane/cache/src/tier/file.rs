@@ -6,6 +6,7 @@ use rowmill_arena::{ArenaError, DIRECT_ALIGN, DirectReader, HugePages, ReadError
 use rowmill_table::{PAGE_BYTES, PageChecksums, TableInfo};
 
 use super::device::Device;
+use super::failures::FileFailures;
 use super::fetches::{Fetch, Fetches, Span, Taken};
 use super::pace::Pace;
 use super::patience::Patience;
@@ -95,6 +96,7 @@ impl TierCounts {
 struct Member<F> {
     info: TableInfo,
     checksums: Arc<PageChecksums>,
+    failures: Arc<FileFailures>,
     file: F,
 }
 
@@ -150,9 +152,10 @@ impl FileTier<DirectReader> {
             info,
             file,
             checksums,
+            failures,
         } = table;
         let file = self.device.add(file)?;
-        Ok(self.add_file(info, checksums, file))
+        Ok(self.add_file(info, checksums, failures, file))
     }
 
     /// Gives a table back, its file being closed. False, and nothing is done, as long as it is being read: reads whose
@@ -201,7 +204,8 @@ impl<D: Device> FileTier<D> {
         }
     }
 
-    /// Takes a table in whose file the device knows already; gives the number that it is asked for by.
+    /// Takes a table in whose file the device knows already, and whose failures are counted there; gives the number that it is asked
+    /// for by.
     ///
     /// # Panics
     /// If the tier has no room for another table, or there is not a checksum for each page.
@@ -209,6 +213,7 @@ impl<D: Device> FileTier<D> {
         &mut self,
         info: TableInfo,
         checksums: Arc<PageChecksums>,
+        failures: Arc<FileFailures>,
         file: D::File,
     ) -> u32 {
         assert_eq!(checksums.page_count(), info.page_count());
@@ -217,6 +222,7 @@ impl<D: Device> FileTier<D> {
         self.members[place] = Some(Member {
             info,
             checksums,
+            failures,
             file,
         });
         place as u32
@@ -301,6 +307,7 @@ impl<D: Device> Tier for FileTier<D> {
                     Err(ReadError::Os(number)) => Err(TierError::Os(number)),
                 };
                 counts.note(&answer);
+                member.failures.note(&answer);
                 each(fetch.token, answer);
             });
         });
@@ -309,9 +316,10 @@ impl<D: Device> Tier for FileTier<D> {
         if polled.is_ok_and(|taken| taken == ANSWERS) {
             return;
         }
-        fetches.expire(patience.at(now_ns), |fetch| {
+        fetches.expire(patience.at(now_ns), |span, fetch| {
             let answer = Err(TierError::Late);
             counts.note(&answer);
+            member(span).failures.note(&answer);
             each(fetch.token, answer);
         });
     }

@@ -6,6 +6,7 @@
 mod chain;
 mod device;
 mod edges;
+mod failures;
 mod fetches;
 mod file;
 mod pace;
@@ -18,6 +19,7 @@ use std::io;
 
 pub use chain::Chain;
 pub use device::{Device, EachRead};
+pub use failures::{Failures, FileFailures};
 pub use file::{FileTier, FileTierOptions, MAX_READ_BYTES, MIN_READ_BYTES, TierCounts};
 pub use scripted::{Answer, ScriptedTier};
 pub use table::FileTable;

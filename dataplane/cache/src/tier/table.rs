@@ -6,6 +6,8 @@ use std::sync::Arc;
 use rowmill_arena::{ArenaError, DirectFile, PageCache};
 use rowmill_table::{Generation, PageChecksums, TableError, TableInfo};
 
+use super::failures::FileFailures;
+
 /// A table's file and all that is needed to read rows of it: where they lie, and the checksums of their pages.
 ///
 /// The file stays the one that was opened: one that is renamed into its place is not seen, one that is truncated or overwritten
@@ -15,6 +17,7 @@ pub struct FileTable {
     pub(super) info: TableInfo,
     pub(super) file: DirectFile,
     pub(super) checksums: Arc<PageChecksums>,
+    pub(super) failures: Arc<FileFailures>,
 }
 
 impl FileTable {
@@ -35,25 +38,34 @@ impl FileTable {
             info,
             file,
             checksums,
+            failures: Arc::default(),
         })
     }
 
-    /// A copy of the table in another folder, under the same name. Rows of it are compared with this table's checksums, so one of
+    /// A copy of the table in another folder, under the same name. Rows of it are compared with this table's checksums, so a page of
     /// other rows gives none.
     ///
     /// # Errors
-    /// As [`FileTable::open`], but for the name and the checksums.
-    pub fn copy_in(&self, folder: &Path, page_cache: PageCache) -> Result<FileTable, TableError> {
+    /// As [`FileTable::open`], but for the name and the checksums, and as [`Generation::check_copy`].
+    pub fn copy_in(
+        &self,
+        generation: &Generation,
+        folder: &Path,
+        page_cache: PageCache,
+    ) -> Result<FileTable, TableError> {
         let (info, checksums) = (self.info.clone(), Arc::clone(&self.checksums));
-        let file = open(folder.join(&info.file), info.file_bytes, page_cache)?;
+        let path = folder.join(&info.file);
+        let file = open(path.clone(), info.file_bytes, page_cache)?;
+        generation.check_copy(&info, &checksums, &path)?;
         Ok(FileTable {
             info,
             file,
             checksums,
+            failures: Arc::default(),
         })
     }
 
-    /// The same for another worker: the checksums are shared, the descriptor is its own.
+    /// The same for another worker: the checksums and what is counted are shared, the descriptor is its own.
     ///
     /// # Errors
     /// [`ArenaError::File`] where there are no more descriptors.
@@ -62,6 +74,7 @@ impl FileTable {
             info: self.info.clone(),
             file: self.file.for_another()?,
             checksums: Arc::clone(&self.checksums),
+            failures: Arc::clone(&self.failures),
         })
     }
 
@@ -73,6 +86,11 @@ impl FileTable {
     /// The file, which tells how it can be read.
     pub fn file(&self) -> &DirectFile {
         &self.file
+    }
+
+    /// What it failed to give to any worker, which goes on when the table is in a tier.
+    pub fn failures(&self) -> &Arc<FileFailures> {
+        &self.failures
     }
 
     /// Bytes of memory that the checksums take, once for all workers.

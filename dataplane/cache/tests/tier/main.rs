@@ -1,6 +1,7 @@
 //! Tiers: what each has to do, and what the one over files does when its disk is slow, wrong or silent.
 
 mod device;
+mod failures;
 mod model;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -150,6 +150,15 @@ impl Cache {
             let reason = format!("is {}; write a multiple of 4096", self.read_bytes);
             return Some(("cache.read_bytes", reason));
         }
+        if self
+            .next_tier
+            .as_ref()
+            .is_some_and(|folder| folder.as_os_str().is_empty())
+        {
+            let reason =
+                "is empty; write the folder of a copy of the tables' files, or leave it out";
+            return Some(("cache.next_tier", reason.into()));
+        }
         let file = self.warm_file.as_ref()?;
         let reason = if file.file_name().is_none() {
             "names no file; write a path such as /var/lib/rowmill/demo.warm"

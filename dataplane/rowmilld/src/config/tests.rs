@@ -221,6 +221,11 @@ fn bad_values_are_refused_with_place_and_advice() {
             "set cache.next_tier",
         ),
         (
+            "[model]\ndirectory = \"/m\"\n[cache]\nnext_tier = \"\"",
+            "cache.next_tier",
+            "is empty; write the folder",
+        ),
+        (
             "[model]\ndirectory = \"/m\"\n[[tables]]\nname = \"a\"\nplacement = \"hot\"\ncache_bytes = 1",
             "line 5",
             "expected `resident` or `cached`",
