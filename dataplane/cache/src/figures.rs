@@ -198,7 +198,7 @@ pub const TIER_COUNTS: [TierCount; 6] = [
     ),
     tier_count(
         "waits",
-        "Times that a row had to wait, as many being read as can be.",
+        "Times that rows began to wait, as many being read as can be.",
         |c| c.refused,
     ),
     tier_count(

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
-use rowmill_cache::fetch::{BagId, Fetches, Lane, Limits, Read, Source};
+use rowmill_cache::fetch::{BagId, Fetches, Lane, Limits, READ_AHEAD, Read, Source};
 use rowmill_cache::tier::TierError;
 
 const LIMITS: Limits = Limits {
@@ -427,6 +427,35 @@ fn a_row_is_read_once_however_many_bags_want_it() {
     fetches.release(a, &first);
     fetches.release(b, &second);
     assert_eq!(fetches.staged(), 1, "what is still read keeps its place");
+}
+
+#[test]
+fn few_rows_that_nobody_wants_are_read_at_a_time() {
+    let limits = Limits {
+        prefetched: 4 * READ_AHEAD,
+        ..LIMITS
+    };
+    let mut fetches = Fetches::new(limits, ASKS, 1);
+    for row in 0..3 * READ_AHEAD {
+        assert!(fetches.prefetch(0, 0, row));
+    }
+    let mut reads: Vec<Read> = std::iter::from_fn(|| fetches.next_read(0)).collect();
+    assert_eq!(reads.len(), READ_AHEAD as usize);
+    // What came, and what somebody wants by now, makes room for one each; so does what is put back, for itself.
+    let came = reads.pop().expect("a read");
+    fetches.arrived(came.ticket, Ok(&row(0, came.row)));
+    let tier = |_, _, _: &mut [u8]| Source::Tier;
+    let bag = fetches.park(0, Lane::default(), 0, &mut [reads[0].row], tier);
+    assert!(bag.is_some());
+    let more: Vec<Read> = std::iter::from_fn(|| fetches.next_read(0)).collect();
+    assert_eq!(more.len(), 2);
+    fetches.put_back(more[1]);
+    assert_eq!(fetches.next_read(0).map(|read| read.row), Some(more[1].row));
+    assert!(fetches.next_read(0).is_none());
+    // What is wanted is read all the same.
+    fetches.ask(0, Lane::default(), 1, 1, 0);
+    let wanted = fetches.next_read(0).expect("a read");
+    assert!(wanted.is_wanted && wanted.table == 1);
 }
 
 #[test]

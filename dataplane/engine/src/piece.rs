@@ -105,7 +105,6 @@ pub(crate) fn next(
                 work.cached.crowd.leave(work.index);
             }
             pieces.push(next);
-            made.rows += u64::from(next.ids);
             next
         };
         made.bytes += bytes(feature, &taken);
@@ -121,6 +120,7 @@ pub(crate) fn next(
             break;
         }
     }
+    made.rows += pieces.iter().map(|piece| u64::from(piece.ids)).sum::<u64>();
     pieces
 }
 

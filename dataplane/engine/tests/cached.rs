@@ -44,6 +44,9 @@ fn every_mode_gives_the_oracles_bytes() {
         let figures: Vec<_> = tables.filter_map(|t| engine.cache().figures(t)).collect();
         let all = |what| figures.iter().map(|table| table.get(what)).sum::<u64>();
         assert!(all(Count::Hits) > 0 && all(Count::Evicted) > 0);
+        if step == 1 {
+            assert_eq!(engine.counters().rows, all(Count::Lookups));
+        }
         assert_eq!(all(Count::ParksRefused), fetches.refused);
         let kept_or_not = all(Count::Admitted) + all(Count::Refused) + all(Count::Crowded);
         assert_eq!(kept_or_not, fetches.fetched);

@@ -1,4 +1,4 @@
-//! Two cached tables whose files are damaged alike, of which one names the next tier.
+//! Cached tables that name the next tier: files that are damaged beside one that does not, and a disk that answers nothing.
 
 use std::fs;
 use std::path::Path;
@@ -9,9 +9,11 @@ use super::Verdict;
 use super::cached::{
     Asker, COLD, COLD_ROWS, LEAST_SHARE, PAGE_ROWS, PATIENT, Page, figure_of, file, settings,
 };
+use super::cached_disk::alone;
+use super::disk::{self, Disk, Manner};
 use super::patron::bound;
 use super::site::{Service, Settings, Site, patience, until};
-use super::watch::beside_an_innocent;
+use super::watch::{beside_an_innocent, beside_an_innocent_of};
 
 /// The other table, as [`COLD`] but for the next tier.
 const PLAIN: &str = "plain";
@@ -71,20 +73,72 @@ pub(super) fn next_tier(site: &Site) -> Result<Verdict> {
     })
 }
 
+/// A disk that takes as many reads as it may and answers none: rows come from the copy, however many are wanted.
+pub(super) fn silent(site: &Site) -> Result<Verdict> {
+    const ROUNDS: u32 = 4;
+    if let Some(why) = disk::why_not(site)? {
+        return Ok(Verdict::Skipped(why));
+    }
+    let settings = alone(settings(site, "budget_ms = 400\nreads = 4\n", "error")?)?;
+    let (own, copies) = (file(site)?, site.path("copies"));
+    fs::create_dir_all(&copies).context("a folder")?;
+    fs::copy(&own, copies.join(own.file_name().context("a file")?)).context("a copy")?;
+    let mut settings = naming(settings, &copies);
+    let (disk, command) = Disk::over(site, &settings.model, &own, "rowmilld")?;
+    settings.model = disk::mount_point(site)?;
+    let config = site.configure(&settings)?;
+    let service = Service::start_by(site, command, &config)?;
+    beside_an_innocent_of(site, service, |scene| {
+        disk.be(Manner::Silent)?;
+        let told = (0..ROUNDS).try_fold(0, |rows, round| {
+            // Of a page each.
+            let ids = (round..COLD_ROWS).step_by(COLD_ROWS as usize / 64);
+            let ids: Vec<u32> = ids.collect();
+            let mut asker = Asker::connect(scene.service, scene.tables)?;
+            asker
+                .is_answered(&ids)
+                .with_context(|| format!("request {round}"))?;
+            anyhow::Ok(rows + ids.len())
+        });
+        let held = disk.held();
+        // A service whose reads are held could not end.
+        disk.be(Manner::Good)?;
+        let rows = told?;
+        ensure!(held > 0, "no read is held");
+        until_passed_on(scene.service, rows as u64)?;
+        let stalled = figure_of(scene.service, COLD, "stalled")?;
+        ensure!(stalled == 0, "{stalled} rows were given up");
+        Ok(format!(
+            "{rows} rows from the copy, while the disk held {held} reads"
+        ))
+    })
+}
+
 /// The same settings with two tables as [`COLD`], which names the next tier, and [`PLAIN`], which does not.
 fn passing(own: Settings, copies: &Path) -> Settings {
-    let share = format!("placement = \"cached\"\ncache_bytes = {LEAST_SHARE}\n");
-    let cold = format!("name = \"{COLD}\"\n{share}on_failure = ");
+    let own = naming(own, copies);
+    let plain = format!("[[tables]]\nname = \"{PLAIN}\"\n{}", share());
+    Settings {
+        cached: own.cached + &plain,
+        ..own
+    }
+}
+
+/// Where a table of these is, and how large its share.
+fn share() -> String {
+    format!("placement = \"cached\"\ncache_bytes = {LEAST_SHARE}\n")
+}
+
+/// The same settings with a next tier that [`COLD`] names.
+fn naming(own: Settings, copies: &Path) -> Settings {
+    let cold = format!("name = \"{COLD}\"\n{}on_failure = ", share());
     let next = format!("[cache]\nnext_tier = \"{}\"\n", copies.display());
     let cached = own.cached.replace("[cache]\n", &next);
     let cached = cached.replace(
         &format!("{cold}\"error\""),
         &format!("{cold}[\"next-tier\", \"error\"]"),
     );
-    Settings {
-        cached: format!("{cached}[[tables]]\nname = \"{PLAIN}\"\n{share}"),
-        ..own
-    }
+    Settings { cached, ..own }
 }
 
 /// Waits until so many rows were asked of the copy at least; how many were.

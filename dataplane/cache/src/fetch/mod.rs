@@ -30,6 +30,7 @@ mod types;
 use std::collections::VecDeque;
 
 pub use lanes::Lane;
+pub use reads::READ_AHEAD;
 pub use types::{BagId, Counters, Limits, Read, Ready, Source, Ticket};
 
 use lanes::Lanes;
@@ -105,8 +106,9 @@ pub struct Fetches {
     unwanted: VecDeque<Ticket>,
     /// To be asked of other workers.
     away: Lanes,
-    /// Rows on their way that nobody has wanted.
+    /// Rows on their way that nobody has wanted, and those of them that are being read.
     prefetched: u32,
+    read_ahead: u32,
     /// All that wait for their turn to be read, with since when, the first first, and some that wait no more.
     by_age: VecDeque<(Ticket, u64)>,
     /// All of other workers' shards, with when they are to be looked at, and some that have arrived.
@@ -163,6 +165,7 @@ impl Fetches {
             unwanted: queue(limits.prefetched),
             away: Lanes::new(fetches),
             prefetched: 0,
+            read_ahead: 0,
             by_age: VecDeque::with_capacity(2 * fetches as usize),
             away_by_age: VecDeque::with_capacity(2 * limits.staged as usize),
             heard_ns: 0,
@@ -347,6 +350,7 @@ impl Fetches {
         }
         fetch.is_wanted = true;
         self.prefetched -= 1;
+        self.read_ahead -= u32::from(fetch.state == State::Reading);
         if fetch.state == State::Queued {
             lanes.push(ticket.index, lane);
             // One that was asked for in advance has as much time as others from now on.

@@ -4,6 +4,10 @@ use super::rows::RowKey;
 use super::{Fetches, NONE, Read, State, Ticket, is_live, is_parked, is_unwanted, push, waits};
 use crate::tier::TierError;
 
+/// Rows that nobody wants and that are read at a time: what somebody wants is read behind these. A quarter of a worker's reads where nothing
+/// else is configured, and enough to keep a disk busy.
+pub const READ_AHEAD: u32 = 32;
+
 impl Fetches {
     /// Whether there are rows to be read, as far as is known: some may have been given up meanwhile.
     pub fn has_reads(&self) -> bool {
@@ -16,8 +20,11 @@ impl Fetches {
         if let Some(index) = self.wanted.pop() {
             return Some(self.take_out(now_ns, index));
         }
-        while let Some(ticket) = self.unwanted.pop_front() {
+        while self.read_ahead < READ_AHEAD
+            && let Some(ticket) = self.unwanted.pop_front()
+        {
             if is_unwanted(&self.fetches, ticket) {
+                self.read_ahead += 1;
                 return Some(self.take_out(now_ns, ticket.index));
             }
         }
@@ -61,6 +68,7 @@ impl Fetches {
             (true, _) => self.away.put_back(index),
             (false, true) => self.wanted.put_back(index),
             (false, false) => {
+                self.read_ahead -= 1;
                 let queue = &mut self.unwanted;
                 push(queue, read.ticket, |t| is_unwanted(&self.fetches, t));
                 queue.rotate_right(1);
@@ -156,6 +164,7 @@ impl Fetches {
         let fetch = &mut self.fetches[ticket.index as usize];
         let (key, place, mut next) = (fetch.key, fetch.place, fetch.wait);
         self.prefetched -= u32::from(!fetch.is_wanted);
+        self.read_ahead -= u32::from(!fetch.is_wanted && fetch.state == State::Reading);
         if fetch.state == State::Queued && fetch.is_wanted {
             let lanes = if fetch.is_asked {
                 &mut self.away

@@ -9,7 +9,8 @@ use super::{EachRow, FetchesFull, Tier, TierCounts, TierError, Wanted};
 ///
 /// A tier has an equal part of what is left of a fetch's time, the last one that has the table all of it: so one that never answers takes
 /// no more than its part, one that fails at once leaves all to those behind it, and a table that only one tier has is fetched as if there
-/// were no other. A fetch fails with what the last tier of its table says, or once its time is over.
+/// were no other. Nor does one that has taken all it can and answers nothing: after such a part of a fetch's time fetches are asked of
+/// those behind it, until it answers again or takes one. A fetch fails with what the last tier of its table says, or once its time is over.
 pub struct Chain {
     links: Vec<Link>,
     book: Book,
@@ -22,6 +23,8 @@ struct Link {
     tables: Box<[Option<u32>]>,
     /// Fetches that a tier before has failed and that this one has not taken yet, in the order in which they came.
     waiting: VecDeque<u32>,
+    /// Since when it has taken nothing and answered nothing.
+    stuck_since_ns: Option<u64>,
 }
 
 /// What was asked of the chain, by the number that is the token for its tiers.
@@ -67,6 +70,7 @@ impl Chain {
             tables: tables.into(),
             // Each fetch stands in one queue at most.
             waiting: VecDeque::with_capacity(self.book.fetches.len()),
+            stuck_since_ns: None,
         });
         self
     }
@@ -104,7 +108,19 @@ impl Link {
             deadline_ns: now_ns + left_ns / u64::from(left),
             ..wanted
         };
-        self.tier.fetch(now_ns, wanted)
+        let taken = self.tier.fetch(now_ns, wanted);
+        match taken {
+            Ok(()) => self.stuck_since_ns = None,
+            Err(FetchesFull) => _ = self.stuck_since_ns.get_or_insert(now_ns),
+        }
+        taken
+    }
+
+    /// Whether it has taken and answered nothing for its part of a fetch's time.
+    fn is_stuck(&self, now_ns: u64, asked: Asked) -> bool {
+        let left_ns = asked.wanted.deadline_ns.saturating_sub(now_ns);
+        let since_ns = self.stuck_since_ns.unwrap_or(now_ns);
+        now_ns.saturating_sub(since_ns) >= left_ns / u64::from(asked.left)
     }
 
     /// Asks for what waits, as far as the tier takes it.
@@ -128,11 +144,17 @@ impl Link {
 impl Tier for Chain {
     fn fetch(&mut self, now_ns: u64, wanted: Wanted) -> Result<(), FetchesFull> {
         let &number = self.book.free.last().ok_or(FetchesFull)?;
+        let having = self.links.iter().filter(|link| link.has(wanted.table));
+        let left = having.count() as u32;
         let mut having = self.links.iter_mut().filter(|link| link.has(wanted.table));
         let first = having.next().expect("a table of one of the tiers");
-        let left = 1 + having.count() as u32;
-        let asked = Asked { wanted, left };
-        first.ask(now_ns, number, asked)?;
+        let mut asked = Asked { wanted, left };
+        if let Err(full) = first.ask(now_ns, number, asked) {
+            let next = having.next().filter(|_| first.is_stuck(now_ns, asked));
+            next.ok_or(full)?.waiting.push_back(number);
+            asked.left -= 1;
+            self.passed_on += 1;
+        }
         self.book.free.pop();
         self.book.fetches[number as usize] = Some(asked);
         Ok(())
@@ -147,7 +169,11 @@ impl Tier for Chain {
         for at in 0..links.len() {
             let (own, behind) = links[at..].split_first_mut().expect("one of them");
             own.take_waiting(now_ns, book, each);
+            let stuck_since_ns = &mut own.stuck_since_ns;
             own.tier.poll(now_ns, &mut |token, outcome| {
+                if outcome != Err(TierError::Late) {
+                    *stuck_since_ns = None;
+                }
                 let number = token as u32;
                 let asked = book.asked(number);
                 let has_time = asked.wanted.deadline_ns > now_ns;
@@ -294,6 +320,54 @@ mod tests {
         chain.fetch(0, wanted(0, 1000)).unwrap();
         assert_eq!(chain.fetch(0, wanted(1, 1000)), Err(FetchesFull));
         assert_eq!(chain.unanswered(), 1);
+    }
+
+    #[test]
+    fn a_tier_that_is_full_and_answers_nothing_is_passed_by_after_its_part_of_the_time() {
+        // Row 0 is given up by the tier itself, and keeps its room: as reads do that the kernel never ends.
+        let stuck = Box::new(Stuck { room: 1 });
+        let mut chain = Chain::new(9)
+            .then(stuck, vec![Some(0), Some(1)])
+            .then(tier(2, 9, |_| AT_ONCE), vec![Some(0), None]);
+        let at = |row, now_ns| wanted(row, now_ns + 300);
+        chain.fetch(0, at(0, 0)).unwrap();
+        for now_ns in [0, 100, 149] {
+            assert_eq!(chain.fetch(now_ns, at(1, now_ns)), Err(FetchesFull));
+        }
+        chain.fetch(150, at(1, 150)).unwrap();
+        let answered = poll(&mut chain, 150);
+        assert_eq!(answered, [(1001, Ok(vec![2]))]);
+        // At once, now that it is known; but not a table that only the first tier has.
+        chain.fetch(151, at(2, 151)).unwrap();
+        let only = Wanted {
+            table: 1,
+            ..at(3, 151)
+        };
+        assert_eq!(chain.fetch(151, only), Err(FetchesFull));
+        assert_eq!(poll(&mut chain, 151), [(1002, Ok(vec![2]))]);
+        assert_eq!((chain.counts().passed_on, chain.unanswered()), (2, 1));
+    }
+
+    /// Stands in for a tier that never answers, and never has room again.
+    struct Stuck {
+        room: usize,
+    }
+
+    impl Tier for Stuck {
+        fn fetch(&mut self, _: u64, _: Wanted) -> Result<(), FetchesFull> {
+            self.room = self.room.checked_sub(1).ok_or(FetchesFull)?;
+            Ok(())
+        }
+
+        fn poll(&mut self, _: u64, _: EachRow<'_>) {}
+
+        fn unanswered(&self) -> usize {
+            0
+        }
+
+        fn counts(&self) -> TierCounts {
+            TierCounts::default()
+        }
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub struct TierCounts {
     pub reads: u64,
     /// Bytes asked for.
     pub read_bytes: u64,
-    /// Fetches refused since the tier was full.
+    /// Times that a fetch was refused since the tier was full, and the one before was not.
     pub refused: u64,
     /// Fetches answered with their row.
     pub rows: u64,
@@ -110,6 +110,8 @@ pub struct FileTier<D: Device = DirectReader> {
     pace: Pace,
     patience: Patience,
     counts: TierCounts,
+    /// Whether the last fetch was refused.
+    is_full: bool,
     budget_ns: u64,
 }
 
@@ -197,6 +199,7 @@ impl<D: Device> FileTier<D> {
             device,
             members: (0..tables).map(|_| None).collect(),
             counts: TierCounts::default(),
+            is_full: false,
             budget_ns,
         }
     }
@@ -263,8 +266,9 @@ impl<D: Device> Tier for FileTier<D> {
                 self.counts.fetches += 1;
                 self.counts.joined += u64::from(taken == Taken::Joined);
             }
-            Err(FetchesFull) => self.counts.refused += 1,
+            Err(FetchesFull) => self.counts.refused += u64::from(!self.is_full),
         }
+        self.is_full = taken.is_err();
         taken.map(drop)
     }
 

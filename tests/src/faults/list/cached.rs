@@ -32,6 +32,12 @@ pub(super) const FAULTS: &[Fault] = &[
         cached_next_tier::next_tier,
     ),
     Fault::new(
+        "cached-next-tier-silent",
+        "OK, from the copy",
+        UNHARMED,
+        cached_next_tier::silent,
+    ),
+    Fault::new(
         "cached-page-zeros",
         "OK, zeros for its rows; counted",
         UNHARMED,
