@@ -288,6 +288,16 @@ fn rows_that_nobody_waits_for_any_more_are_taken_without_another_request() {
     assert!(figures.get(Count::Admitted) > 0);
 }
 
+/// A request of number 9 that wants no row of the first table, with its ids in the client's memory.
+fn without_misses(model: &Model, memory: &mut HeapMemory) -> Vec<u8> {
+    let mut batch = model.batch(6, 4, 9);
+    batch.features[0] = vec![vec![]; 4];
+    let mut source = vec![];
+    let frame = frame(lookup(9, 4), &batch, WIDE, &mut source);
+    memory.regions.insert((0, common::SOURCE), source);
+    frame
+}
+
 #[test]
 fn requests_without_misses_go_on() {
     let model = Model::mixed();
@@ -295,11 +305,7 @@ fn requests_without_misses_go_on() {
     let mut memory = memory_for(&model, 4, vec![]);
     send(&model, &mut engine, &mut memory, 0, 4, 0);
     while engine.turn(0, &mut memory) != Turn::Blocked {}
-    let mut batch = model.batch(6, 4, 9);
-    batch.features[0] = vec![vec![]; 4];
-    let mut source = vec![];
-    let frame = frame(lookup(9, 4), &batch, WIDE, &mut source);
-    memory.regions.insert((0, common::SOURCE), source);
+    let frame = without_misses(&model, &mut memory);
     engine
         .request(0, Conn(0), 1, &frame, &mut memory)
         .expect("the slot is free");
@@ -326,11 +332,7 @@ fn requests_that_can_go_on_come_before_rows_and_rows_get_their_turn() {
     send(&model, &mut engine, &mut memory, 0, 4, 0);
     while engine.turn(0, &mut memory) != Turn::Blocked {}
     // One after another, without end, that miss nothing.
-    let mut batch = model.batch(6, 4, 9);
-    batch.features[0] = vec![vec![]; 4];
-    let mut source = vec![];
-    let frame = frame(lookup(9, 4), &batch, WIDE, &mut source);
-    memory.regions.insert((0, common::SOURCE), source);
+    let frame = without_misses(&model, &mut memory);
     let mut answer = |now_ns| {
         let sent = engine.request(now_ns, Conn(0), 1, &frame, &mut memory);
         sent.expect("the slot is free");
