@@ -18,6 +18,7 @@ use crate::config::{Cache, Config, Failure, Placement};
 use crate::files::TableFile;
 use crate::mailbox::Mailbox;
 use crate::plan::{Choice, PlanError, bytes_text};
+use crate::room::Needs;
 use crate::tiers::Tiers;
 
 /// Rows that a worker asks of other workers at a time: more than their tiers have in flight by default.
@@ -168,14 +169,15 @@ impl CachePlan {
         }
     }
 
-    /// Bytes of memory of all tables: the rows and indexes that are kept, shares, checksums, and what workers have for them.
-    pub fn memory_bytes(&self, generation: &Generation) -> u64 {
-        let kept = |(number, info): (usize, &TableInfo)| match self.keep(number) {
-            Keep::Index => info.index_bytes() + self.share_bytes(number),
-            Keep::All | Keep::RowsApart => info.resident_bytes(),
-        };
+    /// The memory of all tables: the rows and indexes that are kept and the shares, and beside them checksums, and what workers have for
+    /// cached ones.
+    pub(crate) fn needs(&self, generation: &Generation) -> Needs {
         let tables = generation.tables();
-        let rows: u64 = tables.iter().enumerate().map(kept).sum();
+        let mut arenas = generation.arenas_bytes(|number| self.keep(number));
+        let cached = self
+            .listed()
+            .filter(|(_, listed)| listed.placement == Placement::Cached);
+        arenas.extend(cached.map(|(_, listed)| listed.shape.bytes() as u64));
         let checksums: u64 = (self.listed())
             .map(|(number, _)| tables[number].page_count() * size_of::<u32>() as u64)
             .sum();
@@ -183,7 +185,10 @@ impl CachePlan {
             0 => 0,
             bytes => self.workers * self.worker_bytes(bytes as u64),
         };
-        rows + checksums + workers + self.warm_bytes()
+        Needs {
+            arenas,
+            beside: checksums + workers + self.warm_bytes(),
+        }
     }
 
     /// Bytes for the list of warm rows, and for the file that it becomes.

@@ -131,13 +131,18 @@ fn what_is_not_to_be_is_refused() {
     }
     assert_eq!(status(address)["changes"], json!([]));
     // The rows' file is another one now.
+    let whole = std::fs::metadata(place.path("model/00000.rows")).unwrap();
     std::fs::write(place.path("model/00000.rows"), "nothing").unwrap();
     assert_eq!(moved(address, "cached").0["state"], "done");
     let (change, status) = moved(address, "resident");
     assert_eq!(change["state"], "failed");
     let detail = change["detail"].as_str().unwrap();
+    let sizes = format!(
+        "00000.rows: the manifest promises {} bytes and the file has 7;",
+        whole.len()
+    );
     assert!(
-        detail.contains("its rows cannot be read") && detail.contains("00000.rows"),
+        detail.contains("its rows cannot be read") && detail.contains(&sizes),
         "{detail}"
     );
     assert_eq!(status["cache"][0]["placement"], "cached");

@@ -173,6 +173,18 @@ pub enum TableError {
         /// Bytes found.
         found: u64,
     },
+    /// A file ends before what is read of it: it had its size when it was opened, and lost bytes since.
+    #[error(
+        "{path}: it is read up to byte {wanted} and ends at byte {found}; it was cut off meanwhile, copy it again"
+    )]
+    EndsEarly {
+        /// The file.
+        path: PathBuf,
+        /// The end of what is read of it, which need not be all.
+        wanted: u64,
+        /// Bytes found.
+        found: u64,
+    },
     /// The header of a table file is damaged or of another table.
     #[error("{path}: its header {reason}; copy the file again, or make the generation again")]
     BadHeader {
