@@ -37,13 +37,14 @@ use crate::warm;
 const DRAIN_LOOK: Duration = Duration::from_millis(2);
 
 /// Looks for what would keep the plan from being served and can be found out without leaving a trace:
-/// a live server or a file at the endpoint, an admin address that can't be taken, a bad log filter.
+/// a live server or a file at the endpoint, one that keeps the file of warm rows, an admin address that can't be taken, a bad log filter.
 ///
 /// # Errors
 /// Those that [`log::start`] and [`serve`] would end with.
 pub fn probe(config: &Config, plan: &Plan) -> anyhow::Result<()> {
     log::filter(config)?;
     refuse_taken(plan)?;
+    warm::refuse_taken(config)?;
     if let AdminAddress::At(address) = config.admin.address {
         admin::bind(address)?;
     }
@@ -67,6 +68,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     }
     overview.choose(chosen_clock);
     refuse_taken(&plan)?;
+    let claim = warm::claim(config)?;
     if let AdminAddress::At(address) = config.admin.address {
         let address = admin::serve(address, Arc::clone(&overview))?;
         tracing::info!("admin pages on http://{address}");
@@ -93,7 +95,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     overview.set_cache(Arc::clone(&cache));
     files::watch(files, Arc::clone(&cache))?;
     let number = plan.generation.number();
-    let (warm, choice) = warm::begin(config, number, &cache, &mut parts)?;
+    let (warm, choice) = warm::begin(config, number, &cache, &mut parts, claim)?;
     choice
         .into_iter()
         .for_each(|choice| overview.choose(choice));
