@@ -306,6 +306,7 @@ impl Overview {
             "log_lines_dropped": crate::log::dropped(),
             "tables": self.described.iter().map(table).collect::<Vec<_>>(),
             "cache": self.cache.get().map_or_else(Vec::new, |cache| cache.status()),
+            "files": self.cache.get().map_or_else(Vec::new, |cache| cache.files_status()),
             "tiers": self.cache.get().map_or_else(Vec::new, |cache| cache.tiers_status()),
             "memory": {
                 "arena_bytes": resident.map_or(0, |tables| tables.arena_bytes() as u64)

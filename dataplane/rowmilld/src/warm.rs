@@ -435,6 +435,7 @@ mod tests {
             share_bytes: shape.bytes() as u64,
             share_rows: shape.slots().into(),
             figures: Vec::new(),
+            files: Vec::new(),
             store: Mutex::new(store),
             left: AtomicU64::new(0),
         };

@@ -141,13 +141,19 @@ fn naming(own: Settings, copies: &Path) -> Settings {
     Settings { cached, ..own }
 }
 
-/// Waits until so many rows were asked of the copy at least; how many were.
+/// Waits until so many rows of [`COLD`] were asked of its copy at least; how many were.
 fn until_passed_on(service: &Service, least: u64) -> Result<u64> {
     let mut count = 0;
     let is_so = until(patience(), || {
         let page = service.status().ok();
         count = page
-            .and_then(|page| page["tiers"][0]["passed_on"].as_u64())
+            .and_then(|page| {
+                let mut files = page["files"].as_array()?.iter();
+                let copy = files.find(|file| {
+                    (&file["table"], &file["tier"]) == (&COLD.into(), &"copy".into())
+                })?;
+                copy["fetched"].as_u64()
+            })
             .unwrap_or(0);
         count >= least
     });
