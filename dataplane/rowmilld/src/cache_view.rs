@@ -3,6 +3,7 @@
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
+use rowmill_arena::Backing;
 use rowmill_cache::figures::{
     BUCKETS, COUNTS, Count, TIER_COUNTS, TableFigures, TierFigures, Times,
 };
@@ -226,6 +227,13 @@ impl CacheView {
         let cached = |table: &&TableView| table.placement() == Placement::Cached;
         let shares = self.tables.iter().filter(cached);
         shares.map(|table| table.share_bytes).sum()
+    }
+
+    /// The bytes of the largest share of a cached table, and what its memory is made of.
+    pub(crate) fn largest_share(&self) -> Option<(u64, Backing)> {
+        let share = |table: &TableView| Some((table.share_bytes, *table.store()?.backing()));
+        let shares = self.tables.iter().filter_map(share);
+        shares.max_by_key(|(bytes, _)| *bytes)
     }
 
     /// Bytes of the rows of tables that have memory of their own.

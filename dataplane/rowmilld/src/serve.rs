@@ -74,8 +74,6 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         tracing::info!("admin pages on http://{address}");
     }
     let mut tables = load(config, &plan)?;
-    overview.choose(describe_backing(tables.backing()));
-
     let mailboxes: Vec<Arc<Mailbox>> = plan.seats.iter().map(|_| Arc::default()).collect();
     let huge_pages = config.model.huge_pages;
     let Opened {
@@ -93,6 +91,8 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     let cache = Arc::new(plan.cache.view(&plan.generation, &parts));
     overview.set_tables(Arc::clone(&tables));
     overview.set_cache(Arc::clone(&cache));
+    let backing = overview.backing().expect("tables were set");
+    overview.choose(describe_backing(&backing));
     files::watch(files, Arc::clone(&cache))?;
     let number = plan.generation.number();
     let (warm, choice) = warm::begin(config, number, &cache, &mut parts, claim)?;

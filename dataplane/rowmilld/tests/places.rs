@@ -7,6 +7,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use rowmill_arena::{Arena, HugePages};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -88,6 +89,27 @@ fn a_table_is_moved_and_seen_where_it_is() {
     }
     running.signal(Signal::TERM);
     assert_eq!(running.code(), Some(0));
+}
+
+#[test]
+fn pages_are_told_of_what_is_largest() {
+    let bytes = 8 << 20;
+    let kind = |text: &str| text.split(' ').next().map(str::to_owned);
+    let kind_of = |pages| {
+        let arena = Arena::allocate(bytes, pages).unwrap();
+        kind(&arena.backing().to_string())
+    };
+    if kind_of(HugePages::Prefer) == kind_of(HugePages::Off) {
+        println!("skipped: this machine has no huge pages");
+        return;
+    }
+    let place = Place::new();
+    let (_running, address) = ready(&configure(&place, &bytes.to_string(), ALLOWED));
+    // What is resident is less than a huge page, and the share is several.
+    let told = |status: &Value| kind(status["memory"]["backing"].as_str().unwrap());
+    assert_eq!(told(&status(address)), kind_of(HugePages::Off));
+    let (_, status) = moved(address, "cached");
+    assert_eq!(told(&status), kind_of(HugePages::Prefer));
 }
 
 #[test]
