@@ -53,15 +53,8 @@ impl Claim {
     /// [`ClaimError`].
     pub(crate) fn take(file: &Path) -> Result<Claim, ClaimError> {
         let path = lock_of(file);
-        let open = |writes: bool| {
-            let mut options = OpenOptions::new();
-            options.read(true).write(writes).create(writes).mode(0o644);
-            // In a folder that all may write, another's link would lead elsewhere.
-            let flags = OFlags::NOFOLLOW.bits().cast_signed();
-            options.custom_flags(flags).open(&path)
-        };
         // One that another user's process has made can be read.
-        let lock = open(true).or_else(|why| open(false).map_err(|_| why));
+        let lock = open(&path, true).or_else(|why| open(&path, false).map_err(|_| why));
         let lock = lock.map_err(|source| ClaimError::Io {
             lock: path.display().to_string(),
             source,
@@ -87,7 +80,7 @@ impl Claim {
     /// # Errors
     /// [`ClaimError::Taken`].
     pub(crate) fn look(file: &Path) -> Result<(), ClaimError> {
-        let lock = match File::open(lock_of(file)) {
+        let lock = match open(&lock_of(file), false) {
             Err(_) => return Ok(()),
             Ok(lock) => lock,
         };
@@ -102,6 +95,14 @@ fn lock_of(file: &Path) -> PathBuf {
     let mut name = file.as_os_str().to_owned();
     name.push(".lock");
     name.into()
+}
+
+/// Opens a lock's file, or makes it. In a folder that all may write, another's link would lead elsewhere, and a pipe would be waited for.
+fn open(path: &Path, makes: bool) -> io::Result<File> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let mut options = OpenOptions::new();
+    options.read(true).write(makes).create(makes);
+    options.mode(0o644).custom_flags(flags).open(path)
 }
 
 fn taken(file: &Path) -> ClaimError {
