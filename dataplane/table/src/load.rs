@@ -342,6 +342,7 @@ fn read_block(
         table: region.table.name.clone(),
         path,
         page: first + damage.first,
-        others: damage.count - 1,
+        // Other parts are not read any more.
+        others: None,
     })
 }

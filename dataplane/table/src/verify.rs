@@ -66,7 +66,7 @@ pub(crate) fn verify(generation: &Generation, progress: Progress<'_>) -> Result<
         table: tables[index].name.clone(),
         path: generation.path(&tables[index]),
         page,
-        others: count - 1,
+        others: Some(count - 1),
     })
 }
 

@@ -164,18 +164,19 @@ fn damage_is_named() {
     let page = 1025;
     let path = dir.join("00000.rows");
     flip(&path, page * PAGE_BYTES as u64 + 5, 3);
-    for result in [verify(&dir), load(&dir, LoadOptions::default()).map(|_| ())] {
+    let loaded = || load(&dir, LoadOptions::default()).map(|_| ());
+    for (result, counted) in [(verify(&dir), Some(0)), (loaded(), None)] {
         let error = result.unwrap_err();
         let TableError::DamagedPage {
             table,
             page: found,
-            others: 0,
+            others,
             ..
         } = &error
         else {
             panic!("{error}")
         };
-        assert_eq!((table.as_str(), *found), ("large", page));
+        assert_eq!((table.as_str(), *found, *others), ("large", page, counted));
         let text = error.to_string();
         assert!(text.contains("00000.rows"), "{text}");
         assert!(text.contains("the 4096 bytes from 4198400 on"), "{text}");
@@ -193,13 +194,19 @@ fn damage_is_named() {
             error,
             TableError::DamagedPage {
                 page: 1025,
-                others: 3,
+                others: Some(3),
                 ..
             }
         ),
         "{error}"
     );
     assert!(error.to_string().contains("3 more pages"), "{error}");
+    // Loading ends with the first part that is damaged, and counts none.
+    let error = loaded().unwrap_err().to_string();
+    assert!(
+        error.contains("`rowmill table verify` counts all"),
+        "{error}"
+    );
     // The last page of a file, which padding fills.
     let (_temp, dir) = made(&specs());
     let path = dir.join("00002.rows");
