@@ -42,5 +42,5 @@ not_emulated=(
     control_memory_is_freed_though_it_is_kept a_killed_server_is_noticed
 )
 cargo test --release --no-fail-fast --target "$target" --no-default-features --lib --tests \
-    -p rowmill-wire -p rowmill-arena -p rowmill-pooling -p rowmill-table -p rowmill-cache -p rowmill-engine -p rowmill-port \
+    -p rowmill-wire -p rowmill-arena -p rowmill-pooling -p rowmill-table -p rowmill-policy -p rowmill-cache -p rowmill-engine -p rowmill-port \
     -p rowmill-client -- "${not_emulated[@]/#/--skip=}"

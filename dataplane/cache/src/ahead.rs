@@ -1,6 +1,6 @@
 //! What is told of lookups that come next, so that rows which they ask for are not evicted shortly before.
 
-use crate::policy::Lookahead;
+use rowmill_policy::Lookahead;
 
 /// Lookups that are known at most: two batches of 64 bags of 80 ids, and as many ids as a bag may have.
 const MOST: usize = 16_384;

@@ -1,8 +1,8 @@
 //! The cache of tables whose rows don't all fit the arena.
 //!
 //! [`store`] keeps rows in slots of the arena, found by all workers without a lock and changed by one writer a shard. [`fetch`]
-//! knows which rows are on their way and which bags wait for them, and [`tier`] fetches them. [`policy`] says which rows
-//! are kept. [`Worker`] is all of it for one worker; [`workers()`] makes those of a dataplane, which ask one another for rows of
+//! knows which rows are on their way and which bags wait for them, and [`tier`] fetches them. Which rows are
+//! kept is said by [`rowmill_policy`]. [`Worker`] is all of it for one worker; [`workers()`] makes those of a dataplane, which ask one another for rows of
 //! shards that they don't write. [`warm`] keeps a list of the rows that are there for the next start.
 //!
 //! Nothing here knows requests, ports or clocks.
@@ -15,7 +15,6 @@ mod home;
 mod moves;
 mod owners;
 mod parker;
-pub mod policy;
 pub mod store;
 mod table;
 pub mod tier;

@@ -6,10 +6,10 @@ use rowmill_arena::ReadWindow;
 
 use crate::figures::{Count, TableFigures};
 use crate::moves::Moves;
-use crate::policy::{Draw, Newcomer, Policy, Resident, Reuses, Word};
 use crate::store::{
     Candidate, Evicted, Found, Held, Sample, Spread, Store, Ticket, Turn, WAYS, Writer,
 };
+use rowmill_policy::{Draw, Newcomer, Policy, Resident, Reuses, Word};
 
 /// A row that is looked up within so many lookups doesn't move, since for a turn or two it could not be found.
 const MOVE_LOOKUPS: u32 = 512;

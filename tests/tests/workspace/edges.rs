@@ -23,10 +23,12 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
     ("rowmill-cuda", "ffi/cuda", &["rowmill-cuda-stand-in"]),
     ("rowmill-pooling", "dataplane/pooling", &["rowmill-arena"]),
     ("rowmill-table", "dataplane/table", &["rowmill-arena"]),
+    // Of the arena how lines are prefetched.
+    ("rowmill-policy", "dataplane/policy", &["rowmill-arena"]),
     (
         "rowmill-cache",
         "dataplane/cache",
-        &["rowmill-arena", "rowmill-table"],
+        &["rowmill-arena", "rowmill-table", "rowmill-policy"],
     ),
     (
         "rowmill-engine",

@@ -2,13 +2,14 @@
 
 use core::sync::atomic::Ordering;
 
+use rowmill_policy::{CLASSES, Word};
+
 use super::Store;
 use super::memory::ROWS_END;
-use crate::policy::{CLASSES, Word};
 
 impl Store {
     /// Rows that are there, at most so many: those first that were used more often, by the classes of their
-    /// [words](crate::policy::Word), and of a class in the order of their numbers. Nobody waits for it, and what comes
+    /// [words](Word), and of a class in the order of their numbers. Nobody waits for it, and what comes
     /// and goes meanwhile may be missing, or be told twice. For a thread that is no worker: it reads all tags and meta words.
     pub fn hot(&self, most: usize) -> Vec<u32> {
         let mut counts = [0; CLASSES];

@@ -26,6 +26,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use rowmill_arena::{ArenaError, Backing, HugePages, ReadWindow};
+use rowmill_policy::Usage;
 
 pub use find::{Found, Sample};
 pub use memory::{ROWS_END, Shape, ShapeError, WAYS};
@@ -34,7 +35,6 @@ pub use spread::Spread;
 pub use tags::{Isa, MISS, Tags};
 pub use writer::{Candidate, Counts, Evicted, Held, LimboFull, Ticket, Writer};
 
-use crate::policy::Usage;
 use memory::Memory;
 
 /// Meta words that stay in a core's cache beside other things: an eighth of 1 MiB.

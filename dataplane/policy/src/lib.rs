@@ -8,7 +8,10 @@
 //! - Of rows that are away a ghost remembers words, so that a row's class is known when it comes again.
 //! - A scan is seen by its rows' not being used again, and then new rows are refused.
 //!
+//! What one worker tells others goes by [`Usage`]; all else is its own.
+//!
 //! Pure: time is the number of lookups, draws follow from a seed, and nothing is allocated after [`Policy::new`].
+#![forbid(unsafe_code)]
 
 mod ages;
 mod draw;
@@ -26,12 +29,13 @@ pub use reuses::Reuses;
 pub use usage::Usage;
 pub use word::{CLASSES, TICKS, Tick, Word};
 
-use crate::store::WAYS;
 use ages::{BANDS, band};
 use ghost::Ghost;
 use model::Model;
 use newcomers::Newcomers;
 
+/// Words that are looked at together: those of a set, or as many.
+const WAYS: usize = 16;
 /// Rows that the ghost remembers for each slot, 4 bytes each. It matters where popularity is nearly even: on Zipf 0.6 with 5,000 slots
 /// twice as many have 0.1 points more, half as many 0.4 less.
 const GHOST_ROWS_PER_SLOT: usize = 4;

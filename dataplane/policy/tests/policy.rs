@@ -1,9 +1,7 @@
 //! The policy from outside: which row goes, that nothing is allocated, that the same is the same.
 
 use proptest::prelude::*;
-use rowmill_cache::policy::{
-    CLASSES, Draw, Lookahead, Policy, Resident, Reuses, Tick, Usage, Word,
-};
+use rowmill_policy::{CLASSES, Draw, Lookahead, Policy, Resident, Reuses, Tick, Usage, Word};
 
 const SLOTS: u32 = 1024;
 

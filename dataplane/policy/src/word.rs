@@ -32,6 +32,7 @@ pub struct Tick(u16);
 
 impl Tick {
     /// The low bits of a count of ticks.
+    #[inline]
     pub fn new(ticks: u64) -> Tick {
         Tick(ticks as u16 & STAMP)
     }
@@ -43,16 +44,19 @@ pub struct Word(u16);
 
 impl Word {
     /// Of a row that is used for the first time.
+    #[inline]
     pub fn new(tick: Tick) -> Word {
         Word(tick.0)
     }
 
     /// As it lies in a meta word; any value is one.
+    #[inline]
     pub fn from_bits(bits: u16) -> Word {
         Word(bits)
     }
 
     /// As it is to lie in a meta word.
+    #[inline]
     pub fn bits(self) -> u16 {
         self.0
     }
