@@ -4,6 +4,7 @@ pub(crate) mod adaptive;
 mod generators;
 mod random;
 mod reference;
+mod shares;
 mod table;
 mod trace;
 
@@ -71,7 +72,7 @@ pub(crate) fn run(choice: &Choice, reporter: &mut Reporter) -> Result<()> {
         for &capacity in &capacities {
             let mut compared = Compared::new(&trace, capacity);
             for policy in known().filter(|policy| choice.has(policy)) {
-                let case = case(&trace.name, capacity, policy, "single");
+                let case = case(&trace.name, Size::Rows(capacity), policy, "single");
                 if !reporter.wants(&case) {
                     continue;
                 }
@@ -82,7 +83,7 @@ pub(crate) fn run(choice: &Choice, reporter: &mut Reporter) -> Result<()> {
                 }
             }
             for (access, waiting) in [("batch", 0), ("batch/waiting=1", 1)] {
-                let case = case(&trace.name, capacity, ADAPTIVE, access);
+                let case = case(&trace.name, Size::Rows(capacity), ADAPTIVE, access);
                 if choice.has_batches(&trace) && reporter.wants(&case) {
                     compared.margin(&case, compared.batches(waiting)?, reporter);
                 }
@@ -90,6 +91,9 @@ pub(crate) fn run(choice: &Choice, reporter: &mut Reporter) -> Result<()> {
         }
     }
     worst_cases(&capacities, &margins, reporter);
+    if choice.trace.is_none() && choice.rows.is_none() && choice.policy.is_none() {
+        shares::run(reporter)?;
+    }
     Ok(())
 }
 
@@ -111,8 +115,19 @@ fn traces(file: Option<&Path>) -> Result<Vec<Box<dyn Fn() -> Result<Trace> + '_>
     Ok(traces)
 }
 
-fn case(trace: &str, rows: usize, policy: &str, access: &str) -> String {
-    format!("trace={trace}/rows={rows}/policy={policy}/access={access}")
+/// How large a cache is, as a case tells it.
+#[derive(Clone, Copy)]
+enum Size {
+    Rows(usize),
+    Bytes(u64),
+}
+
+fn case(trace: &str, size: Size, policy: &str, access: &str) -> String {
+    let size = match size {
+        Size::Rows(rows) => format!("rows={rows}"),
+        Size::Bytes(bytes) => format!("bytes={bytes}"),
+    };
+    format!("trace={trace}/{size}/policy={policy}/access={access}")
 }
 
 /// How far the built-in policy is above the best known one, of a trace and size.
@@ -198,7 +213,7 @@ fn worst_cases(capacities: &[usize], margins: &[Margin], reporter: &mut Reporter
     for &capacity in capacities {
         let of_size = margins.iter().filter(|m| m.capacity == capacity);
         if let Some(worst) = of_size.min_by(|a, b| a.points.total_cmp(&b.points)) {
-            let case = case("worst", capacity, ADAPTIVE, "single");
+            let case = case("worst", Size::Rows(capacity), ADAPTIVE, "single");
             let mut found = Measurement::plain("cache", &case, "margin", worst.points, "points");
             found.against = Some(format!("{} on {}", worst.against, worst.trace).into());
             reporter.add(found);

@@ -76,6 +76,12 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
         "ffi/python",
         &["rowmill-client", "rowmill-table"],
     ),
+    // The dataplane's policy tells how many hits a size has; it is pure, and knows nothing of the dataplane.
+    (
+        "rowmill-admission",
+        "control/admission",
+        &["rowmill-policy"],
+    ),
     (
         "rowmill-cli",
         "control/rowmill",

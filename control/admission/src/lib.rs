@@ -1,0 +1,22 @@
+//! How much of the arena each table is to have: what the control plane decides, from lookups that dataplanes have sampled.
+//!
+//! A table is sampled by row ([`Sampling`]): all lookups of some rows, none of the others. A [`Model`] of the table lets the dataplane's
+//! own policy run over the sample at several sizes, each in a cache so much smaller that it is as crowded as the large one would be
+//! ([`Miniature`]). That gives the table's hits by size, a [`Curve`]; and [`divide`] gives the arena to tables as long as the next
+//! bytes gain most there.
+//!
+//! Pure: there is no clock, no thread and no draw that doesn't follow from a seed, so that a recorded sample has the same result each time.
+#![forbid(unsafe_code)]
+
+mod curve;
+mod division;
+mod hash;
+mod miniature;
+mod model;
+mod sampling;
+
+pub use curve::{Curve, Point};
+pub use division::{Demand, TooSmall, divide};
+pub use miniature::Miniature;
+pub use model::Model;
+pub use sampling::Sampling;
