@@ -70,14 +70,17 @@ pub enum Count {
     Gone,
     /// Rows that the kernel could not read.
     Failed,
-    /// Rows that came into the store.
+    /// Rows that came into the store. What arrived is one of this, [`Refused`](Count::Refused), [`Crowded`](Count::Crowded) and
+    /// [`Unkept`](Count::Unkept).
     Admitted,
-    /// Rows that had to leave it for others.
+    /// Rows that had to leave it for others, which have come.
     Evicted,
-    /// Rows that were fetched and that the policy did not take in.
+    /// Rows that came and that the policy did not take in, or that were asked for in a silence of the tier, when none takes another's place.
     Refused,
-    /// Rows that were fetched and found no slot, since all that they may be in were taken or still being read.
+    /// Rows that came and found no slot, since all that they may be in were taken or still being read.
     Crowded,
+    /// Rows that came and were there already, or whose table was not cached when they were asked for, or is not any more.
+    Unkept,
     /// Rows that were said to be wanted soon.
     Hinted,
     /// Those of them that there was no room for.
@@ -103,7 +106,7 @@ impl Count {
 }
 
 /// Every [`Count`] with its name in metrics and what it counts, in their order.
-pub const COUNTS: [(Count, &str, &str); 16] = [
+pub const COUNTS: [(Count, &str, &str); 17] = [
     (
         Count::Lookups,
         "lookups",
@@ -154,12 +157,17 @@ pub const COUNTS: [(Count, &str, &str); 16] = [
     (
         Count::Refused,
         "not_admitted",
-        "Rows that were fetched and that the policy did not take in.",
+        "Rows that came and that were not taken in: the others are worth more, or the tier was silent when they were asked for.",
     ),
     (
         Count::Crowded,
         "crowded",
-        "Rows that were fetched and found no free slot.",
+        "Rows that came and found no free slot.",
+    ),
+    (
+        Count::Unkept,
+        "unkept",
+        "Rows that came and were there already, or whose table was not cached then.",
     ),
     (
         Count::Hinted,

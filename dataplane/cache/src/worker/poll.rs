@@ -102,6 +102,7 @@ impl Worker {
             tier,
             owners,
             asked_ns,
+            spare,
             ..
         } = self;
         let mut has_answered = false;
@@ -109,13 +110,9 @@ impl Worker {
             taken += 1;
             has_answered |= outcome != Err(TierError::Late);
             let ticket = Ticket::of(token);
-            let Some(table) = fetches.arrived(ticket, outcome) else {
+            let Some((table, row)) = fetches.row(ticket) else {
                 return;
             };
-            while let Some(ask) = fetches.next_told() {
-                owners.answer_kept(ask, outcome);
-            }
-            let slot = slots[ticket.number()].take();
             let home = home(tables, table);
             let figures = home.figures();
             match outcome {
@@ -126,13 +123,25 @@ impl Worker {
                 }
                 Err(why) => figures.failed(why),
             }
-            let Some(table) = home.table_mut() else {
-                return;
+            if let Some(table) = home.table_mut() {
+                table.heard(outcome.map(|_| ()));
+            }
+            let (_, taken) = slots[ticket.number()].take().expect("it was begun");
+            match (home.table_mut(), taken, outcome) {
+                (Some(table), Ok(taken), Ok(bytes)) => table.publish(taken, bytes),
+                (Some(table), Ok(taken), Err(_)) => table.abandon(taken),
+                (_, Err(why), Ok(_)) => home.figures().count(why, 1),
+                (_, Err(_), Err(_)) => {}
+                (None, Ok(_), _) => unreachable!("slots are given back before their table goes"),
+            }
+            // Its slot may have been given back to it, since what took that did not come either.
+            let outcome = match outcome {
+                Ok(bytes) => Ok(bytes),
+                Err(why) => home.read(row, spare).ok_or(why),
             };
-            match (slot, outcome) {
-                (Some((_, slot)), Ok(bytes)) => table.publish(slot, bytes),
-                (Some((_, slot)), Err(_)) => table.abandon(slot),
-                (None, _) => {}
+            fetches.arrived(ticket, outcome);
+            while let Some(ask) = fetches.next_told() {
+                owners.answer_kept(ask, outcome);
             }
         });
         if has_answered {
@@ -148,6 +157,7 @@ impl Worker {
             tables,
             fetches,
             owners,
+            spare,
             ..
         } = self;
         let mut left = GIVEN_UP;
@@ -156,13 +166,24 @@ impl Worker {
                 let shard = home_at(tables, table).spread().shard(row);
                 owners.heard_ns(owners.owner(shard))
             };
-            let Some((table, _)) = fetches.expire(now_ns, &mut left, heard_ns) else {
+            let Some(ticket) = fetches.next_late(now_ns, &mut left, heard_ns) else {
                 return;
             };
-            while let Some(ask) = fetches.next_told() {
-                owners.answer_kept(ask, Err(TierError::Late));
+            let (table, row) = fetches.row(ticket).expect("it waits");
+            let home = home(tables, table);
+            let is_own = owners.owner(home.spread().shard(row)) == owners.number();
+            // As in `take_rows`.
+            let found = is_own.then(|| home.read(row, spare)).flatten();
+            match found {
+                Some(bytes) => _ = fetches.arrived(ticket, Ok(bytes)),
+                None => {
+                    fetches.give_up(ticket);
+                    home.figures().count(Count::Stalled, 1);
+                }
             }
-            home(tables, table).figures().count(Count::Stalled, 1);
+            while let Some(ask) = fetches.next_told() {
+                owners.answer_kept(ask, found.ok_or(TierError::Late));
+            }
         }
     }
 
@@ -211,10 +232,23 @@ impl Worker {
             let tables = tables.filter_map(Home::table_mut);
             tables.for_each(CachedTable::catch_up);
         }
-        while self.begun.len() < BEGUN
+        let (mut looked, mut has_asked) = (0, false);
+        while looked < BEGUN
             && let Some(read) = self.fetches.next_read(now_ns)
         {
+            looked += 1;
             let home = home(&mut self.tables, read.table);
+            // As above, where it had not even its turn until then.
+            if home.is_silent()
+                && let Some(bytes) = home.read(read.row, &mut self.spare)
+            {
+                self.fetches.arrived(read.ticket, Ok(bytes));
+                while let Some(ask) = self.fetches.next_told() {
+                    self.owners.answer_kept(ask, Ok(bytes));
+                }
+                has_asked = true;
+                continue;
+            }
             let wanted = Wanted {
                 table: home.in_tier(),
                 row: read.row,
@@ -233,7 +267,7 @@ impl Worker {
             let next_use = self.ahead.next_use(read.table, read.row);
             self.begun.push((next_use.unwrap_or(u32::MAX), read));
         }
-        let mut has_asked = !self.begun.is_empty();
+        has_asked |= !self.begun.is_empty();
         self.take_slots();
         while let Some(read) = self.fetches.next_ask(now_ns) {
             let shard = home(&mut self.tables, read.table).spread().shard(read.row);
@@ -263,14 +297,16 @@ impl Worker {
         for (_, read) in begun.drain(..) {
             let home = home(tables, read.table);
             home.figures().count(Count::Fetched, 1);
+            let number = read.ticket.number();
             let Some(table) = home.table_mut() else {
+                slots[number] = Some((read.table, Err(Count::Unkept)));
                 continue;
             };
             // What was fetched in advance is used some time, and only what is known to be used as well stays before it.
             let in_advance = |row| (row == read.row && !read.is_wanted).then_some(u32::MAX);
             let next_use = |row| ahead.next_use(read.table, row).or(in_advance(row));
             let taken = table.begin(read.row, next_use);
-            slots[read.ticket.number()] = taken.map(|taken| (read.table, taken));
+            slots[number] = Some((read.table, taken));
         }
     }
 }

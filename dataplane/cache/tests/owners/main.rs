@@ -2,6 +2,7 @@
 
 mod advance;
 mod shelf;
+mod silence;
 mod threads;
 
 use std::collections::HashMap;
@@ -348,6 +349,7 @@ fn run(count: usize, room: usize, seed: u64, ops: Vec<Op>) {
         assert_eq!((seat.worker.held(), seat.worker.asked()), ((0, 0), 0));
     }
     assert!(book.lock().unwrap().fetching.is_empty());
+    silence::assert_counted_once(&seats);
     let asked: u64 = seats.iter().map(|s| s.worker.fetch_counters().asked).sum();
     let taken: u64 = seats.iter().map(|s| s.worker.counters().asked).sum();
     assert!(taken <= asked, "{taken} of {asked}");

@@ -44,6 +44,8 @@ pub(crate) struct Book {
     pub(crate) begun: usize,
     /// When one was last answered, but for being late.
     pub(crate) answered: u64,
+    /// Whether none is answered any more.
+    pub(crate) is_dead: bool,
 }
 
 impl Book {
@@ -98,8 +100,9 @@ impl Tier for Shelf {
     fn poll(&mut self, now_ns: u64, each: EachRow<'_>) {
         self.random.shuffle(&mut self.pending);
         let random = &mut self.random;
+        let is_dead = self.book.lock().unwrap().is_dead;
         let due = |wanted: &mut Wanted| {
-            let comes = fate(wanted.row) != Fate::Never && random.bool();
+            let comes = fate(wanted.row) != Fate::Never && !is_dead && random.bool();
             comes || wanted.deadline_ns <= now_ns
         };
         for wanted in self.pending.extract_if(.., due) {
