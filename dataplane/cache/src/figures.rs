@@ -62,6 +62,8 @@ pub enum Count {
     Arrived,
     /// Rows that were asked for of the tier and did not come in time.
     Late,
+    /// Rows that were asked for of the tier and came from memory before they came from there: their table became resident.
+    Unneeded,
     /// Rows that were given up before they were asked for, since the tier answered nothing.
     Stalled,
     /// Rows in pages that don't match their checksums.
@@ -97,6 +99,7 @@ impl Count {
             Count::Fetched
                 | Count::Arrived
                 | Count::Late
+                | Count::Unneeded
                 | Count::Stalled
                 | Count::Corrupt
                 | Count::Gone
@@ -106,7 +109,7 @@ impl Count {
 }
 
 /// Every [`Count`] with its name in metrics and what it counts, in their order.
-pub const COUNTS: [(Count, &str, &str); 17] = [
+pub const COUNTS: [(Count, &str, &str); 18] = [
     (
         Count::Lookups,
         "lookups",
@@ -123,6 +126,11 @@ pub const COUNTS: [(Count, &str, &str); 17] = [
         Count::Late,
         "late",
         "Rows asked for of the tier that did not come in time.",
+    ),
+    (
+        Count::Unneeded,
+        "unneeded",
+        "Rows asked for of the tier whose table became resident before they came.",
     ),
     (
         Count::Stalled,

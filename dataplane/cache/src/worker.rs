@@ -63,6 +63,8 @@ pub struct Worker {
     asked_ns: Box<[u64]>,
     /// Room for a row.
     spare: Box<[u8]>,
+    /// The number of the fetch that is looked at next by [`Worker::answer_resident`]; all were looked at where there is none of it.
+    looked: usize,
     /// When it last polled.
     polled_ns: u64,
 }
@@ -140,6 +142,7 @@ impl Worker {
             tier_figures: Arc::default(),
             asked_ns,
             spare: vec![0; limits.row_bytes].into_boxed_slice(),
+            looked: usize::MAX,
             polled_ns: 0,
         }
     }
@@ -157,7 +160,8 @@ impl Worker {
 
     /// Puts another table in the place of a cached one, or none where its rows are to be found elsewhere from now on, or one
     /// where there was none. Returns what was there, for another thread to free once all workers have given theirs back. What is on its
-    /// way is still answered to those who wait for it, and goes into no slot. Between two turns.
+    /// way is still answered to those who wait for it ([`answer_resident`](Self::answer_resident)), and goes into no slot. Between two
+    /// turns.
     ///
     /// # Panics
     /// If the table is always resident, or its rows are spread over workers in another way than before.
@@ -171,6 +175,9 @@ impl Worker {
                     old.abandon(taken);
                 }
             }
+        }
+        if new.is_none() {
+            self.looked = 0;
         }
         home.replace(new)
     }

@@ -82,6 +82,12 @@ impl Fetches {
         is_live(&self.fetches, ticket).then_some((table, row))
     }
 
+    /// The one on its way of that number, below [`Fetches::most`].
+    pub fn of_number(&self, number: usize) -> Option<Ticket> {
+        let ticket = self.ticket(number as u32);
+        is_live(&self.fetches, ticket).then_some(ticket)
+    }
+
     /// What was read of a row. Returns the number of its table, or `None` where nobody wants to know any more: it was late.
     ///
     /// # Panics

@@ -12,6 +12,10 @@ use crate::tier::{FetchesFull, TierError, Wanted};
 /// a micro-batch.
 const MAIL: usize = 128;
 
+/// Rows of a table that became resident that are answered in a call: copying each takes a tenth of a microsecond or so. And fetches that
+/// are looked at for that, most of which may be of other tables.
+const ANSWERED: usize = 64;
+const LOOKED: usize = 1024;
 /// Rows that a poll begins to fetch: finding a slot for one and where it is read from take a microsecond or so, and of fewer those that are
 /// looked up first would not be found as well.
 pub(super) const BEGUN: usize = 16;
@@ -49,6 +53,40 @@ impl Worker {
         self.tier_figures.publish(&self.tier.counts());
         self.owners.ring();
         has_mail || taken > 0 || has_read || has_begun
+    }
+
+    /// After a table has [become resident](Worker::replace), before a poll: answers some of its rows that are on their way from `rows`,
+    /// which gives a table's row if it has it, however the tier does. Returns whether there were some.
+    pub fn answer_resident<'r>(&mut self, rows: impl Fn(usize, u32) -> Option<&'r [u8]>) -> bool {
+        let mut answered = 0;
+        for _ in 0..LOOKED {
+            if self.looked >= self.fetches.most() || answered == ANSWERED {
+                break;
+            }
+            let number = self.looked;
+            self.looked += 1;
+            let Some(ticket) = self.fetches.of_number(number) else {
+                continue;
+            };
+            let (table, row) = self.fetches.row(ticket).expect("it is on its way");
+            let home = home(&mut self.tables, table);
+            if home.table().is_some() {
+                continue;
+            }
+            let Some(bytes) = rows(table as usize, row) else {
+                continue;
+            };
+            // The tier's own answer finds nobody.
+            if self.slots[number].take().is_some() {
+                home.figures().count(Count::Unneeded, 1);
+            }
+            self.fetches.arrived(ticket, Ok(bytes));
+            while let Some(ask) = self.fetches.next_told() {
+                self.owners.answer_kept(ask, Ok(bytes));
+            }
+            answered += 1;
+        }
+        answered > 0
     }
 
     /// Takes what other workers ask and answer. Returns whether there was something.
