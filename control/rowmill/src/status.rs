@@ -109,7 +109,7 @@ const HEAD: [&str; 8] = [
     "endpoints",
 ];
 /// Lists of objects, in the order in which they are printed, each with the columns that come first.
-const LISTS: [(&str, &[&str]); 6] = [
+const LISTS: [(&str, &[&str]); 7] = [
     (
         "workers",
         &[
@@ -159,9 +159,17 @@ const LISTS: [(&str, &[&str]); 6] = [
         ],
     ),
     (
-        "tiers",
-        &["tier", "reads", "read_bytes", "joined", "passed_on"],
+        "files",
+        &[
+            "table",
+            "tier",
+            "fetched",
+            "arrived",
+            "fetch_p50_us",
+            "fetch_p99_us",
+        ],
     ),
+    ("tiers", &["tier", "reads", "read_bytes", "joined"]),
     ("changes", &["number", "table", "to", "state", "detail"]),
 ];
 
@@ -390,6 +398,7 @@ mod tests {
             "tables": [{"name": "cat_0", "rows": 40000, "dim": 128, "format": "f32", "bytes": 20480000, "available": true}],
             "memory": {"arena_bytes": 4294967296u64, "backing": "huge pages of 2 MiB"},
             "weather": {"sun": true}, "held": {},
+            "files": [{"table": "cat_0", "tier": "copy", "fetched": 7654, "late": 0, "corrupt": 1, "fetch_us": [1]}],
             "tiers": [{"tier": "file", "joined": 5, "read_bytes": 8192, "reads": 2, "stalls": 0}],
         }));
         assert!(!text.contains("held") && !text.contains("stalls"), "{text}");
@@ -405,6 +414,7 @@ mod tests {
             "19.5 MiB",
             "weather      {sun: yes}\n",
             "8.0 KiB",
+            "cat_0   copy     7 654         1 ",
         ] {
             assert!(text.contains(part), "no `{part}` in:\n{text}");
         }

@@ -84,6 +84,8 @@ fn describe(before: &Value, page: &Value, seconds: f64) -> String {
     {
         out += "\n\ncached tables, a second\n";
         out += &rates.cache(before, page).to_string();
+        out += "\n\nrows of their files, a second\n";
+        out += &rates.files(before, page).to_string();
         out += &rates.tiers(before, page);
     }
     out
@@ -153,7 +155,7 @@ impl Rates {
         let tiers = page["tiers"].as_array().unwrap_or(&none).iter();
         let line = |(i, now): (usize, &Value)| {
             let delta = |key| Rates::delta(&before["tiers"][i], now, key);
-            let name = now["tier"].as_str().map_or("?".into(), shown);
+            let name = name(now, "tier");
             let moved = delta("read_bytes") as f64 / self.seconds;
             format!(
                 "\n{name}: {} reads of {}, {} rows joined others' reads, {} had to wait, {} stalls",
@@ -167,6 +169,39 @@ impl Rates {
         tiers.enumerate().map(line).collect()
     }
 
+    /// Of each table what its own file gives, and what its copy, if it has one.
+    fn files(&self, before: &Value, page: &Value) -> Table {
+        let mut table = new_table(&[
+            "table",
+            "tier",
+            "asked for",
+            "came",
+            "p50 us",
+            "p99 us",
+            "late",
+            "failed",
+        ]);
+        let none = Vec::new();
+        let old = before["files"].as_array().unwrap_or(&none);
+        for now in page["files"].as_array().unwrap_or(&none) {
+            let is_it = |then: &&Value| ["table", "tier"].iter().all(|key| then[key] == now[key]);
+            let then = old.iter().find(is_it).unwrap_or(&Value::Null);
+            let delta = |key| Rates::delta(then, now, key);
+            let failed = ["corrupt", "gone", "failed"].map(delta);
+            table.add_row([
+                name(now, "table"),
+                name(now, "tier"),
+                self.rate(delta("fetched")),
+                self.rate(delta("arrived")),
+                quantile(&then["fetch_us"], &now["fetch_us"], 0.5),
+                quantile(&then["fetch_us"], &now["fetch_us"], 0.99),
+                self.rate(delta("late")),
+                self.rate(failed.iter().sum()),
+            ]);
+        }
+        to_the_right(table)
+    }
+
     fn cache(&self, before: &Value, page: &Value) -> Table {
         let mut table = new_table(&[
             "table",
@@ -176,8 +211,6 @@ impl Rates {
             "hits",
             "misses",
             "fetched",
-            "p50 us",
-            "p99 us",
             "admitted",
             "not admitted",
             "evicted",
@@ -204,17 +237,13 @@ impl Rates {
             // Hints that were dropped, and bags that had to wait.
             let crowded = ["hints_dropped", "parks_refused"].map(delta);
             table.add_row([
-                now["table"]
-                    .as_str()
-                    .map_or("?".into(), |name| shown(name).into_owned()),
+                name(now, "table"),
                 share,
                 thousands(now["held_rows"].as_u64().unwrap_or(0)),
                 self.rate(lookups),
                 percent,
                 self.rate(delta("misses")),
                 self.rate(delta("fetched")),
-                quantile(&then["fetch_us"], &now["fetch_us"], 0.5),
-                quantile(&then["fetch_us"], &now["fetch_us"], 0.99),
                 self.rate(delta("admitted")),
                 self.rate(delta("not_admitted") + delta("crowded")),
                 self.rate(delta("evicted")),
@@ -225,6 +254,12 @@ impl Rates {
         }
         to_the_right(table)
     }
+}
+
+/// The name that an entry of a list has.
+fn name(item: &Value, key: &str) -> String {
+    let name = item[key].as_str();
+    name.map_or("?".into(), |name| shown(name).into_owned())
 }
 
 /// The end, in microseconds, of the bucket below which so many of the times are that came between two histograms of buckets that end
@@ -280,9 +315,15 @@ mod tests {
                     "busy": 0, "refused": 0, "expired": 0, "in_progress": 3, "sleeping": true}],
                 "cache": [{"table": "a", "placement": "cached", "share_bytes": 1 << 20, "held_rows": 77,
                     "lookups": 2 * hits, "hits": hits, "misses": hits, "fetched": fetched,
-                    "hinted": 13 * hits, "hints_dropped": 3 * hits, "parks_refused": hits,
-                    "fetch_us": [0, 0, 0, fetched, 0, fetched / 10]}],
-                "tiers": [{"tier": "file", "reads": 3 * hits, "read_bytes": 4096 * hits, "joined": 7 * hits}],
+                    "hinted": 13 * hits, "hints_dropped": 3 * hits, "parks_refused": hits}],
+                "files": [
+                    {"table": "a", "tier": "file", "fetched": fetched, "arrived": 0, "late": fetched / 2, "corrupt": fetched / 4,
+                        "gone": fetched / 4, "fetch_us": []},
+                    {"table": "a", "tier": "copy", "fetched": 3 * fetched, "arrived": 2 * fetched, "late": 0, "corrupt": 0,
+                        "fetch_us": [0, 0, 0, fetched, 0, fetched / 10]}],
+                "tiers": [
+                    {"tier": "file", "reads": 3 * hits, "read_bytes": 4096 * hits, "joined": 7 * hits},
+                    {"tier": "copy", "reads": hits}],
             })
         };
         let text = describe(&page(100, 50, 0), &page(1100, 4050, 20), 2.0);
@@ -294,11 +335,12 @@ mod tests {
             "50.0 %",
             "4 000",
             "77",
-            " 8 ",
-            " 32 ",
+            "file          10      0        -        -      5        5 ",
+            "copy          30     20        8       32      0        0 ",
             "26 000",
             " 8 000",
             "file: 6 000 reads of 7.8 MiB, 14 000 rows joined",
+            "\ncopy: 2 000 reads of 0 B, 0 rows joined",
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }
@@ -306,7 +348,11 @@ mod tests {
         let text = describe(&page(1100, 4050, 20), &page(100, 50, 0), 2.0);
         assert!(text.contains(" 50 ") && text.contains(" 500 "), "{text}");
         // Of a page that is not like that nothing is known.
-        let text = describe(&json!({}), &json!({"cache": [{}], "workers": [3]}), 1.0);
+        let text = describe(
+            &json!({}),
+            &json!({"cache": [{}], "files": [{}, 7], "workers": [3]}),
+            1.0,
+        );
         assert!(text.contains('?') && text.contains('-'), "{text}");
     }
 

@@ -12,7 +12,7 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, madvise, mprotect};
 
 use crate::mapping::{Mapping, page_bytes, round_up};
 use crate::memory::check_available;
-use crate::pages::{describe_pools, pool, transparent_fraction};
+use crate::pages::{Pools, fits_large_pages, transparent_fraction};
 use crate::{ArenaError, Backing, HUGE_1G, HUGE_2M, HugePages, Window};
 
 /// Bytes made present between two reports of progress. Zeroing runs at several GB/s, so this is a
@@ -50,9 +50,7 @@ impl Arena {
     ) -> Result<Arena, ArenaError> {
         round_up(bytes, HUGE_1G)?;
         if policy != HugePages::Off {
-            // Rounding up to 1 GiB must stay below the 5 % that tables may cost beyond their rows.
-            let rounded = bytes.next_multiple_of(HUGE_1G);
-            if rounded - bytes <= bytes / 25
+            if fits_large_pages(bytes as u64)
                 && let Some(arena) = reserved(bytes, HUGE_1G, progress)?
             {
                 return Ok(arena);
@@ -64,11 +62,11 @@ impl Arena {
         match policy {
             HugePages::Require => {
                 let pages = bytes.div_ceil(HUGE_2M) as u64;
-                let common = pool(HUGE_2M);
+                let pools = Pools::now();
                 Err(ArenaError::NoHugePages {
                     needed: bytes as u64,
-                    pools: describe_pools(),
-                    pages_2m: common.total - common.free + pages,
+                    pools: pools.to_string(),
+                    pages_2m: pools.size_for(pages),
                 })
             }
             HugePages::Prefer => transparent(bytes, progress),

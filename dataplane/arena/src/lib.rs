@@ -33,7 +33,7 @@ pub use error::ArenaError;
 pub use guard::guards_holes;
 pub use mapped::{MappedFile, open_at_once};
 pub use memory::{address_space_left, available_bytes};
-pub use pages::{Backing, HUGE_1G, HUGE_2M, HugePages};
+pub use pages::{Backing, HUGE_1G, HUGE_2M, HugePages, Pool, Pools};
 pub use prefetch::{prefetch_line, prefetch_read};
 pub use region::{Region, sealed_memfd};
 pub use sigbus::{MAX_WATCHED, install_sigbus_handler};

@@ -105,33 +105,85 @@ impl fmt::Display for Backing {
 }
 
 /// One pool of reserved pages as sysfs shows it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Pool {
-    pub(crate) total: u64,
-    pub(crate) free: u64,
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pool {
+    /// Pages it has, those in use and those set aside included.
+    pub total: u64,
+    /// Pages that can be had.
+    pub free: u64,
 }
 
-/// The pool of pages of `page` bytes; all zero where the machine has no such pool.
-pub(crate) fn pool(page: usize) -> Pool {
-    let folder = format!("/sys/kernel/mm/hugepages/hugepages-{}kB", page / 1024);
-    let number = |name: &str| -> u64 {
-        let text = fs::read_to_string(Path::new(&folder).join(name)).unwrap_or_default();
-        text.trim().parse().unwrap_or(0)
-    };
-    let free = number("free_hugepages").saturating_sub(number("resv_hugepages"));
-    Pool {
-        total: number("nr_hugepages"),
-        free,
+impl Pool {
+    /// The pool of pages of `page` bytes; all zero where the machine has no such pool.
+    fn now(page: usize) -> Pool {
+        let folder = format!("/sys/kernel/mm/hugepages/hugepages-{}kB", page / 1024);
+        let number = |name: &str| -> u64 {
+            let text = fs::read_to_string(Path::new(&folder).join(name)).unwrap_or_default();
+            text.trim().parse().unwrap_or(0)
+        };
+        let free = number("free_hugepages").saturating_sub(number("resv_hugepages"));
+        Pool {
+            total: number("nr_hugepages"),
+            free,
+        }
+    }
+
+    fn take(&mut self, pages: u64) -> bool {
+        let left = self.free.checked_sub(pages);
+        self.free = left.unwrap_or(self.free);
+        left.is_some()
     }
 }
 
-/// A sentence on both pools, for error messages.
-pub(crate) fn describe_pools() -> String {
-    let (large, common) = (pool(HUGE_1G), pool(HUGE_2M));
-    format!(
-        "{} of {} pages of 2 MiB and {} of {} pages of 1 GiB are free",
-        common.free, common.total, large.free, large.total
-    )
+/// The pools of reserved pages: as they are, or as they would be if they had given some. `Display` tells what is free of each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pools {
+    /// Of pages of 2 MiB.
+    pub common: Pool,
+    /// Of pages of 1 GiB.
+    pub large: Pool,
+}
+
+impl Pools {
+    /// As they are now.
+    pub fn now() -> Pools {
+        Pools {
+            common: Pool::now(HUGE_2M),
+            large: Pool::now(HUGE_1G),
+        }
+    }
+
+    /// Takes the pages of an arena of so many bytes, from the pool that [`Arena::allocate`](crate::Arena::allocate) takes them from.
+    /// Returns the pages of 2 MiB that it needs, which is none where it has its pages from the other pool, and whether it has its pages.
+    pub fn take(&mut self, bytes: u64) -> (u64, bool) {
+        if fits_large_pages(bytes) && self.large.take(bytes.div_ceil(HUGE_1G as u64)) {
+            return (0, true);
+        }
+        let pages = bytes.div_ceil(HUGE_2M as u64);
+        (pages, self.common.take(pages))
+    }
+
+    /// The size, for `vm.nr_hugepages`, that the pool of 2 MiB pages has to have so that so many are free beside those in use.
+    pub fn size_for(&self, pages: u64) -> u64 {
+        self.common.total.saturating_sub(self.common.free) + pages
+    }
+}
+
+impl fmt::Display for Pools {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Pools { common, large } = self;
+        write!(
+            f,
+            "{} of {} pages of 2 MiB and {} of {} pages of 1 GiB are free",
+            common.free, common.total, large.free, large.total
+        )
+    }
+}
+
+/// Whether an arena of so many bytes may lie in pages of 1 GiB: what is rounded up must stay below the 5 % that tables may cost beyond
+/// their rows.
+pub(crate) fn fits_large_pages(bytes: u64) -> bool {
+    bytes.next_multiple_of(HUGE_1G as u64) - bytes <= bytes / 25
 }
 
 /// The share of huge pages, 0 to 1, of the mappings that overlap `start..start + len`.
@@ -195,6 +247,27 @@ VmFlags: rd wr
             0.375
         );
         assert_eq!(transparent_fraction("", 1, 1), 0.0);
+    }
+
+    #[test]
+    fn pools_give_pages_as_arenas_take_them() {
+        let pool = |total, free| Pool { total, free };
+        let mut pools = Pools {
+            common: pool(600, 515),
+            large: pool(2, 1),
+        };
+        let (gib, page) = (HUGE_1G as u64, HUGE_2M as u64);
+        // A page more than 1 GiB would leave the second page of 1 GiB empty.
+        assert_eq!(pools.take(gib + 1), (513, true));
+        assert_eq!(pools.take(gib - gib / 50), (0, true));
+        assert_eq!(pools.take(gib), (512, false));
+        assert_eq!(pools.take(2 * page), (2, true));
+        assert_eq!(pools.take(1), (1, false));
+        assert_eq!(pools.size_for(7), 607);
+        assert_eq!(
+            pools.to_string(),
+            "0 of 600 pages of 2 MiB and 0 of 2 pages of 1 GiB are free"
+        );
     }
 
     #[test]

@@ -12,7 +12,7 @@ use rustix::mm::{Advice, ProtFlags, madvise};
 use crate::guard::guard;
 use crate::mapping::{Mapping, page_bytes, round_up};
 use crate::memory::check_available;
-use crate::pages::{describe_pools, pool};
+use crate::pages::Pools;
 use crate::sigbus::Watched;
 use crate::{ArenaError, HUGE_2M, HugePages, Window};
 
@@ -41,11 +41,11 @@ pub fn sealed_memfd(name: &str, bytes: usize, policy: HugePages) -> Result<Owned
             Ok(fd) => return Ok(fd),
             Err(_) if policy == HugePages::Prefer => (),
             Err(_) => {
-                let common = pool(HUGE_2M);
+                let pools = Pools::now();
                 return Err(ArenaError::NoHugePages {
                     needed: bytes as u64,
-                    pools: describe_pools(),
-                    pages_2m: common.total - common.free + (bytes / HUGE_2M) as u64,
+                    pools: pools.to_string(),
+                    pages_2m: pools.size_for((bytes / HUGE_2M) as u64),
                 });
             }
         }

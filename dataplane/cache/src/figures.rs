@@ -45,7 +45,7 @@ impl Times {
 }
 
 /// Adds to a figure that only the calling thread writes: no locked instruction is needed.
-fn add(figure: &AtomicU64, by: u64) {
+pub(crate) fn add(figure: &AtomicU64, by: u64) {
     figure.store(figure.load(Relaxed).wrapping_add(by), Relaxed);
 }
 
@@ -91,23 +91,6 @@ pub enum Count {
     ParksRefused,
 }
 
-impl Count {
-    /// Whether it tells of the tier and not of the cache.
-    pub fn is_of_tier(self) -> bool {
-        matches!(
-            self,
-            Count::Fetched
-                | Count::Arrived
-                | Count::Late
-                | Count::Unneeded
-                | Count::Stalled
-                | Count::Corrupt
-                | Count::Gone
-                | Count::Failed
-        )
-    }
-}
-
 /// Every [`Count`] with its name in metrics and what it counts, in their order.
 pub const COUNTS: [(Count, &str, &str); 18] = [
     (
@@ -120,37 +103,41 @@ pub const COUNTS: [(Count, &str, &str); 18] = [
         "hits",
         "Of these, rows that were in the cache.",
     ),
-    (Count::Fetched, "fetched", "Rows asked for of the tier."),
-    (Count::Arrived, "arrived", "Rows that came from the tier."),
+    (
+        Count::Fetched,
+        "fetched",
+        "Rows asked for, of whichever tier.",
+    ),
+    (Count::Arrived, "arrived", "Of these, rows that came."),
     (
         Count::Late,
         "late",
-        "Rows asked for of the tier that did not come in time.",
+        "Rows asked for that did not come in time from any tier.",
     ),
     (
         Count::Unneeded,
         "unneeded",
-        "Rows asked for of the tier whose table became resident before they came.",
+        "Rows asked for whose table became resident before they came.",
     ),
     (
         Count::Stalled,
         "stalled",
-        "Rows given up before they were asked for, since the tier answered nothing.",
+        "Rows given up before they were asked for, since no tier answered.",
     ),
     (
         Count::Corrupt,
         "corrupt",
-        "Rows whose pages don't match their checksums.",
+        "Rows that did not come, since in the last tier their pages don't match their checksums.",
     ),
     (
         Count::Gone,
         "gone",
-        "Rows behind the end of their file: it was truncated.",
+        "Rows that did not come, since they are behind the end of the last tier's file.",
     ),
     (
         Count::Failed,
         "failed",
-        "Rows that the kernel could not read.",
+        "Rows that did not come, since the kernel could not read them in the last tier.",
     ),
     (
         Count::Admitted,
@@ -194,7 +181,7 @@ pub const COUNTS: [(Count, &str, &str); 18] = [
     ),
 ];
 
-/// Something that is counted of a worker's tier, of all tables.
+/// Something that is counted of one of a worker's tiers, of all tables.
 pub struct TierCount {
     /// The name in metrics.
     pub name: &'static str,
@@ -204,7 +191,7 @@ pub struct TierCount {
 }
 
 /// All that is told of tiers.
-pub const TIER_COUNTS: [TierCount; 6] = [
+pub const TIER_COUNTS: [TierCount; 5] = [
     tier_count("reads", "Reads asked for.", |c| c.reads),
     tier_count("read_bytes", "Bytes of these reads.", |c| c.read_bytes),
     tier_count(
@@ -222,11 +209,6 @@ pub const TIER_COUNTS: [TierCount; 6] = [
         "Times that the kernel could not be asked for what was read.",
         |c| c.stalls,
     ),
-    tier_count(
-        "passed_on",
-        "Rows that the next tier was asked for, since a file did not give them.",
-        |c| c.passed_on,
-    ),
 ];
 
 const fn tier_count(
@@ -237,7 +219,7 @@ const fn tier_count(
     TierCount { name, help, of }
 }
 
-/// What one worker has done with its tier: written by it alone, read by others whenever they like.
+/// What one worker has done with one of its tiers: written by it alone, read by others whenever they like.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct TierFigures {

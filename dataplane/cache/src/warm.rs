@@ -193,6 +193,19 @@ impl Warm {
     }
 }
 
+/// Whether what is there was written by somebody else, as far as its first bytes tell: nothing, and a list that was cut off, is not.
+pub fn is_foreign(path: &Path) -> bool {
+    match fs::metadata(path) {
+        Err(_) => return false,
+        Ok(about) if !about.is_file() => return true,
+        Ok(_) => {}
+    }
+    let mut first = Vec::new();
+    let read =
+        File::open(path).and_then(|file| file.take(MAGIC.len() as u64).read_to_end(&mut first));
+    read.is_ok() && !MAGIC.starts_with(&first)
+}
+
 fn io_error(path: &Path) -> impl Fn(io::Error) -> WarmError {
     move |source| WarmError::Io {
         path: path.to_owned(),
@@ -323,7 +336,11 @@ mod tests {
         fs::create_dir(&partial).unwrap();
         assert!(matches!(warm().write(&path), Err(WarmError::Io { .. })));
         assert_eq!(Warm::read(&path).unwrap(), Some(Warm::default()));
+        assert!(!is_foreign(&path) && !is_foreign(&folder.path().join("none")));
+        fs::write(&path, &MAGIC[..3]).unwrap();
+        assert!(!is_foreign(&path) && is_foreign(folder.path()));
         fs::write(&path, [1; 10]).unwrap();
+        assert!(is_foreign(&path));
         let error = Warm::read(&path).unwrap_err();
         assert!(error.to_string().contains("begins empty"), "{error}");
         let error = Warm::read(&partial).unwrap_err();

@@ -10,7 +10,7 @@ use rowmill_arena::ReadWindow;
 
 use crate::ahead::Ahead;
 use crate::fetch::{self, BagId, Fetches, Limits, Ready};
-use crate::figures::{Count, TableFigures, TierFigures};
+use crate::figures::{Count, TableFigures};
 use crate::home::Home;
 use crate::owners::{Hint, Owners, Room};
 use crate::parker::Parker;
@@ -58,7 +58,6 @@ pub struct Worker {
     owners: Owners,
     warming: Option<Warming>,
     counters: Counters,
-    tier_figures: Arc<TierFigures>,
     /// When a row on its way was asked of the tier, by the number of its fetch.
     asked_ns: Box<[u64]>,
     /// Room for a row.
@@ -139,7 +138,6 @@ impl Worker {
             owners,
             warming: None,
             counters: Counters::default(),
-            tier_figures: Arc::default(),
             asked_ns,
             spare: vec![0; limits.row_bytes].into_boxed_slice(),
             looked: usize::MAX,
@@ -270,11 +268,6 @@ impl Worker {
     pub fn refuse(&mut self, table: usize) {
         self.fetches.refuse();
         self.cached(table).figures().count(Count::ParksRefused, 1);
-    }
-
-    /// What this worker counts of its tier, for others to read.
-    pub fn tier_figures(&self) -> &Arc<TierFigures> {
-        &self.tier_figures
     }
 
     /// What is kept of a cached table, for other threads to look at.

@@ -13,12 +13,13 @@ use rowmill_engine::{Engine, Home, Limits};
 use rowmill_pooling::Kernels;
 use rowmill_table::{Generation, Keep, Resident, ResidentTable, TableInfo};
 
-use crate::cache_view::{CacheView, TableView};
+use crate::cache_view::{CacheView, FileView, TableView, TierView};
 use crate::config::{Cache, Config, Failure, Placement};
 use crate::files::TableFile;
 use crate::mailbox::Mailbox;
 use crate::plan::{Choice, PlanError, bytes_text};
-use crate::tiers::Tiers;
+use crate::room::Needs;
+use crate::tiers::{NAMES, TierReads, Tiers};
 
 /// Rows that a worker asks of other workers at a time: more than their tiers have in flight by default.
 pub(crate) const ASKED: u32 = 1024;
@@ -51,6 +52,8 @@ pub struct Part {
     turns: store::Worker,
     /// Its way to rows of cached tables.
     pub(crate) worker: rowmill_cache::Worker,
+    /// What is counted of the tiers that rows are fetched from.
+    reads: Vec<TierReads>,
     /// Listed tables that are resident at start, with their rows.
     resident: Vec<(usize, ResidentTable)>,
 }
@@ -168,14 +171,15 @@ impl CachePlan {
         }
     }
 
-    /// Bytes of memory of all tables: the rows and indexes that are kept, shares, checksums, and what workers have for them.
-    pub fn memory_bytes(&self, generation: &Generation) -> u64 {
-        let kept = |(number, info): (usize, &TableInfo)| match self.keep(number) {
-            Keep::Index => info.index_bytes() + self.share_bytes(number),
-            Keep::All | Keep::RowsApart => info.resident_bytes(),
-        };
+    /// The memory of all tables: the rows and indexes that are kept and the shares, and beside them checksums, and what workers have for
+    /// cached ones.
+    pub(crate) fn needs(&self, generation: &Generation) -> Needs {
         let tables = generation.tables();
-        let rows: u64 = tables.iter().enumerate().map(kept).sum();
+        let mut arenas = generation.arenas_bytes(|number| self.keep(number));
+        let cached = self
+            .listed()
+            .filter(|(_, listed)| listed.placement == Placement::Cached);
+        arenas.extend(cached.map(|(_, listed)| listed.shape.bytes() as u64));
         let checksums: u64 = (self.listed())
             .map(|(number, _)| tables[number].page_count() * size_of::<u32>() as u64)
             .sum();
@@ -183,7 +187,10 @@ impl CachePlan {
             0 => 0,
             bytes => self.workers * self.worker_bytes(bytes as u64),
         };
-        rows + checksums + workers + self.warm_bytes()
+        Needs {
+            arenas,
+            beside: checksums + workers + self.warm_bytes(),
+        }
     }
 
     /// Bytes for the list of warm rows, and for the file that it becomes.
@@ -308,16 +315,18 @@ impl CachePlan {
             });
         }
         let tiers = self.tiers(generation)?;
-        let part = |mailbox: &Arc<Mailbox>| -> anyhow::Result<Parts> {
-            let tier = tiers.for_worker()?;
+        let part = |mailbox: &Arc<Mailbox>| -> anyhow::Result<(Parts, Vec<TierReads>)> {
+            let (tier, reads) = tiers.for_worker()?;
             let mailbox = Arc::clone(mailbox);
-            Ok(Parts {
-                tier,
-                wake: Box::new(move || mailbox.wake()),
-            })
+            let wake = Box::new(move || mailbox.wake());
+            Ok((Parts { tier, wake }, reads))
         };
-        let parts = mailboxes.iter().map(part).collect::<anyhow::Result<_>>();
+        let parts = mailboxes
+            .iter()
+            .map(part)
+            .collect::<anyhow::Result<Vec<_>>>();
         let parts = parts.context("cannot read files of cached tables")?;
+        let (parts, reads): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
         let options = Options {
             limits: fetch::Limits {
                 staged: self.cache.staged_rows,
@@ -349,13 +358,14 @@ impl CachePlan {
             .filter(|(_, l)| l.placement == Placement::Resident);
         let resident = resident.map(|(number, _)| (number, tables.take_rows(number)));
         let resident: Vec<(usize, ResidentTable)> = resident.collect();
-        let part = |(turns, worker)| Part {
+        let part = |((turns, worker), reads)| Part {
             turns,
             worker,
+            reads,
             resident: resident.clone(),
         };
         Ok(Opened {
-            parts: workers.into_iter().map(part).collect(),
+            parts: workers.into_iter().zip(reads).map(part).collect(),
             shares: Some(shares),
             choices: tiers.choices(),
             files: tiers.files(),
@@ -368,6 +378,30 @@ impl CachePlan {
             let of = parts.iter().map(|part| part.worker.figures(number));
             of.flatten().collect()
         };
+        // Of each tier that there is, what each worker counts.
+        let tiers = || {
+            let of = |at: usize| {
+                let reads: Vec<&TierReads> =
+                    parts.iter().filter_map(|part| part.reads.get(at)).collect();
+                (NAMES[at], reads)
+            };
+            (0..NAMES.len())
+                .map(of)
+                .filter(|(_, reads)| !reads.is_empty())
+        };
+        let files = |in_tier: u32| {
+            tiers().filter_map(move |(tier, workers)| {
+                let of_table = |worker: &&TierReads| worker.files[in_tier as usize].clone();
+                let (reads, failures): (Vec<_>, Vec<_>) =
+                    workers.iter().filter_map(of_table).unzip();
+                let failures = failures.into_iter().next()?;
+                Some(FileView {
+                    tier,
+                    reads,
+                    failures,
+                })
+            })
+        };
         let table = |(number, listed): (usize, &Listed)| {
             let info = &generation.tables()[number];
             let store = parts.first().and_then(|part| part.worker.store(number));
@@ -379,14 +413,21 @@ impl CachePlan {
                 share_bytes: listed.shape.bytes() as u64,
                 share_rows: listed.shape.slots().into(),
                 figures: figures(number),
+                files: files(listed.in_tier).collect(),
                 store: Mutex::new(store.map(Arc::clone)),
                 left: AtomicU64::new(0),
             }
         };
         CacheView {
             tables: self.listed().map(table).collect(),
-            tiers: (parts.iter())
-                .map(|part| Arc::clone(part.worker.tier_figures()))
+            tiers: tiers()
+                .map(|(name, workers)| TierView {
+                    name,
+                    figures: workers
+                        .iter()
+                        .map(|worker| Arc::clone(&worker.figures))
+                        .collect(),
+                })
                 .collect(),
         }
     }

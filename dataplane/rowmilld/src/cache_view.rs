@@ -3,15 +3,17 @@
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use rowmill_cache::figures::{BUCKETS, COUNTS, Count, TIER_COUNTS, TableFigures, TierFigures};
+use rowmill_arena::Backing;
+use rowmill_cache::figures::{
+    BUCKETS, COUNTS, Count, TIER_COUNTS, TableFigures, TierFigures, Times,
+};
 use rowmill_cache::store::Store;
+use rowmill_cache::tier::{Failures, FileFailures, FileReads};
 use serde_json::{Value, json};
 
 use crate::config::Placement;
 use crate::metrics::{Metrics, escape};
-
-/// The one tier that there is.
-const TIER: &str = "file";
+use crate::tiers::NAMES;
 
 /// A listed table.
 #[derive(Debug)]
@@ -30,6 +32,8 @@ pub struct TableView {
     pub share_rows: u64,
     /// What each worker has done about it.
     pub figures: Vec<Arc<TableFigures>>,
+    /// The files that its rows are fetched from: the model's own, and its copy where there is one.
+    pub files: Vec<FileView>,
     /// What is kept of it while it is cached.
     pub store: Mutex<Option<Arc<Store>>>,
     /// Rows that left the cache when the table did.
@@ -66,11 +70,7 @@ impl TableView {
     }
 
     fn fetch_times(&self) -> ([u64; BUCKETS + 1], u64) {
-        let none = ([0; BUCKETS + 1], 0);
-        self.figures.iter().fold(none, |(all, sum), figures| {
-            let (counts, ns) = figures.fetch_times.read();
-            (core::array::from_fn(|i| all[i] + counts[i]), sum + ns)
-        })
+        sum_of(self.figures.iter().map(|figures| &figures.fetch_times))
     }
 
     /// Rows that are in the cache: a moment's difference of what came and what left.
@@ -90,7 +90,6 @@ impl TableView {
         let mut table = json!({
             "table": self.name,
             "placement": self.placement().to_string(),
-            "tier": TIER,
             "share_bytes": self.share_bytes,
             "share_rows": self.share_rows,
             "held_rows": self.held(),
@@ -107,6 +106,79 @@ impl TableView {
     }
 }
 
+/// A file that rows of a table are fetched from.
+#[derive(Debug)]
+pub struct FileView {
+    /// The tier that has it.
+    pub tier: &'static str,
+    /// What each worker has asked of it.
+    pub reads: Vec<Arc<FileReads>>,
+    /// What it failed to give.
+    pub failures: Arc<FileFailures>,
+}
+
+/// What is counted of a file, with its name in metrics.
+const FILE_COUNTS: [(&str, &str); 6] = [
+    ("fetched", "Rows asked for of the tier."),
+    ("arrived", "Of these, rows that came."),
+    (
+        "late",
+        "Rows that did not come in the time that the tier had for them.",
+    ),
+    ("corrupt", "Rows whose pages don't match their checksums."),
+    (
+        "gone",
+        "Rows behind the end of their file: it was truncated.",
+    ),
+    ("failed", "Rows that the kernel could not read."),
+];
+
+impl FileView {
+    fn fetched(&self) -> u64 {
+        self.reads.iter().map(|reads| reads.fetched()).sum()
+    }
+
+    fn times(&self) -> ([u64; BUCKETS + 1], u64) {
+        sum_of(self.reads.iter().map(|reads| &reads.times))
+    }
+
+    /// In the order of [`FILE_COUNTS`].
+    fn counts(&self) -> [u64; FILE_COUNTS.len()] {
+        let Failures {
+            late,
+            corrupt,
+            gone,
+            failed,
+        } = self.failures.read();
+        let arrived = self.times().0.iter().sum();
+        [self.fetched(), arrived, late, corrupt, gone, failed]
+    }
+
+    fn status(&self, table: &str) -> Value {
+        let (times, sum_ns) = self.times();
+        let mut file = json!({
+            "table": table,
+            "tier": self.tier,
+            "fetch_p50_us": quantile_us(&times, 0.5),
+            "fetch_p99_us": quantile_us(&times, 0.99),
+            "fetch_sum_us": sum_ns / 1000,
+            "fetch_us": times,
+        });
+        for ((name, _), count) in FILE_COUNTS.iter().zip(self.counts()) {
+            file[*name] = count.into();
+        }
+        file
+    }
+}
+
+/// Histograms of several workers as one, and the sum of all times.
+fn sum_of<'a>(times: impl Iterator<Item = &'a Times>) -> ([u64; BUCKETS + 1], u64) {
+    times.fold(([0; BUCKETS + 1], 0), |(all, sum), times| {
+        let (counts, ns) = times.read();
+        (core::array::from_fn(|i| all[i] + counts[i]), sum + ns)
+    })
+}
+
 /// The bucket's end below which so many of the times are; nothing where there are none.
 fn quantile_us(counts: &[u64; BUCKETS + 1], quantile: f64) -> Option<u64> {
     let total: u64 = counts.iter().sum();
@@ -119,13 +191,28 @@ fn quantile_us(counts: &[u64; BUCKETS + 1], quantile: f64) -> Option<u64> {
     Some(1 << bucket)
 }
 
+/// A tier.
+#[derive(Debug)]
+pub struct TierView {
+    /// How it is called.
+    pub name: &'static str,
+    /// What each worker has done with it.
+    pub figures: Vec<Arc<TierFigures>>,
+}
+
+impl TierView {
+    fn counts(&self) -> [u64; TIER_COUNTS.len()] {
+        TierFigures::sum(self.figures.iter().map(|worker| &**worker))
+    }
+}
+
 /// All listed tables.
 #[derive(Debug)]
 pub struct CacheView {
     /// In the order of the configuration.
     pub tables: Vec<TableView>,
-    /// What each worker has done with its tier.
-    pub tiers: Vec<Arc<TierFigures>>,
+    /// What their rows are fetched from, in the order in which it is asked.
+    pub tiers: Vec<TierView>,
 }
 
 impl CacheView {
@@ -142,6 +229,13 @@ impl CacheView {
         shares.map(|table| table.share_bytes).sum()
     }
 
+    /// The bytes of the largest share of a cached table, and what its memory is made of.
+    pub(crate) fn largest_share(&self) -> Option<(u64, Backing)> {
+        let share = |table: &TableView| Some((table.share_bytes, *table.store()?.backing()));
+        let shares = self.tables.iter().filter_map(share);
+        shares.max_by_key(|(bytes, _)| *bytes)
+    }
+
     /// Bytes of the rows of tables that have memory of their own.
     pub(crate) fn resident_bytes(&self) -> u64 {
         let resident = |table: &&TableView| table.placement() == Placement::Resident;
@@ -153,31 +247,40 @@ impl CacheView {
         self.tables.iter().map(TableView::status).collect()
     }
 
-    fn tier_counts(&self) -> [u64; TIER_COUNTS.len()] {
-        TierFigures::sum(self.tiers.iter().map(|worker| &**worker))
+    /// The files that rows of the tables are fetched from.
+    pub(crate) fn files_status(&self) -> Vec<Value> {
+        let of_table = |table: &TableView| -> Vec<Value> {
+            let files = table.files.iter();
+            files.map(|file| file.status(&table.name)).collect()
+        };
+        self.tables.iter().flat_map(of_table).collect()
     }
 
-    /// Rows that the next tier was asked for.
-    pub(crate) fn passed_on(&self) -> u64 {
-        let named = TIER_COUNTS.iter().position(|what| what.name == "passed_on");
-        self.tier_counts()[named.expect("tiers count it")]
+    /// Rows that were asked for of copies.
+    pub(crate) fn asked_of_copies(&self) -> u64 {
+        let files = self.tables.iter().flat_map(|table| &table.files);
+        let copies = files.filter(|file| file.tier != NAMES[0]);
+        copies.map(FileView::fetched).sum()
     }
 
     /// What is behind the tables, where there are some.
     pub(crate) fn tiers_status(&self) -> Vec<Value> {
-        if self.tables.is_empty() {
-            return Vec::new();
-        }
-        let mut tier = json!({ "tier": TIER });
-        for (what, count) in TIER_COUNTS.iter().zip(self.tier_counts()) {
-            tier[what.name] = count.into();
-        }
-        vec![tier]
+        let tier = |tier: &TierView| {
+            let mut status = json!({ "tier": tier.name });
+            for (what, count) in TIER_COUNTS.iter().zip(tier.counts()) {
+                status[what.name] = count.into();
+            }
+            status
+        };
+        self.tiers.iter().map(tier).collect()
     }
 
     pub(crate) fn metrics(&self, out: &mut Metrics) {
         let label = |table: &TableView| format!("table=\"{}\"", escape(&table.name));
-        let behind = |table: &TableView| format!("{},tier=\"{TIER}\"", label(table));
+        let all = self.tables.iter();
+        let files = all.flat_map(|table| table.files.iter().map(move |file| (table, file)));
+        let behind =
+            |table: &TableView, file: &FileView| format!("{},tier=\"{}\"", label(table), file.tier);
         let mut gauge = |name: &str, help: &str, value: &dyn Fn(&TableView) -> u64| {
             out.family(name, "gauge", help);
             for table in &self.tables {
@@ -208,25 +311,29 @@ impl CacheView {
             let name = format!("rowmill_cache_{name}_total");
             out.family(&name, "counter", help);
             for table in &self.tables {
-                let labels = match what.is_of_tier() {
-                    true => behind(table),
-                    false => label(table),
-                };
-                out.sample(&name, &labels, table.get(what));
+                out.sample(&name, &label(table), table.get(what));
             }
         }
-        for (what, count) in TIER_COUNTS.iter().zip(self.tier_counts()) {
+        for (at, (name, help)) in FILE_COUNTS.into_iter().enumerate() {
+            let name = format!("rowmill_tier_{name}_total");
+            out.family(&name, "counter", help);
+            for (table, file) in files.clone() {
+                out.sample(&name, &behind(table, file), file.counts()[at]);
+            }
+        }
+        for (at, what) in TIER_COUNTS.iter().enumerate() {
             let name = format!("rowmill_tier_{}_total", what.name);
             out.family(&name, "counter", what.help);
-            if !self.tables.is_empty() {
-                out.sample(&name, &format!("tier=\"{TIER}\""), count);
+            for tier in &self.tiers {
+                let labels = format!("tier=\"{}\"", tier.name);
+                out.sample(&name, &labels, tier.counts()[at]);
             }
         }
         let name = "rowmill_fetch_seconds";
-        let help = "Time from when a row is asked of its tier until it is there.";
+        let help = "Time from when a row is asked of a tier until it comes from there.";
         out.family(name, "histogram", help);
-        for table in &self.tables {
-            out.histogram(name, &behind(table), table.fetch_times());
+        for (table, file) in files {
+            out.histogram(name, &behind(table, file), file.times());
         }
     }
 }

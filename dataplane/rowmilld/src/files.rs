@@ -254,7 +254,7 @@ pub(crate) fn watch(files: Vec<TableFile>, cache: Arc<CacheView>) -> anyhow::Res
                     None => {}
                 }
             }
-            if let Some(passed) = passing.look(cache.passed_on()) {
+            if let Some(passed) = passing.look(cache.asked_of_copies()) {
                 passed.log();
             }
         }

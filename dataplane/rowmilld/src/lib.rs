@@ -12,6 +12,7 @@ pub mod admin;
 pub mod cache;
 pub mod cache_view;
 mod change_page;
+mod claim;
 pub mod clock;
 pub mod config;
 pub mod descriptors;

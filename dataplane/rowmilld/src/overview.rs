@@ -3,6 +3,7 @@
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use rowmill_arena::Backing;
 use rowmill_table::{Resident, TableInfo};
 use serde_json::{Value, json};
 
@@ -306,13 +307,14 @@ impl Overview {
             "log_lines_dropped": crate::log::dropped(),
             "tables": self.described.iter().map(table).collect::<Vec<_>>(),
             "cache": self.cache.get().map_or_else(Vec::new, |cache| cache.status()),
+            "files": self.cache.get().map_or_else(Vec::new, |cache| cache.files_status()),
             "tiers": self.cache.get().map_or_else(Vec::new, |cache| cache.tiers_status()),
             "memory": {
                 "arena_bytes": resident.map_or(0, |tables| tables.arena_bytes() as u64)
                     + self.cache.get().map_or(0, |cache| cache.resident_bytes()),
                 "shares_bytes": self.cache.get().map_or(0, |cache| cache.shares_bytes()),
                 "rows_bytes": self.rows_bytes(),
-                "backing": resident.map_or("not loaded yet".into(), |tables| tables.backing().to_string()),
+                "backing": self.backing().map_or("not loaded yet".into(), |backing| backing.to_string()),
             },
         });
         if let Some(warm) = self.warm.get() {
@@ -322,6 +324,15 @@ impl Overview {
             status["changes"] = places.status();
         }
         status
+    }
+
+    /// What most of the rows in memory lie on: the arena of tables, or the share of a cached one where that is larger.
+    pub(crate) fn backing(&self) -> Option<Backing> {
+        let (tables, cache) = (self.tables.get()?, self.cache.get());
+        let bytes = tables.arena_bytes() as u64 + cache.map_or(0, |cache| cache.resident_bytes());
+        let share = cache.and_then(|cache| cache.largest_share());
+        let share = share.filter(|&(of_share, _)| of_share > bytes);
+        Some(share.map_or(*tables.backing(), |(_, backing)| backing))
     }
 
     /// Where a table's rows are.

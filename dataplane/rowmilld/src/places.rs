@@ -279,7 +279,7 @@ impl Means {
     }
 
     fn cached(&self, view: &TableView) -> anyhow::Result<(Vec<Home>, Option<Arc<Store>>)> {
-        self.has_room("its share", view.share_bytes)?;
+        self.has_room("slots of its share", view.share_bytes)?;
         let parts = self.shares.table(view.number);
         let parts = parts.context("there is no memory for its share")?;
         let store = parts.first().map(|part| Arc::clone(part.store()));
@@ -296,8 +296,8 @@ impl Means {
         files: &[Identity],
         progress: Progress<'_>,
     ) -> anyhow::Result<Vec<Home>> {
-        self.has_room("its rows", view.rows_bytes)?;
         self.is_the_same_file(view, files)?;
+        self.has_room("its rows", view.rows_bytes)?;
         let options = LoadOptions {
             verify: self.verify,
         };

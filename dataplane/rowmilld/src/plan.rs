@@ -157,12 +157,12 @@ impl Plan {
         let isa = choose_isa(config.workers.isa, &mut choices)?;
         let cache = CachePlan::make(config, &generation, seats.len())?;
         choices.extend(cache.choices(&generation));
-        let (memory, rows) = (Memory::now(), cache.memory_bytes(&generation));
-        choices.push(memory.check(config, seats.len(), rows)?);
+        let (memory, needs) = (Memory::now(), cache.needs(&generation));
+        choices.push(memory.check(config, seats.len(), &needs)?);
         let region_bytes = match port {
             Port::Shm => {
                 let guarded = guards_holes();
-                let (bytes, regions) = memory.regions(config, seats.len(), rows, guarded)?;
+                let (bytes, regions) = memory.regions(config, seats.len(), &needs, guarded)?;
                 choices.push(regions);
                 bytes
             }

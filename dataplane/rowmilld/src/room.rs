@@ -1,6 +1,6 @@
 //! Whether the memory is enough: for rows, for requests, and for what clients register.
 
-use rowmill_arena::{HugePages, address_space_left, available_bytes};
+use rowmill_arena::{HugePages, Pools, address_space_left, available_bytes};
 
 use crate::config::Config;
 use crate::plan::{Choice, PlanError, bytes_text};
@@ -20,36 +20,84 @@ pub(crate) struct Memory {
     limited_by: String,
     /// What `RLIMIT_AS` leaves.
     addresses: Option<u64>,
-    /// Free bytes of the reserved pools, each page size for itself.
-    pools: Vec<u64>,
+    pools: Pools,
+}
+
+/// What memory is wanted for tables.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Needs {
+    /// Bytes of each arena: rows and indexes, and the shares of cached tables. They may have huge pages.
+    pub(crate) arenas: Vec<u64>,
+    /// Bytes beside them that cached tables take: checksums, what workers have for misses, lists of warm rows.
+    pub(crate) beside: u64,
+}
+
+impl Needs {
+    fn rows(&self) -> u64 {
+        self.arenas.iter().sum()
+    }
+
+    /// As words.
+    fn text(&self) -> String {
+        let rows = bytes_text(self.rows());
+        match self.beside {
+            0 => format!("{rows} of rows"),
+            beside => format!(
+                "{rows} of rows, {} beside cached tables",
+                bytes_text(beside)
+            ),
+        }
+    }
+}
+
+/// Where arenas have room.
+struct Fit {
+    /// Pages of 2 MiB that they need of that pool, whether it has them or not.
+    pages: u64,
+    /// Bytes for which there are no reserved pages, and page tables for them.
+    ordinary: u64,
 }
 
 impl Memory {
     /// As it is now.
     pub(crate) fn now() -> Memory {
         let (available, limited_by) = available_bytes();
-        let pool = |kib: u64| {
-            let read = |name: &str| -> Option<u64> {
-                let path = format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/{name}");
-                std::fs::read_to_string(path).ok()?.trim().parse().ok()
-            };
-            let free = read("free_hugepages")?.saturating_sub(read("resv_hugepages")?);
-            Some(free * kib * 1024)
-        };
         Memory {
             available,
             limited_by,
             addresses: address_space_left(),
-            pools: [2048, 1 << 20].into_iter().filter_map(pool).collect(),
+            pools: Pools::now(),
         }
     }
 
-    /// Whether rows fit a reserved pool and may lie there.
-    fn is_reserved(&self, huge_pages: HugePages, rows: u64) -> bool {
-        huge_pages != HugePages::Off && self.pools.iter().any(|&free| free >= rows)
+    /// Where these arenas would have room, made one after another.
+    fn fit(&self, huge_pages: HugePages, arenas: &[u64]) -> Fit {
+        let (mut pools, mut pages, mut ordinary) = (self.pools, 0, 0);
+        for &bytes in arenas {
+            let (needed, has_pages) = match huge_pages {
+                HugePages::Off => (0, false),
+                HugePages::Require | HugePages::Prefer => pools.take(bytes),
+            };
+            pages += needed;
+            if !has_pages {
+                // A page table entry of 8 bytes for each 4 KiB, as the arena counts it.
+                ordinary += bytes + bytes / 512;
+            }
+        }
+        Fit { pages, ordinary }
     }
 
-    /// Whether there is room for some more.
+    /// What is short where huge pages are required.
+    fn too_few_pages(&self, what: &str, pages: u64) -> String {
+        format!(
+            "model.huge_pages = \"require\": {what} need {pages} pages of 2 MiB, and the pools have too few: {}; reserve \
+             them with `sysctl vm.nr_hugepages={}`",
+            self.pools,
+            self.pools.size_for(pages)
+        )
+    }
+
+    /// Whether there is room for one arena more.
     ///
     /// # Errors
     /// A sentence that says what is short.
@@ -59,34 +107,31 @@ impl Memory {
         what: &str,
         bytes: u64,
     ) -> Result<(), String> {
-        let wanted = bytes_text(bytes);
-        if !self.is_reserved(huge_pages, bytes) {
-            if huge_pages == HugePages::Require {
-                return Err(format!(
-                    "model.huge_pages = \"require\": {wanted} of one pool are needed for {what}; add pages with \
-                     `sysctl vm.nr_hugepages=N` (2 MiB each)"
-                ));
-            }
-            if bytes > self.available {
-                return Err(format!(
-                    "too little memory: {wanted} are needed for {what}, and {} are available ({}); free memory, or \
-                     make another table cached first",
-                    bytes_text(self.available),
-                    self.limited_by
-                ));
-            }
+        let Fit { pages, ordinary } = self.fit(huge_pages, &[bytes]);
+        if ordinary > 0 && huge_pages == HugePages::Require {
+            return Err(self.too_few_pages(what, pages));
+        }
+        if ordinary > self.available {
+            return Err(format!(
+                "too little memory: {what} need {}, page tables included, and {} are available ({}); free memory, or \
+                 make another table cached first",
+                bytes_text(ordinary),
+                bytes_text(self.available),
+                self.limited_by
+            ));
         }
         match self.addresses {
             Some(left) if bytes > left => Err(format!(
-                "too little memory: {wanted} are needed for {what}, and the limit of address space leaves {}; \
-                 raise it (`ulimit -v`, LimitAS of systemd)",
+                "too little memory: {what} need {}, and the limit of address space leaves {}; raise it (`ulimit -v`, \
+                 LimitAS of systemd)",
+                bytes_text(bytes),
                 bytes_text(left)
             )),
             _ => Ok(()),
         }
     }
 
-    /// Whether rows and requests fit.
+    /// Whether tables and requests fit.
     ///
     /// # Errors
     /// [`PlanError::Memory`] where they don't.
@@ -94,57 +139,50 @@ impl Memory {
         &self,
         config: &Config,
         workers: usize,
-        rows: u64,
+        needs: &Needs,
     ) -> Result<Choice, PlanError> {
         let wanted = config.model.huge_pages;
         let requests = config.worker_bytes() * workers as u64;
-        let reserved = self.is_reserved(wanted, rows);
-        if wanted == HugePages::Require && !reserved {
-            let pools: Vec<String> = self.pools.iter().map(|&free| bytes_text(free)).collect();
-            return Err(PlanError::Memory(format!(
-                "model.huge_pages = \"require\": the rows need {}, and the pools have {}; add pages with \
-                 `sysctl vm.nr_hugepages=N` (2 MiB each), or write \"prefer\"",
-                bytes_text(rows),
-                pools.join(" and ")
-            )));
+        let Fit { pages, ordinary } = self.fit(wanted, &needs.arenas);
+        if wanted == HugePages::Require && ordinary > 0 {
+            let what = format!("{} of rows", bytes_text(needs.rows()));
+            let short = self.too_few_pages(&what, pages);
+            return Err(PlanError::Memory(format!("{short}, or write \"prefer\"")));
         }
-        let needed = requests + if reserved { 0 } else { rows };
-        if needed > self.available {
+        if ordinary + needs.beside + requests > self.available {
+            let reserved = match ordinary {
+                0 if needs.rows() > 0 => " (they have reserved pages)",
+                _ => "",
+            };
             return Err(PlanError::Memory(format!(
-                "too little memory: {} of rows and {} for requests in progress are needed, and {} are \
+                "too little memory: {}{reserved} and {} for requests in progress are needed, and {} are \
                  available ({}); serve a smaller generation, lower limits.slots or tables.cache_bytes, or free memory",
-                bytes_text(rows),
+                needs.text(),
                 bytes_text(requests),
                 bytes_text(self.available),
                 self.limited_by
             )));
         }
-        let others = threads_bytes(workers);
-        if let Some(left) = self
-            .addresses
-            .filter(|&left| rows + requests + others > left)
-        {
+        let threads = threads_bytes(workers);
+        let all = needs.rows() + needs.beside + requests + threads;
+        if let Some(left) = self.addresses.filter(|&left| all > left) {
             return Err(PlanError::Memory(format!(
-                "too little memory: {} of rows, {} for requests in progress and {} for threads are needed, \
+                "too little memory: {}, {} for requests in progress and {} for threads are needed, \
                  and the limit of address space leaves {}; raise it (`ulimit -v`, LimitAS of systemd), or \
                  serve a smaller generation",
-                bytes_text(rows),
+                needs.text(),
                 bytes_text(requests),
-                bytes_text(others),
+                bytes_text(threads),
                 bytes_text(left)
             )));
         }
-        let chosen = format!(
-            "{} of rows, {} for requests",
-            bytes_text(rows),
-            bytes_text(requests)
-        );
+        let chosen = format!("{}, {} for requests", needs.text(), bytes_text(requests));
         let why = format!(
             "model.huge_pages = \"{wanted}\", {}; {} are available ({})",
-            if reserved {
-                "a reserved pool is large enough"
-            } else {
-                "no reserved pool is used"
+            match ordinary {
+                0 => "reserved pools are large enough",
+                all if all >= needs.rows() => "no reserved pool is used",
+                _ => "reserved pools have room for some of them",
             },
             bytes_text(self.available),
             self.limited_by
@@ -161,19 +199,16 @@ impl Memory {
         &self,
         config: &Config,
         workers: usize,
-        rows: u64,
+        needs: &Needs,
         guarded: bool,
     ) -> Result<(u64, Choice), PlanError> {
         let limits = &config.limits;
         let requests = config.worker_bytes() * workers as u64;
-        let taken = requests
-            + if self.is_reserved(config.model.huge_pages, rows) {
-                0
-            } else {
-                rows
-            };
-        let left = self.available.saturating_sub(taken);
-        let others = rows + requests + threads_bytes(workers);
+        let Fit { ordinary, .. } = self.fit(config.model.huge_pages, &needs.arenas);
+        let left = self
+            .available
+            .saturating_sub(ordinary + needs.beside + requests);
+        let others = needs.rows() + needs.beside + requests + threads_bytes(workers);
         let addresses = self.addresses.map(|all| all.saturating_sub(others));
         // A page table entry of 8 bytes for each 4 KiB, and the pages.
         let good_for = |memory: u64| match guarded {
@@ -227,6 +262,8 @@ impl Memory {
 mod tests {
     use std::path::Path;
 
+    use rowmill_arena::{HUGE_2M, Pool};
+
     use super::*;
 
     fn config(more: &str) -> Config {
@@ -234,37 +271,67 @@ mod tests {
         Config::parse(&text, Path::new("r.toml")).unwrap()
     }
 
-    #[test]
-    fn memory_is_compared_with_what_is_needed() {
-        let memory = |available, pool| Memory {
+    const GIB: u64 = 1 << 30;
+    const PAGE: u64 = HUGE_2M as u64;
+
+    fn memory(available: u64, addresses: Option<u64>, pages: u64) -> Memory {
+        let common = Pool {
+            total: pages + 10,
+            free: pages,
+        };
+        Memory {
             available,
             limited_by: "here".into(),
-            addresses: None,
-            pools: vec![pool],
-        };
-        let (gib, requests) = (1 << 30, config("").limits.worker_bytes());
+            addresses,
+            pools: Pools {
+                common,
+                ..Pools::default()
+            },
+        }
+    }
+
+    fn rows(bytes: u64) -> Needs {
+        Needs {
+            arenas: vec![bytes],
+            beside: 0,
+        }
+    }
+
+    #[test]
+    fn memory_is_compared_with_what_is_needed() {
+        let requests = config("").limits.worker_bytes();
+        let with_tables = GIB + GIB / 512 + requests;
         let cases = [
-            ("prefer", gib + requests, 0, None),
+            ("prefer", with_tables, 0, None),
             (
                 "prefer",
-                gib + requests - 1,
+                with_tables - 1,
                 0,
-                Some("too little memory: 1.0 GiB of rows"),
+                Some("too little memory: 1.0 GiB of rows and "),
             ),
-            ("prefer", requests, gib, None),
-            ("off", requests, gib, Some("too little memory")),
-            ("require", requests, gib, None),
+            ("prefer", requests, 512, None),
+            (
+                "prefer",
+                requests - 1,
+                512,
+                Some("1.0 GiB of rows (they have reserved pages) and "),
+            ),
+            ("off", requests, 512, Some("too little memory")),
+            ("require", requests, 512, None),
             (
                 "require",
-                4 * gib,
-                gib - 1,
-                Some("model.huge_pages = \"require\""),
+                4 * GIB,
+                511,
+                Some(
+                    "1.0 GiB of rows need 512 pages of 2 MiB, and the pools have too few: 511 of 521 pages of 2 MiB and 0 of 0 \
+                     pages of 1 GiB are free; reserve them with `sysctl vm.nr_hugepages=522`, or write \"prefer\"",
+                ),
             ),
         ];
         for (pages, available, pool, fault) in cases {
             let config = config(&format!("huge_pages = \"{pages}\""));
-            let outcome = memory(available, pool)
-                .check(&config, 1, gib)
+            let outcome = memory(available, None, pool)
+                .check(&config, 1, &rows(GIB))
                 .map_err(|e| e.to_string());
             match fault {
                 None => assert!(outcome.is_ok(), "{pages}: {outcome:?}"),
@@ -277,29 +344,59 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_later_is_compared_with_what_is_left() {
-        let memory = |available, addresses, pool| Memory {
-            available,
-            limited_by: "here".into(),
-            addresses,
-            pools: vec![pool],
+    fn each_arena_has_pages_of_its_own_and_what_is_beside_them_has_none() {
+        let needs = Needs {
+            arenas: vec![PAGE + 1, 1, PAGE],
+            beside: 3 * GIB,
         };
+        let config = config("huge_pages = \"require\"");
+        let requests = config.limits.worker_bytes();
+        let check = |available, pages| {
+            let checked = memory(available, None, pages).check(&config, 1, &needs);
+            checked.map_err(|error| error.to_string())
+        };
+        let choice = check(requests + 3 * GIB, 4).unwrap();
+        assert!(choice.chosen.contains("rows, 3.0 GiB beside"), "{choice:?}");
+        let short = check(9 * GIB, 3).unwrap_err();
+        assert!(
+            short.contains("4.0 MiB of rows need 4 pages") && short.contains("nr_hugepages=14"),
+            "{short}"
+        );
+        let short = check(requests + 3 * GIB - 1, 4).unwrap_err();
+        assert!(
+            short.contains("3.0 GiB beside cached tables (they have reserved pages)"),
+            "{short}"
+        );
+    }
+
+    #[test]
+    fn what_comes_later_is_compared_with_what_is_left() {
         use HugePages::{Off, Prefer, Require};
+        let with_tables = PAGE + PAGE / 512;
         let cases = [
-            (Prefer, memory(10, None, 0), None),
+            (Prefer, memory(with_tables, None, 0), None),
             (
                 Prefer,
-                memory(9, None, 0),
-                Some("9 bytes are available (here)"),
+                memory(with_tables - 1, None, 0),
+                Some(
+                    "too little memory: its rows need 2.0 MiB, page tables included, and 2.0 MiB are available (here)",
+                ),
             ),
-            (Prefer, memory(9, None, 10), None),
-            (Off, memory(9, None, 10), Some("too little memory")),
-            (Require, memory(99, None, 9), Some("10 bytes of one pool")),
-            (Require, memory(0, None, 10), None),
-            (Off, memory(99, Some(9), 0), Some("address space leaves 9")),
+            (Prefer, memory(0, None, 1), None),
+            (Off, memory(9, None, 1), Some("9 bytes are available")),
+            (
+                Require,
+                memory(GIB, None, 0),
+                Some(
+                    "its rows need 1 pages of 2 MiB, and the pools have too few: 0 of 10 pages of 2 MiB",
+                ),
+            ),
+            (Require, memory(GIB, None, 0), Some("nr_hugepages=11`")),
+            (Require, memory(0, None, 1), None),
+            (Off, memory(GIB, Some(9), 0), Some("address space leaves 9")),
         ];
         for (pages, memory, fault) in cases {
-            let outcome = memory.has_room(pages, "it", 10);
+            let outcome = memory.has_room(pages, "its rows", PAGE);
             match fault {
                 None => assert_eq!(outcome, Ok(())),
                 Some(part) => assert!(
@@ -312,36 +409,28 @@ mod tests {
 
     #[test]
     fn address_space_counts() {
-        let mut memory = Memory {
-            available: u64::MAX,
-            limited_by: "here".into(),
-            addresses: None,
-            pools: Vec::new(),
-        };
-        let (gib, config) = (1 << 30, config(""));
-        let needed = gib + config.limits.worker_bytes() + threads_bytes(1);
-        assert!(memory.check(&config, 1, gib).is_ok());
+        let mut memory = memory(u64::MAX, None, 0);
+        let (needs, config) = (rows(GIB), config(""));
+        let needed = GIB + config.limits.worker_bytes() + threads_bytes(1);
+        assert!(memory.check(&config, 1, &needs).is_ok());
         memory.addresses = Some(needed - 1);
-        let error = memory.check(&config, 1, gib).unwrap_err().to_string();
+        let error = memory.check(&config, 1, &needs).unwrap_err().to_string();
         assert!(
             error.contains("too little memory") && error.contains("ulimit -v"),
             "{error}"
         );
-        memory.addresses = Some(needed + 2 * gib);
-        assert!(memory.check(&config, 1, gib).is_ok());
-        assert_eq!(memory.regions(&config, 1, gib, true).unwrap().0, gib);
+        memory.addresses = Some(needed + 2 * GIB);
+        assert!(memory.check(&config, 1, &needs).is_ok());
+        let regions = memory.regions(&config, 1, &needs, true);
+        assert_eq!(regions.unwrap().0, GIB);
     }
 
     #[test]
     fn regions_are_bounded_by_what_is_left() {
-        let (gib, least) = (1u64 << 30, config(""));
-        let memory = |left: u64| Memory {
-            available: gib + least.limits.worker_bytes() + left,
-            limited_by: "here".into(),
-            addresses: None,
-            pools: Vec::new(),
-        };
-        let total = |left, guarded| memory(left).regions(&least, 1, gib, guarded);
+        let (gib, least) = (GIB, config(""));
+        let taken = gib + gib / 512 + least.limits.worker_bytes();
+        let memory = |left: u64| memory(taken + left, None, 0);
+        let total = |left, guarded| memory(left).regions(&least, 1, &rows(gib), guarded);
         let (all, choice) = total(2 * gib, true).unwrap();
         assert_eq!((all, choice.warning), (256 * gib, false));
         let (all, _) = total(gib / 4, true).unwrap();
@@ -357,7 +446,7 @@ mod tests {
             (false, gib + gib / 256, true),
             (false, gib, false),
         ] {
-            let outcome = memory(left).regions(&set, 1, gib, guarded);
+            let outcome = memory(left).regions(&set, 1, &rows(gib), guarded);
             let outcome = outcome.map(|(all, _)| all).map_err(|e| e.to_string());
             match good {
                 true => assert_eq!(outcome, Ok(gib)),

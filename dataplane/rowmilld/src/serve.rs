@@ -37,13 +37,14 @@ use crate::warm;
 const DRAIN_LOOK: Duration = Duration::from_millis(2);
 
 /// Looks for what would keep the plan from being served and can be found out without leaving a trace:
-/// a live server or a file at the endpoint, an admin address that can't be taken, a bad log filter.
+/// a live server or a file at the endpoint, one that keeps the file of warm rows, an admin address that can't be taken, a bad log filter.
 ///
 /// # Errors
 /// Those that [`log::start`] and [`serve`] would end with.
 pub fn probe(config: &Config, plan: &Plan) -> anyhow::Result<()> {
     log::filter(config)?;
     refuse_taken(plan)?;
+    warm::refuse_taken(config)?;
     if let AdminAddress::At(address) = config.admin.address {
         admin::bind(address)?;
     }
@@ -67,13 +68,12 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     }
     overview.choose(chosen_clock);
     refuse_taken(&plan)?;
+    let claim = warm::claim(config)?;
     if let AdminAddress::At(address) = config.admin.address {
         let address = admin::serve(address, Arc::clone(&overview))?;
         tracing::info!("admin pages on http://{address}");
     }
     let mut tables = load(config, &plan)?;
-    overview.choose(describe_backing(tables.backing()));
-
     let mailboxes: Vec<Arc<Mailbox>> = plan.seats.iter().map(|_| Arc::default()).collect();
     let huge_pages = config.model.huge_pages;
     let Opened {
@@ -91,9 +91,11 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     let cache = Arc::new(plan.cache.view(&plan.generation, &parts));
     overview.set_tables(Arc::clone(&tables));
     overview.set_cache(Arc::clone(&cache));
+    let backing = overview.backing().expect("tables were set");
+    overview.choose(describe_backing(&backing));
     files::watch(files, Arc::clone(&cache))?;
     let number = plan.generation.number();
-    let (warm, choice) = warm::begin(config, number, &cache, &mut parts)?;
+    let (warm, choice) = warm::begin(config, number, &cache, &mut parts, claim)?;
     choice
         .into_iter()
         .for_each(|choice| overview.choose(choice));

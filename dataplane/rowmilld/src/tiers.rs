@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use rowmill_arena::{ArenaError, DIRECT_ALIGN, HugePages};
-use rowmill_cache::tier::{Chain, FileTable, FileTier, FileTierOptions, Tier};
+use rowmill_cache::figures::TierFigures;
+use rowmill_cache::tier::{
+    Chain, FileFailures, FileReads, FileTable, FileTier, FileTierOptions, Tier,
+};
 use rowmill_table::{Generation, TableError};
 
 use crate::config::{Cache, Failure};
@@ -13,6 +16,18 @@ use crate::plan::Choice;
 
 /// Rows that a worker may have asked its file tier for, for each read in flight: those that share a read, and some that wait for one.
 const FETCHES_A_READ: u32 = 8;
+
+/// What tiers are called: the model's own files, and copies of them.
+pub(crate) const NAMES: [&str; 2] = ["file", "copy"];
+
+/// What one worker counts of one of its tiers.
+#[derive(Clone, Debug)]
+pub(crate) struct TierReads {
+    /// Of all tables.
+    pub(crate) figures: Arc<TierFigures>,
+    /// Of each table by its place, if the tier has it: what was asked of its file, and what that failed to give to any worker.
+    pub(crate) files: Vec<Option<(Arc<FileReads>, Arc<FileFailures>)>>,
+}
 
 /// Files of listed tables. Workers know them by their place.
 #[derive(Debug)]
@@ -62,26 +77,27 @@ impl Tiers<'_> {
         })
     }
 
-    /// What a worker fetches rows from.
+    /// What a worker fetches rows from, and what it counts of that, in the order of [`NAMES`].
     ///
     /// # Errors
     /// Where there are no more descriptors, or no memory.
-    pub(crate) fn for_worker(&self) -> anyhow::Result<Box<dyn Tier + Send>> {
-        let (first, numbers) = self.tier(self.files.iter().map(Some))?;
+    pub(crate) fn for_worker(&self) -> anyhow::Result<(Box<dyn Tier + Send>, Vec<TierReads>)> {
+        let (first, numbers, own) = self.tier(self.files.iter().map(Some))?;
         if self.copies.iter().all(Option::is_none) {
-            return Ok(Box::new(first));
+            return Ok((Box::new(first), vec![own]));
         }
-        let (next, of_copies) = self.tier(self.copies.iter().map(Option::as_ref))?;
+        let (next, of_copies, copies) = self.tier(self.copies.iter().map(Option::as_ref))?;
         let chain = Chain::new(self.fetches());
         let chain = chain.then(Box::new(first), numbers);
-        Ok(Box::new(chain.then(Box::new(next), of_copies)))
+        let chain = chain.then(Box::new(next), of_copies);
+        Ok((Box::new(chain), vec![own, copies]))
     }
 
-    /// A tier of those files that are there, and by which numbers it knows them.
+    /// A tier of those files that are there, by which numbers it knows them, and what is counted of it.
     fn tier<'f>(
         &self,
         files: impl Iterator<Item = Option<&'f FileTable>> + Clone,
-    ) -> anyhow::Result<(FileTier, Vec<Option<u32>>)> {
+    ) -> anyhow::Result<(FileTier, Vec<Option<u32>>, TierReads)> {
         let present = || files.clone().flatten();
         let mut tier = FileTier::new(FileTierOptions {
             reads: self.cache.reads,
@@ -92,12 +108,18 @@ impl Tiers<'_> {
             polled: why_unpolled(present()).is_none(),
             huge_pages: HugePages::Off,
         })?;
+        let mut reads = TierReads {
+            figures: Arc::clone(tier.figures()),
+            files: Vec::new(),
+        };
         let add = |file: Option<&FileTable>| -> anyhow::Result<Option<u32>> {
-            let Some(file) = file else { return Ok(None) };
-            Ok(Some(tier.add(file.for_another()?)?))
+            let own = file.map(FileTable::for_another).transpose()?;
+            let counted = |own: &FileTable| (Arc::clone(own.reads()), Arc::clone(own.failures()));
+            reads.files.push(own.as_ref().map(counted));
+            Ok(own.map(|own| tier.add(own)).transpose()?)
         };
         let numbers = files.map(add).collect::<Result<_, _>>()?;
-        Ok((tier, numbers))
+        Ok((tier, numbers, reads))
     }
 
     /// Rows that a worker may have asked its tier for.

@@ -9,14 +9,15 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use rowmill_cache::WarmRows;
-use rowmill_cache::warm::{ROWS_MAX, Warm, WarmError, WarmFault, WarmTable};
+use rowmill_cache::warm::{ROWS_MAX, Warm, WarmError, WarmFault, WarmTable, is_foreign};
 use rustix::fs::{Access, access};
 use serde_json::{Value, json};
 
 use crate::cache::Part;
 use crate::cache_view::{CacheView, TableView};
+use crate::claim::{Claim, ClaimError};
 use crate::config::{Config, Placement};
 use crate::metrics::Metrics;
 use crate::plan::{Choice, Plan};
@@ -107,6 +108,51 @@ struct Found {
     is_ours: bool,
 }
 
+/// Takes the file for this process, where the configuration names one. None where there is none, where it is not to be written, or where
+/// there can be no lock yet: then one is tried for whenever it is written.
+///
+/// # Errors
+/// Where another process keeps it.
+pub(crate) fn claim(config: &Config) -> anyhow::Result<Option<Claim>> {
+    let Some(path) = kept(config) else {
+        return Ok(None);
+    };
+    match Claim::take(path) {
+        Err(error) if error.is_taken() => Err(refusal(&error)),
+        Err(_) => Ok(None),
+        Ok(claim) => {
+            if !claim.is_locked {
+                tracing::warn!(
+                    "cache.warm_file: the file system of {} has no locks: see to it that no other rowmilld writes there",
+                    path.display()
+                );
+            }
+            Ok(Some(claim))
+        }
+    }
+}
+
+/// Looks whether a start could take the file.
+///
+/// # Errors
+/// Where another process keeps it.
+pub(crate) fn refuse_taken(config: &Config) -> anyhow::Result<()> {
+    let looked = kept(config).map_or(Ok(()), Claim::look);
+    looked.map_err(|error| refusal(&error))
+}
+
+/// The file that is to be kept.
+fn kept(config: &Config) -> Option<&Path> {
+    let path = config.cache.warm_file.as_deref()?;
+    (!config.tables.is_empty() && !is_foreign(path)).then_some(path)
+}
+
+fn refusal(error: &ClaimError) -> anyhow::Error {
+    anyhow!(
+        "cache.warm_file: {error}; each would write over the other's list: stop that one, or name another file"
+    )
+}
+
 /// Where the configuration names a file: gives the workers what it lists, and keeps it from now on. With it comes what was found
 /// in it.
 ///
@@ -117,6 +163,7 @@ pub(crate) fn begin(
     generation: u64,
     cache: &Arc<CacheView>,
     parts: &mut [Part],
+    claim: Option<Claim>,
 ) -> anyhow::Result<(Option<Keeper>, Option<Choice>)> {
     let Some(path) = config.cache.warm_file.clone() else {
         return Ok((None, None));
@@ -145,7 +192,7 @@ pub(crate) fn begin(
         loading: Arc::downgrade(&rows),
     });
     let every = Duration::from_secs(config.cache.warm_every_s.into());
-    let keeper = Keeper::start(view, every, name, Arc::clone(cache))?;
+    let keeper = Keeper::start(view, every, name, Arc::clone(cache), claim)?;
     Ok((Some(keeper), Some(choice)))
 }
 
@@ -273,6 +320,7 @@ impl Keeper {
         every: Duration,
         generation: String,
         cache: Arc<CacheView>,
+        mut claim: Option<Claim>,
     ) -> anyhow::Result<Keeper> {
         let ((ending, wait), (done, ended)) = (channel(), channel());
         let keeper = Keeper {
@@ -283,7 +331,7 @@ impl Keeper {
         let work = move || {
             loop {
                 let waited = wait.recv_timeout(every);
-                write(&view, &generation, &cache);
+                write(&view, &generation, &cache, &mut claim);
                 if waited != Err(RecvTimeoutError::Timeout) {
                     break;
                 }
@@ -314,8 +362,9 @@ impl Keeper {
     }
 }
 
-/// Writes what is there now, unless the file tells of more: while its rows are being loaded it stays.
-fn write(view: &WarmView, generation: &str, cache: &CacheView) {
+/// Writes what is there now, unless the file tells of more: while its rows are being loaded it stays. What is not this process's file yet
+/// is made that before.
+fn write(view: &WarmView, generation: &str, cache: &CacheView, claim: &mut Option<Claim>) {
     if view.is_loading() {
         return;
     }
@@ -335,7 +384,13 @@ fn write(view: &WarmView, generation: &str, cache: &CacheView) {
         tables: cache.tables.iter().filter_map(hot).collect(),
     };
     let rows: usize = warm.tables.iter().map(|table| table.rows.len()).sum();
-    let outcome = warm.write(&view.path);
+    let claimed = match claim {
+        Some(_) => Ok(()),
+        None => Claim::take(&view.path).map(|taken| *claim = Some(taken)),
+    };
+    let outcome = claimed
+        .map_err(anyhow::Error::from)
+        .and_then(|()| Ok(warm.write(&view.path)?));
     let is_failing = outcome.is_err();
     let was_failing = view.is_failing.swap(is_failing, Relaxed);
     match outcome {
@@ -380,6 +435,7 @@ mod tests {
             share_bytes: shape.bytes() as u64,
             share_rows: shape.slots().into(),
             figures: Vec::new(),
+            files: Vec::new(),
             store: Mutex::new(store),
             left: AtomicU64::new(0),
         };
@@ -420,10 +476,10 @@ mod tests {
             is_failing: AtomicBool::new(false),
             loading: Arc::downgrade(&found.rows),
         };
-        write(&view, "m", &cache);
+        write(&view, "m", &cache, &mut None);
         assert_eq!(Warm::read(&path).unwrap(), Some(listed));
         drop(found);
-        write(&view, "m", &cache);
+        write(&view, "m", &cache, &mut None);
         let written = Warm::read(&path).unwrap().unwrap().tables;
         assert_eq!((written.len(), &*written[0].name), (1, "a"));
         assert_eq!(written[0].rows, [0; 0]);

@@ -1,13 +1,16 @@
-//! What is not a copy of a table's file is refused, by `--check` as by a start.
+//! What is not a copy of a table's file is refused, by `--check` as by a start; what is one is read and counted as such.
 
 #[path = "support/program.rs"]
 mod support;
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use rowmill_cache::warm::{Warm, WarmTable};
 use rowmill_table::{TableSpec, generate, silent};
-use support::{MODEST, Place, run};
+use support::{MODEST, PATIENCE, Place, page, ready, run};
 
 const SPECS: [&str; 2] = ["f:2000:64:f32", "g:2000:64:f32"];
 const FILE: &str = "00000.rows";
@@ -67,4 +70,98 @@ fn what_is_no_copy_is_refused() {
         &configure(&place, Path::new("/dev/null")),
         "Not a directory",
     );
+}
+
+/// Writes over the second page of a file, which holds the first rows.
+fn damage(file: &Path) {
+    let file = fs::File::options().write(true).open(file).unwrap();
+    file.write_all_at(&[9; 4096], 4096).unwrap();
+}
+
+#[test]
+fn what_the_file_and_its_copy_give_is_counted_of_each() {
+    let place = Place::new();
+    let (model, copy, warm) = (place.path("model"), place.path("copy"), place.path("warm"));
+    fs::remove_dir_all(&model).unwrap();
+    make(&model, 1);
+    fs::create_dir(&copy).unwrap();
+    fs::copy(model.join(FILE), copy.join(FILE)).unwrap();
+    // Rows that nobody has to ask for: those of the first page, and others.
+    let table = |name: &str| WarmTable {
+        name: name.into(),
+        rows: (0..100).collect(),
+    };
+    let listed = Warm {
+        generation: "m, generation 1".into(),
+        tables: vec![table("f"), table("g")],
+    };
+    let cache = format!(
+        "name = \"m\"\n[cache]\npage_cache = \"allow\"\nbudget_ms = 20000\nnext_tier = \"{}\"\nwarm_file = \"{}\"\n\
+         [[tables]]\nname = \"f\"\nplacement = \"cached\"\ncache_bytes = 300000\non_failure = [\"next-tier\", \"error\"]\n\
+         [[tables]]\nname = \"g\"\nplacement = \"cached\"\ncache_bytes = 300000\n",
+        copy.display(),
+        warm.display()
+    );
+    let config = place.configure("", &(cache + MODEST));
+    let count = |metrics: &str, name: &str, labels: &str| -> u64 {
+        let start = format!("rowmill_{name}{{{labels}}} ");
+        let mut lines = metrics.lines();
+        let found = lines.find_map(|line| line.strip_prefix(&start));
+        found
+            .unwrap_or_else(|| panic!("no {start}in {metrics}"))
+            .parse()
+            .unwrap()
+    };
+    let own = model.join(FILE);
+    for (is_copy_damaged, came) in [(false, 100), (true, 84)] {
+        damage(&own);
+        if is_copy_damaged {
+            damage(&copy.join(FILE));
+        }
+        listed.write(&warm).unwrap();
+        let (mut running, address) = ready(&config);
+        let until = Instant::now() + PATIENCE;
+        let metrics = loop {
+            let metrics = page(address, "/metrics").1;
+            let arrived = |table: &str| {
+                let labels = format!("table=\"{table}\"");
+                let ended = ["arrived", "corrupt"].iter();
+                let ended =
+                    ended.map(|what| count(&metrics, &format!("cache_{what}_total"), &labels));
+                ended.sum::<u64>()
+            };
+            if arrived("f") + arrived("g") == 200 {
+                break metrics;
+            }
+            assert!(Instant::now() < until, "{metrics}");
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let of = |name: &str, labels: &str| count(&metrics, name, labels);
+        let of_tier = |table: &str, tier: &str| {
+            let labels = format!("table=\"{table}\",tier=\"{tier}\"");
+            let counts = ["fetched", "arrived", "late", "corrupt"];
+            let counts = counts.map(|what| of(&format!("tier_{what}_total"), &labels));
+            assert_eq!(of("fetch_seconds_count", &labels), counts[1], "{metrics}");
+            counts
+        };
+        assert_eq!(of_tier("f", "file"), [100, 84, 0, 16]);
+        assert_eq!(of_tier("f", "copy"), [16, came - 84, 0, 100 - came]);
+        assert_eq!(of_tier("g", "file"), [100, 100, 0, 0]);
+        assert!(!metrics.contains("table=\"g\",tier=\"copy\""), "{metrics}");
+        assert_eq!(of("cache_arrived_total", "table=\"f\""), came);
+        assert_eq!(of("cache_corrupt_total", "table=\"f\""), 100 - came);
+        let reads =
+            ["file", "copy"].map(|tier| of("tier_reads_total", &format!("tier=\"{tier}\"")));
+        assert!(0 < reads[1] && reads[1] < reads[0], "{reads:?}");
+        running.wait_for(&format!(
+            "table f: {} has pages that don't match",
+            own.display()
+        ));
+        if is_copy_damaged {
+            running.wait_for(&format!(
+                "table f: its copy {} has pages",
+                copy.join(FILE).display()
+            ));
+        }
+    }
 }

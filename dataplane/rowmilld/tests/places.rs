@@ -7,6 +7,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use rowmill_arena::{Arena, HugePages};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -91,6 +92,27 @@ fn a_table_is_moved_and_seen_where_it_is() {
 }
 
 #[test]
+fn pages_are_told_of_what_is_largest() {
+    let bytes = 8 << 20;
+    let kind = |text: &str| text.split(' ').next().map(str::to_owned);
+    let kind_of = |pages| {
+        let arena = Arena::allocate(bytes, pages).unwrap();
+        kind(&arena.backing().to_string())
+    };
+    if kind_of(HugePages::Prefer) == kind_of(HugePages::Off) {
+        println!("skipped: this machine has no huge pages");
+        return;
+    }
+    let place = Place::new();
+    let (_running, address) = ready(&configure(&place, &bytes.to_string(), ALLOWED));
+    // What is resident is less than a huge page, and the share is several.
+    let told = |status: &Value| kind(status["memory"]["backing"].as_str().unwrap());
+    assert_eq!(told(&status(address)), kind_of(HugePages::Off));
+    let (_, status) = moved(address, "cached");
+    assert_eq!(told(&status), kind_of(HugePages::Prefer));
+}
+
+#[test]
 fn what_is_not_to_be_is_refused() {
     let place = Place::new();
     let (_running, address) = ready(&configure(&place, "30000", ALLOWED));
@@ -131,13 +153,18 @@ fn what_is_not_to_be_is_refused() {
     }
     assert_eq!(status(address)["changes"], json!([]));
     // The rows' file is another one now.
+    let whole = std::fs::metadata(place.path("model/00000.rows")).unwrap();
     std::fs::write(place.path("model/00000.rows"), "nothing").unwrap();
     assert_eq!(moved(address, "cached").0["state"], "done");
     let (change, status) = moved(address, "resident");
     assert_eq!(change["state"], "failed");
     let detail = change["detail"].as_str().unwrap();
+    let sizes = format!(
+        "00000.rows: the manifest promises {} bytes and the file has 7;",
+        whole.len()
+    );
     assert!(
-        detail.contains("its rows cannot be read") && detail.contains("00000.rows"),
+        detail.contains("its rows cannot be read") && detail.contains(&sizes),
         "{detail}"
     );
     assert_eq!(status["cache"][0]["placement"], "cached");

@@ -152,6 +152,29 @@ fn rows_are_there_again_after_the_end_and_after_a_kill() {
 }
 
 #[test]
+fn one_service_keeps_a_list() {
+    let place = Place::new();
+    let file = place.path("warm");
+    let config = configure(&place, "", &file);
+    let (mut running, _) = ready(&config);
+    // Another one, with an endpoint of its own.
+    let other = Place::new();
+    let config_of_other = configure(&other, "", &file);
+    let why = format!("{} is kept by another rowmilld", file.display());
+    let (output, said) = support::run(&config_of_other, true);
+    assert!(!output.status.success() && said.contains(&why), "{said}");
+    let mut refused = support::Running::start(&config_of_other);
+    let said = refused.wait_for(&why);
+    assert!(said.contains("name another file"), "{said}");
+    assert_eq!(refused.code(), Some(1));
+    running.signal(Signal::KILL);
+    assert_eq!(running.code(), None);
+    let (output, said) = support::run(&config_of_other, true);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let (_running, _) = ready(&config_of_other);
+}
+
+#[test]
 fn lists_that_do_not_fit_are_left_out() {
     let place = Place::new();
     let file = place.path("warm");

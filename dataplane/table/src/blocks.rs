@@ -68,9 +68,9 @@ pub(crate) fn read_at(
     file.read_exact_at(out, offset).map_err(|error| {
         let found = file.metadata().map_or(0, |metadata| metadata.len());
         if error.kind() == ErrorKind::UnexpectedEof {
-            TableError::WrongFileSize {
+            TableError::EndsEarly {
                 path: path.to_owned(),
-                promised: offset + out.len() as u64,
+                wanted: offset + out.len() as u64,
                 found,
             }
         } else {
@@ -182,6 +182,21 @@ mod tests {
             assert_eq!(next, region);
             assert_eq!(block_range(size, block_count(size) - 1).end, size);
         }
+    }
+
+    #[test]
+    fn a_file_that_ends_early_is_told_with_what_was_read() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        io::Write::write_all(&mut file, &[7; 100]).unwrap();
+        let mut out = [0; 50];
+        read_at(file.as_file(), file.path(), &mut out, 50).unwrap();
+        let error = read_at(file.as_file(), file.path(), &mut out, 51).unwrap_err();
+        let (wanted, found) = (101, 100);
+        assert!(
+            matches!(&error, TableError::EndsEarly { path, wanted: w, found: f }
+                if (path.as_path(), *w, *f) == (file.path(), wanted, found)),
+            "{error}"
+        );
     }
 
     #[test]

@@ -173,6 +173,18 @@ pub enum TableError {
         /// Bytes found.
         found: u64,
     },
+    /// A file ends before what is read of it: it had its size when it was opened, and lost bytes since.
+    #[error(
+        "{path}: it is read up to byte {wanted} and ends at byte {found}; it was cut off meanwhile, copy it again"
+    )]
+    EndsEarly {
+        /// The file.
+        path: PathBuf,
+        /// The end of what is read of it, which need not be all.
+        wanted: u64,
+        /// Bytes found.
+        found: u64,
+    },
     /// The header of a table file is damaged or of another table.
     #[error("{path}: its header {reason}; copy the file again, or make the generation again")]
     BadHeader {
@@ -213,8 +225,8 @@ pub enum TableError {
         path: PathBuf,
         /// The page of [`PAGE_BYTES`], counted from 0.
         page: u64,
-        /// How many more pages of the generation are damaged, as far as was looked.
-        others: u64,
+        /// How many more pages of the generation are damaged; `None` where it was looked at no more of them.
+        others: Option<u64>,
     },
     /// The list of checksums is itself damaged.
     #[error(
@@ -399,11 +411,12 @@ fn of_version(found: &u64, known: &u64) -> &'static str {
     }
 }
 
-fn also(others: &u64) -> String {
+fn also(others: &Option<u64>) -> String {
     match others {
-        0 => String::new(),
-        1 => ", and one more page".to_owned(),
-        _ => format!(", and {others} more pages"),
+        Some(0) => String::new(),
+        Some(1) => ", and one more page".to_owned(),
+        Some(others) => format!(", and {others} more pages"),
+        None => " (`rowmill table verify` counts all that are damaged)".to_owned(),
     }
 }
 

@@ -41,6 +41,11 @@ impl Layout {
         }
     }
 
+    /// Bytes of all of them and of what lies between them.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes as u64
+    }
+
     /// An arena for all of them; of one byte where they have none.
     pub(crate) fn allocate(
         &self,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rowmill_arena::{FrozenArena, HugePages};
 
-use crate::blocks::{Meter, block_range, in_parallel, open_regular, read_at};
+use crate::blocks::{Meter, block_range, in_parallel, read_at};
 use crate::header::HEADER_BYTES;
 use crate::layout::Layout;
 use crate::manifest::TableInfo;
@@ -143,7 +143,54 @@ fn bring(
     Ok((Arc::new(arena.freeze()?), layout.ranges().collect()))
 }
 
+/// What of a generation comes into memory.
+struct Kept<'a> {
+    /// Of each table, into the arena of all.
+    common: Vec<Region<'a>>,
+    /// Of each table, into an arena of its own.
+    apart: Vec<Option<Region<'a>>>,
+    keeps: Vec<Keep>,
+}
+
 impl Generation {
+    fn kept(&self, keep: impl Fn(usize) -> Keep) -> Kept<'_> {
+        let tables = self.tables();
+        let first_pages: Vec<u64> = (tables.iter())
+            .scan(0, |pages, table| {
+                let first = *pages;
+                *pages += table.page_count();
+                Some(first)
+            })
+            .collect();
+        let keeps: Vec<Keep> = (0..tables.len()).map(keep).collect();
+        let all = || keeps.iter().zip(tables.iter().zip(&first_pages));
+        let common = all().map(|(keep, (table, &first_page))| match keep {
+            Keep::All => Region::all(table, first_page),
+            Keep::RowsApart | Keep::Index => Region::index(table, first_page),
+        });
+        let apart = all().map(|(keep, (table, &first_page))| {
+            (*keep == Keep::RowsApart).then(|| Region::rows(table, first_page))
+        });
+        Kept {
+            common: common.collect(),
+            apart: apart.collect(),
+            keeps,
+        }
+    }
+
+    /// Bytes of each arena that [`load_parts`](Generation::load_parts) makes: the one of all tables, if there is something in it, and those
+    /// of rows apart.
+    pub fn arenas_bytes(&self, keep: impl Fn(usize) -> Keep) -> Vec<u64> {
+        let Kept { common, apart, .. } = self.kept(keep);
+        let common = Layout::new(common.iter().map(Region::len)).bytes();
+        let apart = apart.iter().flatten().map(Region::len);
+        [common]
+            .into_iter()
+            .chain(apart)
+            .filter(|&bytes| bytes > 0)
+            .collect()
+    }
+
     /// Brings of each table what `keep` says, by the table's number, into memory.
     ///
     /// # Errors
@@ -156,28 +203,11 @@ impl Generation {
         options: LoadOptions,
     ) -> Result<Resident, TableError> {
         let checksums = options.verify.then(|| Checksums::open(self)).transpose()?;
-        let first_pages = self.tables().iter().scan(0, |pages, table| {
-            let first = *pages;
-            *pages += table.page_count();
-            Some(first)
-        });
-        let kept: Vec<(&TableInfo, u64, Keep)> = self
-            .tables()
-            .iter()
-            .zip(first_pages)
-            .enumerate()
-            .map(|(number, (table, first_page))| (table, first_page, keep(number)))
-            .collect();
-        let common: Vec<Region<'_>> = (kept.iter())
-            .map(|&(table, first_page, keep)| match keep {
-                Keep::All => Region::all(table, first_page),
-                Keep::RowsApart | Keep::Index => Region::index(table, first_page),
-            })
-            .collect();
-        let apart = |&(table, first_page, keep): &(_, _, Keep)| {
-            (keep == Keep::RowsApart).then(|| Region::rows(table, first_page))
-        };
-        let apart: Vec<Option<Region<'_>>> = kept.iter().map(apart).collect();
+        let Kept {
+            common,
+            apart,
+            keeps,
+        } = self.kept(keep);
         let total = common.iter().chain(apart.iter().flatten()).map(Region::len);
         let meter = Meter::new(progress, Stage::Loading, total.sum());
         let bring = |regions: &[Region<'_>]| {
@@ -193,10 +223,11 @@ impl Generation {
         let (arena, ranges) = bring(&common)?;
         let (mut largest, mut arena_bytes) = (arena.len(), arena.len());
         let mut backing = *arena.backing();
-        let mut tables = Vec::with_capacity(kept.len());
-        for ((((info, _, keep), apart), region), range) in
-            kept.into_iter().zip(&apart).zip(&common).zip(ranges)
+        let mut tables = Vec::with_capacity(keeps.len());
+        for (((keep, apart), region), range) in
+            keeps.into_iter().zip(&apart).zip(&common).zip(ranges)
         {
+            let info = region.table;
             let part = |range| Part {
                 arena: Arc::clone(&arena),
                 range,
@@ -217,7 +248,7 @@ impl Generation {
                     Some(part(range.start..range.start + rows))
                 }
                 _ => {
-                    self.check_last_row(region.table)?;
+                    self.check_last_row(info)?;
                     None
                 }
             };
@@ -265,8 +296,7 @@ impl Generation {
 
     /// Checks the last stored row of a table whose rows stay in their file.
     fn check_last_row(&self, info: &TableInfo) -> Result<(), TableError> {
-        let path = self.path(info);
-        let file = open_regular(&path).map_err(TableError::io(&path))?;
+        let (file, path) = self.sized_file(&info.file, info.file_bytes)?;
         let mut row = vec![0; info.stride];
         let at = HEADER_BYTES as u64 + info.row_region_bytes() - info.stride as u64;
         read_at(&file, &path, &mut row, at)?;
@@ -285,8 +315,7 @@ fn read_block(
     job: Job<'_>,
 ) -> Result<(), TableError> {
     let Job { region, bytes, out } = job;
-    let path = generation.path(region.table);
-    let file = open_regular(&path).map_err(TableError::io(&path))?;
+    let (file, path) = generation.sized_file(&region.table.file, region.table.file_bytes)?;
     read_at(&file, &path, out, bytes.start)?;
     let Some(checksums) = checksums else {
         return Ok(());
@@ -313,6 +342,7 @@ fn read_block(
         table: region.table.name.clone(),
         path,
         page: first + damage.first,
-        others: damage.count - 1,
+        // Other parts are not read any more.
+        others: None,
     })
 }

@@ -2,9 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::blocks::{
-    BLOCK_BYTES, Meter, block_count, block_range, in_parallel, open_regular, read_at,
-};
+use crate::blocks::{BLOCK_BYTES, Meter, block_count, block_range, in_parallel, read_at};
 use crate::header::HEADER_BYTES;
 use crate::index::{BUCKET_BYTES, Found, Index};
 use crate::manifest::TableInfo;
@@ -39,8 +37,7 @@ pub(crate) fn verify(generation: &Generation, progress: Progress<'_>) -> Result<
         || vec![0; BLOCK_BYTES],
         |buffer, (index, before, block)| {
             let table = &tables[index];
-            let path = generation.path(table);
-            let file = open_regular(&path).map_err(TableError::io(&path))?;
+            let (file, path) = generation.sized_file(&table.file, table.file_bytes)?;
             let range = block_range(table.file_bytes, block);
             let bytes = &mut buffer[..(range.end - range.start) as usize];
             read_at(&file, &path, bytes, range.start)?;
@@ -69,7 +66,7 @@ pub(crate) fn verify(generation: &Generation, progress: Progress<'_>) -> Result<
         table: tables[index].name.clone(),
         path: generation.path(&tables[index]),
         page,
-        others: count - 1,
+        others: Some(count - 1),
     })
 }
 
@@ -82,8 +79,7 @@ fn verify_hashed(generation: &Generation, info: &TableInfo) -> Result<(), TableE
         table: info.name.clone(),
         reason,
     };
-    let path = generation.path(info);
-    let file = open_regular(&path).map_err(TableError::io(&path))?;
+    let (file, path) = generation.sized_file(&info.file, info.file_bytes)?;
     let mut row = vec![0; info.stride];
     let row_at = HEADER_BYTES as u64 + info.row_region_bytes() - info.stride as u64;
     read_at(&file, &path, &mut row, row_at)?;

@@ -75,6 +75,8 @@ proptest! {
         let least: u64 = keep.iter().zip(generation.tables()).map(|pair| bytes(&pair)).sum();
         let most = least + 4 * PAGE_BYTES as u64 * SPECS.len() as u64;
         prop_assert!((least..=most).contains(&(part.arena_bytes() as u64)));
+        let arenas: u64 = generation.arenas_bytes(|number| keep[number]).iter().sum();
+        prop_assert_eq!(arenas, part.arena_bytes() as u64);
     }
 }
 

@@ -1,5 +1,5 @@
 # rowmilld over RDMA: it is not served without saying that it is insecure; its answers are those that it gives over
-# shared memory; what it holds for clients is back when they have gone; SIGTERM drains it; results come to a GPU's memory by
+# shared memory, of a table that is cached too; what it holds for clients is back when they have gone; SIGTERM drains it; results come to a GPU's memory by
 # whatever way the device has, with a stand-in for CUDA's driver.
 # lab-topology: loopback
 # lab-limit: 60 300
@@ -40,6 +40,16 @@ say "refused as it should be: $(tail -1 secure.log)"
 
 config rdma.toml "$endpoint" 7401 true
 config shm.toml "$socket" 7402 false
+# Over RDMA a fifth of the rows is cached, and the rest in a file of this machine's memory, which has no way past the page cache.
+cat >> rdma.toml <<EOF
+[[tables]]
+name = "items"
+placement = "cached"
+cache_bytes = 2097152
+[cache]
+page_cache = "allow"
+budget_ms = $((ROWMILL_TEST_PATIENCE * 1000))
+EOF
 "$rowmilld" --config rdma.toml > "$ROWMILL_LAB_SHARE/rdma.log" 2>&1 &
 over_rdma=$!
 "$rowmilld" --config shm.toml > "$ROWMILL_LAB_SHARE/shm.log" 2>&1 &
@@ -76,14 +86,26 @@ $two"
     answers=$((${answers:-0} + 1))
 }
 many=$(seq -s, 0 3 19999)
+few=$(seq -s, 5 7 2000)
 same --table items --ids 0
 same --table items --ids 7,7,19999,3 --pool mean
 same --table places --ids 499,1 --weights 0.5,-2 --output f16
 same --table items --ids "$many"
 same --table items --ids "${many:0:20000}" --pool none
+same --table items --ids "$few"
+same --table items --ids "$few"
 same --table items --ids 20000
 same --table nowhere --ids 1
 say "$answers answers and refusals are equal over both ports"
+
+# cached NAME: one of the figures of the cached table.
+cached() {
+    "$rowmill" status --admin 127.0.0.1:7401 --json | tr -d ' \n' | grep -o '{[^{}]*"table":"items"[^{}]*}' |
+        grep -o "\"$1\":[0-9]*" | cut -d: -f2
+}
+hits=$(cached hits) misses=$(cached misses) evicted=$(cached evicted)
+say "rows of the cached table over RDMA: $hits hits, $misses misses, $evicted evicted"
+[ "$hits" -gt 0 ] && [ "$misses" -gt 0 ] && [ "$evicted" -gt 0 ] || fail "it was not cached: $("$rowmill" status --admin 127.0.0.1:7401)"
 
 is_as_before() {
     [ "$(held)" = "$before" ]

@@ -16,7 +16,7 @@ use rowmill_pooling::{Mode, scalar};
 use rowmill_table::{Generation, Resident};
 
 use super::Verdict;
-use super::patron::{Innocent, Outcome, bound, rows};
+use super::patron::{Innocent, Outcome, bound_of_files, rows};
 use super::site::{Service, Settings, Site, patience, until};
 use super::watch::beside_an_innocent;
 
@@ -235,7 +235,7 @@ pub(super) fn placement(service: &Service) -> Result<String> {
 /// That the status page soon counts so many of these at least.
 pub(super) fn is_counted(service: &Service, key: &str, least: u64) -> Result<()> {
     let counted = || figure(service, key).is_ok_and(|count| count >= least);
-    until(bound(), counted).with_context(|| format!("`{key}` is below {least}"))
+    until(patience(), counted).with_context(|| format!("`{key}` is below {least}"))
 }
 
 /// A page of a table's file is overwritten while it is served from.
@@ -399,7 +399,8 @@ pub(super) fn one_set(site: &Site) -> Result<Verdict> {
         settings.cached = settings.cached.replace(wide, &share);
     }
     beside_an_innocent(site, &settings, |scene| {
-        let start = |_| Innocent::start(&scene.service.endpoint, scene.tables, false);
+        let limit = bound_of_files();
+        let start = |_| Innocent::start(&scene.service.endpoint, scene.tables, false, limit);
         let crowd = (0..CROWD).map(start).collect::<Result<Vec<_>>>()?;
         let mut asker = Asker::connect(scene.service, scene.tables)?;
         for from in 0..20 {

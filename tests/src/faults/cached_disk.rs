@@ -10,7 +10,7 @@ use super::cached::{
     Asker, COLD, COLD_ROWS, PAGE_ROWS, UNAVAILABLE, figure, file, is_counted, settings,
 };
 use super::disk::{self, Disk, Manner};
-use super::patron::{Outcome, bound};
+use super::patron::Outcome;
 use super::site::{Service, Settings, Site, patience};
 use super::watch::{Scene, beside_an_innocent_of};
 
@@ -30,7 +30,7 @@ fn slowly(
     let config = site.configure(&settings)?;
     let service = Service::start_by(site, command, &config)?;
     let all: Vec<u32> = (0..COLD_ROWS).step_by(PAGE_ROWS as usize).collect();
-    beside_an_innocent_of(site, service, |scene| {
+    beside_an_innocent_of(site, service, &settings, |scene| {
         disk.be(Manner::Slow)?;
         let told = case(scene, &disk, &all);
         // A service whose reads are held could not end.
@@ -62,7 +62,7 @@ pub(super) fn late(site: &Site) -> Result<Verdict> {
                 other => ensure!(other == Outcome::Ok, "{other:?} of a late disk"),
             }
             // As the status advises: try again. One row is there in time, sooner or later.
-            tries += asker.come(&[round * 977], bound())?;
+            tries += asker.come(&[round * 977], patience())?;
         }
         ensure!(refused > 0, "none was late");
         is_counted(scene.service, "late", 1)?;
@@ -95,7 +95,7 @@ pub(super) fn disk(site: &Site) -> Result<Verdict> {
     settings.model = disk::mount_point(site)?;
     let config = site.configure(&settings)?;
     let service = Service::start_by(site, command, &config)?;
-    beside_an_innocent_of(site, service, |scene| {
+    beside_an_innocent_of(site, service, &settings, |scene| {
         let refused = manners(scene.service, &disk, scene.tables);
         // A service whose reads are held could not end.
         disk.be(Manner::Good)?;
@@ -136,7 +136,7 @@ fn manners(service: &Service, disk: &Disk, tables: &Arc<Resident>) -> Result<u64
         let holds = manner == Manner::Silent;
         ensure!((held > 0) == holds, "{held} reads are held");
         disk.be(Manner::Good)?;
-        let well = asker.come(&ids, bound());
+        let well = asker.come(&ids, patience());
         well.with_context(|| format!("well again after {manner:?}"))?;
     }
     Ok(refused)

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::Verdict;
 use super::cached::{Asker, COLD, PATIENT, placement, settings};
-use super::patron::Innocent;
+use super::patron::{Innocent, bound_of_files};
 use super::site::Site;
 use super::watch::beside_an_innocent;
 
@@ -20,7 +20,8 @@ pub(super) fn moved(site: &Site) -> Result<Verdict> {
     // In the section of the admin pages, which is the one before.
     settings.cached = format!("allow_changes = true\n{}", settings.cached);
     beside_an_innocent(site, &settings, |scene| {
-        let start = |_| Innocent::start(&scene.service.endpoint, scene.tables, false);
+        let limit = bound_of_files();
+        let start = |_| Innocent::start(&scene.service.endpoint, scene.tables, false, limit);
         let crowd = (0..2).map(start).collect::<Result<Vec<_>>>()?;
         let mut asker = Asker::connect(scene.service, scene.tables)?;
         let admin = scene.service.admin().to_string();

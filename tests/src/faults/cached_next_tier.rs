@@ -11,7 +11,6 @@ use super::cached::{
 };
 use super::cached_disk::alone;
 use super::disk::{self, Disk, Manner};
-use super::patron::bound;
 use super::site::{Service, Settings, Site, patience, until};
 use super::watch::{beside_an_innocent, beside_an_innocent_of};
 
@@ -57,6 +56,8 @@ pub(super) fn next_tier(site: &Site) -> Result<Verdict> {
         ];
         let failed = asker.none_is_there(both[0].rows())?;
         until_corrupt(service, COLD, failed)?;
+        let said = format!("table {COLD}: its copy {} has pages", copy.display());
+        service.wait_for_log(&said, patience())?;
         // With each of these, as they were asked for one at a time, and with none of the other table's.
         let passed_on = until_passed_on(service, came + failed)?;
         ensure!(
@@ -88,7 +89,7 @@ pub(super) fn silent(site: &Site) -> Result<Verdict> {
     settings.model = disk::mount_point(site)?;
     let config = site.configure(&settings)?;
     let service = Service::start_by(site, command, &config)?;
-    beside_an_innocent_of(site, service, |scene| {
+    beside_an_innocent_of(site, service, &settings, |scene| {
         disk.be(Manner::Silent)?;
         let told = (0..ROUNDS).try_fold(0, |rows, round| {
             // Of a page each.
@@ -141,13 +142,19 @@ fn naming(own: Settings, copies: &Path) -> Settings {
     Settings { cached, ..own }
 }
 
-/// Waits until so many rows were asked of the copy at least; how many were.
+/// Waits until so many rows of [`COLD`] were asked of its copy at least; how many were.
 fn until_passed_on(service: &Service, least: u64) -> Result<u64> {
     let mut count = 0;
     let is_so = until(patience(), || {
         let page = service.status().ok();
         count = page
-            .and_then(|page| page["tiers"][0]["passed_on"].as_u64())
+            .and_then(|page| {
+                let mut files = page["files"].as_array()?.iter();
+                let copy = files.find(|file| {
+                    (&file["table"], &file["tier"]) == (&COLD.into(), &"copy".into())
+                })?;
+                copy["fetched"].as_u64()
+            })
             .unwrap_or(0);
         count >= least
     });
@@ -158,5 +165,5 @@ fn until_passed_on(service: &Service, least: u64) -> Result<u64> {
 /// Waits until so many rows of a table are counted as damaged at least.
 fn until_corrupt(service: &Service, table: &str, least: u64) -> Result<()> {
     let is_so = || figure_of(service, table, "corrupt").is_ok_and(|count| count >= least);
-    until(bound(), is_so).with_context(|| format!("fewer than {least} damaged rows of {table}"))
+    until(patience(), is_so).with_context(|| format!("fewer than {least} damaged rows of {table}"))
 }

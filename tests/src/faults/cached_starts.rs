@@ -9,8 +9,7 @@ use rowmill_table::MANIFEST_FILE;
 
 use super::Verdict;
 use super::cached::{Asker, COLD, LEAST_SHARE, PATIENT, figure, settings};
-use super::patron::bound;
-use super::site::{Settings, Site, until};
+use super::site::{Settings, Site, patience, until};
 
 /// How long a program may take to refuse what it can see without reading rows.
 const BOUND: Duration = Duration::from_secs(1);
@@ -159,7 +158,7 @@ pub(super) fn figures(site: &Site) -> Result<Verdict> {
     }
     let lookups = ROUNDS * 16;
     let is_counted = || figure(&service, "lookups").is_ok_and(|count| count == lookups);
-    until(bound(), is_counted).with_context(|| {
+    until(patience(), is_counted).with_context(|| {
         format!(
             "{:?} lookups instead of {lookups}",
             figure(&service, "lookups")

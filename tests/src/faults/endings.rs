@@ -12,6 +12,7 @@ use super::Verdict;
 use super::hostile::Hostile;
 use super::patron::{Outcome, Patron, bound};
 use super::site::{CREDITS, Service, Settings, Site, patience, until};
+use super::watch::{bound_with, is_as_new};
 
 /// SIGTERM while requests are in flight.
 pub(super) fn terminated(site: &Site) -> Result<Verdict> {
@@ -82,7 +83,8 @@ pub(super) fn killed_with(site: &Site, settings: &Settings) -> Result<Verdict> {
     let mut service = site.start(settings)?;
     let mut hostile = Hostile::connect(&service.endpoint, &tables)?;
     let mut patron = Patron::connect(&service.endpoint, "patron", &tables)?;
-    ensure!(patron.ask(bound())? == Outcome::Ok, "an answer before");
+    let limit = bound_with(settings);
+    ensure!(patron.ask(limit)? == Outcome::Ok, "an answer before");
     for slot in 0..3 {
         hostile.submit(0, slot, &hostile.long().frame())?;
     }
@@ -113,7 +115,7 @@ pub(super) fn killed_with(site: &Site, settings: &Settings) -> Result<Verdict> {
     // Whoever supervises it starts another: on the same endpoint, with the socket left behind.
     let began = Instant::now();
     let mut service = site.start(settings)?;
-    super::watch::after(&mut service, &tables)?;
+    is_as_new(&mut service, &tables, limit)?;
     Ok(Verdict::Pass(format!(
         "told after {:.1} ms, served again after {:.1} s",
         told.as_secs_f64() * 1e3,

@@ -16,10 +16,16 @@ use rowmill_table::Resident;
 
 use super::site::slowness;
 
-/// How long any answer to an innocent client may take: 1 s; where the processor is emulated, as long in proportion as a
-/// test's patience.
+/// How long any answer may take to an innocent client whose rows are in memory: 1 s, as nothing that happens to others is to hold it up;
+/// where the processor is emulated, as long in proportion as a test's patience.
 pub(crate) fn bound() -> Duration {
     Duration::from_secs(1) * slowness()
+}
+
+/// The same where some of its rows come from files: what else the machine's disk has to do takes its time. Nothing but a client that is
+/// forgotten waits as long.
+pub(crate) fn bound_of_files() -> Duration {
+    10 * bound()
 }
 
 /// Most bags of a request: two lanes' worth of parts, and more ids than fit into a frame.
@@ -219,6 +225,7 @@ struct Watched {
 /// A patron on a thread of its own that asks again and again.
 pub(crate) struct Innocent {
     watched: Arc<Watched>,
+    limit: Duration,
     thread: Option<JoinHandle<Result<()>>>,
 }
 
@@ -234,18 +241,23 @@ pub(crate) struct Seen {
 }
 
 impl Innocent {
-    /// Connects and begins. `busy` tells whether BUSY is an answer that it has to put up with.
+    /// Connects and begins. `busy` tells whether BUSY is an answer that it has to put up with, `limit` how long any may take.
     ///
     /// # Errors
     /// As [`Patron::connect`].
-    pub(crate) fn start(endpoint: &str, tables: &Arc<Resident>, busy: bool) -> Result<Innocent> {
+    pub(crate) fn start(
+        endpoint: &str,
+        tables: &Arc<Resident>,
+        busy: bool,
+        limit: Duration,
+    ) -> Result<Innocent> {
         let mut patron = Patron::connect(endpoint, "innocent", tables)?;
         let watched = Arc::new(Watched::default());
         let shared = Arc::clone(&watched);
         let thread = std::thread::spawn(move || {
             while !shared.stop.load(Ordering::Relaxed) {
                 let began = Instant::now();
-                match patron.ask(bound())? {
+                match patron.ask(limit)? {
                     Outcome::Ok => shared.answers.fetch_add(1, Ordering::Relaxed),
                     Outcome::Refused(Status::Busy) if busy => {
                         shared.busy.fetch_add(1, Ordering::Relaxed)
@@ -261,6 +273,7 @@ impl Innocent {
         });
         Ok(Innocent {
             watched,
+            limit,
             thread: Some(thread),
         })
     }
@@ -277,7 +290,8 @@ impl Innocent {
     pub(crate) fn finish(mut self) -> Result<Seen> {
         let (enough, began) = (self.answers() + 20, Instant::now());
         let thread = self.thread.take().context("finished once")?;
-        while self.answers() < enough && !thread.is_finished() && began.elapsed() < 5 * bound() {
+        let limit = 2 * self.limit + 3 * bound();
+        while self.answers() < enough && !thread.is_finished() && began.elapsed() < limit {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.watched.stop.store(true, Ordering::Relaxed);

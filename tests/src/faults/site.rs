@@ -408,12 +408,12 @@ impl Service {
     /// Sends `request` to the admin pages; gives the whole reply.
     ///
     /// # Errors
-    /// Where there is none within a second.
+    /// Where there is none within [`patience()`]: what the pages take has no bound of its own.
     pub(crate) fn ask(&self, request: &[u8]) -> Result<String> {
-        let second = Some(Duration::from_secs(1));
+        let limit = Some(patience());
         let mut stream = TcpStream::connect(self.admin).context("the admin pages")?;
-        stream.set_read_timeout(second)?;
-        stream.set_write_timeout(second)?;
+        stream.set_read_timeout(limit)?;
+        stream.set_write_timeout(limit)?;
         stream.write_all(request).context("the admin pages")?;
         let mut reply = Vec::new();
         stream.read_to_end(&mut reply).context("the admin pages")?;

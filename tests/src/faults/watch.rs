@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rowmill_table::Resident;
 
-use super::patron::{Innocent, Outcome, Patron, bound};
+use super::patron::{Innocent, Outcome, Patron, bound, bound_of_files};
 use super::site::{Clients, Holdings, Service, Settings, Site, slowness, told_within, until};
 use super::{Happened, Verdict};
 
@@ -52,7 +52,7 @@ pub(crate) fn until_left(service: &Service, clients: &Clients) -> Result<Duratio
 }
 
 /// Starts a service and an innocent client, lets `fault` happen, and checks that neither was harmed:
-/// every answer OK, bit-equal and within [`bound()`]; the process alive and healthy; new connections
+/// every answer OK, bit-equal and within [`bound()`], or [`bound_of_files()`] where its tables are cached; the process alive and healthy; new connections
 /// served; nothing kept of those that are gone. Gives `fault`'s note with what the innocent saw.
 ///
 /// # Errors
@@ -77,16 +77,17 @@ pub(crate) fn beside_a_patient_innocent(
     beside(site, settings, true, fault)
 }
 
-/// As [`beside_an_innocent`], beside a service that has been started already.
+/// As [`beside_an_innocent`], beside a service that has been started already with these settings.
 ///
 /// # Errors
 /// As [`beside_an_innocent`].
 pub(crate) fn beside_an_innocent_of(
     site: &Site,
     service: Service,
+    settings: &Settings,
     fault: impl FnOnce(&mut Scene<'_>) -> Happened,
 ) -> Result<Verdict> {
-    beside_service(site, service, false, fault)
+    beside_service(site, service, settings, false, fault)
 }
 
 fn beside(
@@ -96,20 +97,30 @@ fn beside(
     fault: impl FnOnce(&mut Scene<'_>) -> Happened,
 ) -> Result<Verdict> {
     let service = site.start(settings)?;
-    beside_service(site, service, busy, fault)
+    beside_service(site, service, settings, busy, fault)
+}
+
+/// How long an answer to an innocent client of a service with these settings may take.
+pub(crate) fn bound_with(settings: &Settings) -> Duration {
+    match settings.cached.contains("name = \"small\"") {
+        true => bound_of_files(),
+        false => bound(),
+    }
 }
 
 fn beside_service(
     site: &Site,
     mut service: Service,
+    settings: &Settings,
     busy: bool,
     fault: impl FnOnce(&mut Scene<'_>) -> Happened,
 ) -> Result<Verdict> {
     let tables = site.tables()?;
     service.is_healthy()?;
     let before = service.holdings()?;
-    let innocent = Innocent::start(&service.endpoint, &tables, busy)?;
-    until(bound(), || innocent.answers() >= 5).context("the innocent client's first answers")?;
+    let limit = bound_with(settings);
+    let innocent = Innocent::start(&service.endpoint, &tables, busy, limit)?;
+    until(limit, || innocent.answers() >= 5).context("the innocent client's first answers")?;
     let alone = service.holdings()?.clients;
     let note = {
         let service = &mut service;
@@ -124,11 +135,11 @@ fn beside_service(
     service.is_alive()?;
     let (seen, note) = (seen?, note?);
     ensure!(
-        seen.longest <= bound(),
+        seen.longest <= limit,
         "the innocent client waited {:?}",
         seen.longest
     );
-    after(&mut service, &tables)?;
+    is_as_new(&mut service, &tables, limit)?;
     holds_as(&service, &before)?;
     let busy = if seen.busy > 0 {
         format!(", {} BUSY", seen.busy)
@@ -162,12 +173,24 @@ pub(crate) fn holds_as(service: &Service, before: &Holdings) -> Result<()> {
 /// # Errors
 /// If it is not.
 pub(crate) fn after(service: &mut Service, tables: &Arc<Resident>) -> Result<()> {
+    is_as_new(service, tables, bound())
+}
+
+/// As [`after`], where an answer may take so long.
+///
+/// # Errors
+/// As [`after`].
+pub(crate) fn is_as_new(
+    service: &mut Service,
+    tables: &Arc<Resident>,
+    limit: Duration,
+) -> Result<()> {
     service.is_alive()?;
     service.is_healthy()?;
     let mut late =
         Patron::connect(&service.endpoint, "late", tables).context("a new connection")?;
     for _ in 0..3 {
-        let outcome = late.ask(bound()).context("a new connection")?;
+        let outcome = late.ask(limit).context("a new connection")?;
         ensure!(outcome == Outcome::Ok, "a new connection got {outcome:?}");
     }
     Ok(())

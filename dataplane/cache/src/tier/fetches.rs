@@ -21,6 +21,7 @@ const NONE: u32 = u32::MAX;
 pub(super) struct Fetch {
     pub(super) token: u64,
     pub(super) row: u32,
+    pub(super) asked_ns: u64,
     pub(super) deadline_ns: u64,
 }
 
@@ -115,6 +116,7 @@ impl Fetches {
             fetch: Fetch {
                 token: 0,
                 row: 0,
+                asked_ns: 0,
                 deadline_ns: 0,
             },
             next: NONE,
@@ -283,6 +285,7 @@ mod tests {
         Fetch {
             token,
             row: token as u32,
+            asked_ns: 0,
             deadline_ns: LATER_NS,
         }
     }

@@ -10,8 +10,10 @@ use super::failures::FileFailures;
 use super::fetches::{Fetch, Fetches, Span, Taken};
 use super::pace::Pace;
 use super::patience::Patience;
+use super::reads::FileReads;
 use super::table::FileTable;
 use super::{EachRow, FetchesFull, Tier, TierError, Wanted};
+use crate::figures::TierFigures;
 
 const _: () = assert!(PAGE_BYTES == DIRECT_ALIGN);
 /// Reads whose answers a poll takes at most: comparing a page with its checksum and giving a row to who waits for it take some 3 us.
@@ -97,6 +99,7 @@ struct Member<F> {
     info: TableInfo,
     checksums: Arc<PageChecksums>,
     failures: Arc<FileFailures>,
+    reads: Arc<FileReads>,
     file: F,
 }
 
@@ -110,6 +113,7 @@ pub struct FileTier<D: Device = DirectReader> {
     pace: Pace,
     patience: Patience,
     counts: TierCounts,
+    figures: Arc<TierFigures>,
     /// Whether the last fetch was refused.
     is_full: bool,
     budget_ns: u64,
@@ -153,9 +157,10 @@ impl FileTier<DirectReader> {
             file,
             checksums,
             failures,
+            reads,
         } = table;
         let file = self.device.add(file)?;
-        Ok(self.add_file(info, checksums, failures, file))
+        Ok(self.add_file(info, checksums, failures, reads, file))
     }
 
     /// Gives a table back, its file being closed. False, and nothing is done, as long as it is being read: reads whose
@@ -199,13 +204,13 @@ impl<D: Device> FileTier<D> {
             device,
             members: (0..tables).map(|_| None).collect(),
             counts: TierCounts::default(),
+            figures: Arc::default(),
             is_full: false,
             budget_ns,
         }
     }
 
-    /// Takes a table in whose file the device knows already, and whose failures are counted there; gives the number that it is asked
-    /// for by.
+    /// Takes a table in whose file the device knows already, and what of it is counted where; gives the number that it is asked for by.
     ///
     /// # Panics
     /// If the tier has no room for another table, or there is not a checksum for each page.
@@ -214,6 +219,7 @@ impl<D: Device> FileTier<D> {
         info: TableInfo,
         checksums: Arc<PageChecksums>,
         failures: Arc<FileFailures>,
+        reads: Arc<FileReads>,
         file: D::File,
     ) -> u32 {
         assert_eq!(checksums.page_count(), info.page_count());
@@ -223,6 +229,7 @@ impl<D: Device> FileTier<D> {
             info,
             checksums,
             failures,
+            reads,
             file,
         });
         place as u32
@@ -231,6 +238,11 @@ impl<D: Device> FileTier<D> {
     /// Reads that take a slot of the device, or will.
     pub fn reads(&self) -> usize {
         self.fetches.reads()
+    }
+
+    /// What it does, for others to read: as of its last poll.
+    pub fn figures(&self) -> &Arc<TierFigures> {
+        &self.figures
     }
 
     /// What it reads by.
@@ -254,6 +266,7 @@ impl<D: Device> Tier for FileTier<D> {
         let fetch = Fetch {
             token: wanted.token,
             row: wanted.row,
+            asked_ns: now_ns,
             deadline_ns: self.patience.at(now_ns).saturating_add(left_ns),
         };
         let span = Span {
@@ -263,6 +276,7 @@ impl<D: Device> Tier for FileTier<D> {
         let taken = self.fetches.take(fetch, span);
         match taken {
             Ok(taken) => {
+                self.member(wanted.table).reads.begin();
                 self.counts.fetches += 1;
                 self.counts.joined += u64::from(taken == Taken::Joined);
             }
@@ -280,6 +294,7 @@ impl<D: Device> Tier for FileTier<D> {
             pace,
             patience,
             counts,
+            figures,
             ..
         } = self;
         let member = |span: &Span| {
@@ -308,10 +323,15 @@ impl<D: Device> Tier for FileTier<D> {
                 };
                 counts.note(&answer);
                 member.failures.note(&answer);
+                if answer.is_ok() {
+                    let took_ns = now_ns.saturating_sub(fetch.asked_ns);
+                    member.reads.times.record(took_ns);
+                }
                 each(fetch.token, answer);
             });
         });
         counts.stalls += u64::from(polled.is_err());
+        figures.publish(counts);
         // What has come is taken first, however late it is looked at.
         if polled.is_ok_and(|taken| taken == ANSWERS) {
             return;

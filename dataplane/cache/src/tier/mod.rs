@@ -11,6 +11,7 @@ mod fetches;
 mod file;
 mod pace;
 mod patience;
+mod reads;
 mod scripted;
 mod table;
 
@@ -21,6 +22,7 @@ pub use chain::Chain;
 pub use device::{Device, EachRead};
 pub use failures::{Failures, FileFailures};
 pub use file::{FileTier, FileTierOptions, MAX_READ_BYTES, MIN_READ_BYTES, TierCounts};
+pub use reads::FileReads;
 pub use scripted::{Answer, ScriptedTier};
 pub use table::FileTable;
 

@@ -7,6 +7,7 @@ use rowmill_arena::{ArenaError, DirectFile, PageCache};
 use rowmill_table::{Generation, PageChecksums, TableError, TableInfo};
 
 use super::failures::FileFailures;
+use super::reads::FileReads;
 
 /// A table's file and all that is needed to read rows of it: where they lie, and the checksums of their pages.
 ///
@@ -18,6 +19,7 @@ pub struct FileTable {
     pub(super) file: DirectFile,
     pub(super) checksums: Arc<PageChecksums>,
     pub(super) failures: Arc<FileFailures>,
+    pub(super) reads: Arc<FileReads>,
 }
 
 impl FileTable {
@@ -39,6 +41,7 @@ impl FileTable {
             file,
             checksums,
             failures: Arc::default(),
+            reads: Arc::default(),
         })
     }
 
@@ -62,10 +65,11 @@ impl FileTable {
             file,
             checksums,
             failures: Arc::default(),
+            reads: Arc::default(),
         })
     }
 
-    /// The same for another worker: the checksums and what is counted are shared, the descriptor is its own.
+    /// The same for another worker: the checksums and what failed are shared, the descriptor and what it asks for are its own.
     ///
     /// # Errors
     /// [`ArenaError::File`] where there are no more descriptors.
@@ -75,6 +79,7 @@ impl FileTable {
             file: self.file.for_another()?,
             checksums: Arc::clone(&self.checksums),
             failures: Arc::clone(&self.failures),
+            reads: Arc::default(),
         })
     }
 
@@ -91,6 +96,11 @@ impl FileTable {
     /// What it failed to give to any worker, which goes on when the table is in a tier.
     pub fn failures(&self) -> &Arc<FileFailures> {
         &self.failures
+    }
+
+    /// What the worker that has it in a tier asks of it.
+    pub fn reads(&self) -> &Arc<FileReads> {
+        &self.reads
     }
 
     /// Bytes of memory that the checksums take, once for all workers.

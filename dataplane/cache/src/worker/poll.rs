@@ -50,7 +50,6 @@ impl Worker {
         for table in tables.filter_map(Home::table_mut) {
             table.advance();
         }
-        self.tier_figures.publish(&self.tier.counts());
         self.owners.ring();
         has_mail || taken > 0 || has_read || has_begun
     }

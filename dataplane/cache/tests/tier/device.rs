@@ -80,7 +80,13 @@ pub(crate) fn scripted_with(
     let mut tier = FileTier::over(device.clone(), 16, SPECS.len() as u32, budget_ns);
     for (file, info) in model.generation.tables().iter().enumerate() {
         let checksums = model.generation.page_checksums(&info.name).unwrap();
-        tier.add_file(info.clone(), Arc::new(checksums), Arc::default(), file);
+        tier.add_file(
+            info.clone(),
+            Arc::new(checksums),
+            Arc::default(),
+            Arc::default(),
+            file,
+        );
     }
     (tier, device)
 }
