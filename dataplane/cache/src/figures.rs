@@ -62,6 +62,8 @@ pub enum Count {
     Arrived,
     /// Rows that were asked for of the tier and did not come in time.
     Late,
+    /// Rows that were asked for of the tier and came from memory before they came from there: their table became resident.
+    Unneeded,
     /// Rows that were given up before they were asked for, since the tier answered nothing.
     Stalled,
     /// Rows in pages that don't match their checksums.
@@ -70,14 +72,17 @@ pub enum Count {
     Gone,
     /// Rows that the kernel could not read.
     Failed,
-    /// Rows that came into the store.
+    /// Rows that came into the store. What arrived is one of this, [`Refused`](Count::Refused), [`Crowded`](Count::Crowded) and
+    /// [`Unkept`](Count::Unkept).
     Admitted,
-    /// Rows that had to leave it for others.
+    /// Rows that had to leave it for others, which have come.
     Evicted,
-    /// Rows that were fetched and that the policy did not take in.
+    /// Rows that came and that the policy did not take in, or that were asked for in a silence of the tier, when none takes another's place.
     Refused,
-    /// Rows that were fetched and found no slot, since all that they may be in were taken or still being read.
+    /// Rows that came and found no slot, since all that they may be in were taken or still being read.
     Crowded,
+    /// Rows that came and were there already, or whose table was not cached when they were asked for, or is not any more.
+    Unkept,
     /// Rows that were said to be wanted soon.
     Hinted,
     /// Those of them that there was no room for.
@@ -87,7 +92,7 @@ pub enum Count {
 }
 
 /// Every [`Count`] with its name in metrics and what it counts, in their order.
-pub const COUNTS: [(Count, &str, &str); 16] = [
+pub const COUNTS: [(Count, &str, &str); 18] = [
     (
         Count::Lookups,
         "lookups",
@@ -108,6 +113,11 @@ pub const COUNTS: [(Count, &str, &str); 16] = [
         Count::Late,
         "late",
         "Rows asked for that did not come in time from any tier.",
+    ),
+    (
+        Count::Unneeded,
+        "unneeded",
+        "Rows asked for whose table became resident before they came.",
     ),
     (
         Count::Stalled,
@@ -142,12 +152,17 @@ pub const COUNTS: [(Count, &str, &str); 16] = [
     (
         Count::Refused,
         "not_admitted",
-        "Rows that were fetched and that the policy did not take in.",
+        "Rows that came and that were not taken in: the others are worth more, or the tier was silent when they were asked for.",
     ),
     (
         Count::Crowded,
         "crowded",
-        "Rows that were fetched and found no free slot.",
+        "Rows that came and found no free slot.",
+    ),
+    (
+        Count::Unkept,
+        "unkept",
+        "Rows that came and were there already, or whose table was not cached then.",
     ),
     (
         Count::Hinted,

@@ -56,6 +56,18 @@ impl Home {
         self.table.as_mut()
     }
 
+    /// Copies a row of a shard that this worker writes to the beginning of `out`, if the table is cached and the row is there.
+    pub(crate) fn read<'o>(&self, row: u32, out: &'o mut [u8]) -> Option<&'o [u8]> {
+        let table = self.table.as_ref()?;
+        let out = &mut out[..table.row_bytes()];
+        table.read(row, out).then_some(out)
+    }
+
+    /// Whether the tier said nothing when a row of the table was asked for last, as far as that is known.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.table.as_ref().is_some_and(CachedTable::is_silent)
+    }
+
     /// Puts another in its place.
     ///
     /// # Panics

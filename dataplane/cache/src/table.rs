@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use rowmill_arena::ReadWindow;
+use rowmill_policy::{Draw, Newcomer, Policy, Resident, Reuses, Word};
 
 use crate::figures::{Count, TableFigures};
 use crate::moves::Moves;
 use crate::store::{
     Candidate, Evicted, Found, Held, Sample, Spread, Store, Ticket, Turn, WAYS, Writer,
 };
-use rowmill_policy::{Draw, Newcomer, Policy, Resident, Reuses, Word};
+use crate::tier::TierError;
 
 /// A row that is looked up within so many lookups doesn't move, since for a turn or two it could not be found.
 const MOVE_LOOKUPS: u32 = 512;
@@ -48,6 +49,8 @@ pub struct CachedTable {
     moves: Moves,
     draw: Draw,
     sample: Sample,
+    /// Whether the last row that was asked for was late.
+    is_silent: bool,
     figures: Arc<TableFigures>,
 }
 
@@ -56,6 +59,8 @@ pub struct CachedTable {
 pub(crate) struct Taken {
     ticket: Ticket,
     newcomer: Newcomer,
+    /// Whether the row that it held leaves the cache when this one comes: it does not move.
+    evicts: bool,
 }
 
 impl CachedTable {
@@ -79,6 +84,7 @@ impl CachedTable {
             draw: Draw::new(!seed),
             on_failure: OnFailure::default(),
             sample: Sample::new(store.sample_every(), seed),
+            is_silent: false,
             store,
             figures: Arc::default(),
         }
@@ -190,59 +196,69 @@ impl CachedTable {
         }
     }
 
-    /// Takes a slot for a row that is about to be fetched, where this worker writes the row's shard: an empty one, or that of a row
-    /// which is worth less. `next_use` says when a row of the table is looked up next, where that is known.
+    /// Takes a slot for a row of an own shard that is about to be fetched: an empty one, or that of a row which is worth less.
+    /// `next_use` says when a row of the table is looked up next, where that is known.
+    ///
+    /// # Errors
+    /// What the row counts as when it comes, since it goes into no slot.
     pub(crate) fn begin(
         &mut self,
         row: u32,
         next_use: impl Fn(u32) -> Option<u32>,
-    ) -> Option<Taken> {
+    ) -> Result<Taken, Count> {
         let shard = self.store.spread().shard(row) as usize;
-        let writer = self.writers[shard].as_ref()?;
+        let writer = self.writer(row);
         if writer.slot_of(row).is_some() || self.moves.has(row) {
-            return None; // It was prefetched though it is there, or it comes back at once.
+            return Err(Count::Unkept); // It was prefetched though it is there, or it comes back at once.
         }
         let newcomer = self.policy.newcomer(row);
         let chosen = self.choose(&newcomer, &next_use);
         let moves = self.roomier(&newcomer, chosen, &next_use);
         let Some(slot) = moves.map(|(mover, _)| mover.slot).or(chosen) else {
+            let writer = self.writer(row);
             let is_refused = writer.candidates(row).filter_map(resident).next().is_some();
-            let why = if is_refused {
+            self.policy.refused(newcomer);
+            return Err(if is_refused {
                 Count::Refused
             } else {
                 Count::Crowded
-            };
-            self.figures.count(why, 1);
-            self.policy.refused(newcomer);
-            return None;
+            });
         };
-        let writer = self.writers[shard].as_mut()?;
+        let writer = self.writers[shard].as_mut().expect("an own shard");
         let Ok((ticket, mut evicted)) = writer.begin(row, slot) else {
-            self.figures.count(Count::Crowded, 1);
             self.policy.refused(newcomer);
-            return None;
+            return Err(Count::Crowded);
         };
+        let mut evicts = evicted.is_some();
         if let (Some((mover, to)), Some(Evicted { meta, .. })) = (moves, evicted) {
             // Without room in limbo it is evicted itself.
             if let Ok((its, other)) = writer.begin(mover.row, to) {
                 self.moves.begin(slot, its, meta);
-                evicted = other;
+                // The other leaves whether this one comes or not.
+                self.figures
+                    .count(Count::Evicted, other.iter().len() as u64);
+                (evicted, evicts) = (other, false);
             }
         }
-        if let Some(evicted) = evicted {
-            self.figures.count(Count::Evicted, 1);
-            let word = Word::from_bits(evicted.meta);
-            self.policy.evicted(evicted.row, word);
+        if let Some(Evicted { row, meta }) = evicted {
+            self.policy.evicted(row, Word::from_bits(meta));
         }
-        Some(Taken { ticket, newcomer })
+        Ok(Taken {
+            ticket,
+            newcomer,
+            evicts,
+        })
     }
 
-    /// The slot that a newcomer is to have of its own: an empty one, or that of a row which is worth less.
+    /// The slot that a newcomer is to have of its own: an empty one, or, as long as rows come, that of a row which is worth less.
     fn choose(&self, newcomer: &Newcomer, next_use: impl Fn(u32) -> Option<u32>) -> Option<u32> {
         let (row, writer) = (newcomer.row, self.writer(newcomer.row));
         let is_empty = |candidate: &Candidate| candidate.held == Held::Nothing;
         if let Some(empty) = writer.candidates(row).find(is_empty) {
             return Some(empty.slot);
+        }
+        if self.is_silent {
+            return None;
         }
         // Where tags are far away, a row in its second set costs a line more in each lookup. To have both to choose from is worth a
         // point of hits with 1,000 slots, and less than 0.1 points with 25,000.
@@ -263,7 +279,7 @@ impl CachedTable {
         next_use: impl Fn(u32) -> Option<u32>,
     ) -> Option<(Resident, u32)> {
         let wanted = next_use(newcomer.row)?;
-        if !self.store.is_near() || self.moves.is_full() {
+        if !self.store.is_near() || self.moves.is_full() || self.is_silent {
             return None;
         }
         let writer = self.writer(newcomer.row);
@@ -293,27 +309,58 @@ impl CachedTable {
 
     /// The row of a slot has come.
     pub(crate) fn publish(&mut self, taken: Taken, bytes: &[u8]) {
-        let Taken { ticket, newcomer } = taken;
-        let writer = writer(&mut self.writers, &self.store, &ticket);
-        if !writer.is_free(&ticket) {
+        let writer = writer(&mut self.writers, &self.store, &taken.ticket);
+        if !writer.is_free(&taken.ticket) {
             writer.advance(); // It came within a turn.
             self.moves.finish(writer);
         }
-        if writer.is_free(&ticket) {
-            writer.publish(ticket, bytes, newcomer.word.bits());
+        let why = if writer.slot_of(taken.ticket.row()).is_some() {
+            Count::Unkept // Its former slot was given back to it meanwhile.
+        } else if writer.is_free(&taken.ticket) {
+            writer.publish(taken.ticket, bytes, taken.newcomer.word.bits());
+            self.figures.count(Count::Evicted, taken.evicts.into());
             self.figures.count(Count::Admitted, 1);
+            return;
         } else {
             // A worker has been in one turn for as long as the row took to come.
-            writer.abandon(ticket);
-            self.policy.refused(newcomer);
-            self.figures.count(Count::Crowded, 1);
+            self.policy.refused(taken.newcomer);
+            Count::Crowded
+        };
+        self.figures.count(why, 1);
+        self.give_back(taken);
+    }
+
+    /// The row of a slot does not come: the row that the slot held is there again, unless it came by another slot meanwhile.
+    pub(crate) fn abandon(&mut self, taken: Taken) {
+        self.policy.refused(taken.newcomer);
+        self.give_back(taken);
+    }
+
+    fn give_back(&mut self, taken: Taken) {
+        let Taken { ticket, evicts, .. } = taken;
+        let writer = writer(&mut self.writers, &self.store, &ticket);
+        let is_lacked = |row: &u32| writer.slot_of(*row).is_none() && !self.moves.has(*row);
+        match ticket.former().filter(|row| evicts && is_lacked(row)) {
+            Some(row) => {
+                writer.restore(ticket);
+                self.policy.restored(row);
+            }
+            None => {
+                writer.abandon(ticket);
+                self.figures.count(Count::Evicted, evicts.into());
+            }
         }
     }
 
-    /// The row of a slot does not come.
-    pub(crate) fn abandon(&mut self, taken: Taken) {
-        writer(&mut self.writers, &self.store, &taken.ticket).abandon(taken.ticket);
-        self.policy.refused(taken.newcomer);
+    /// The tier has answered for a row of the table, or has said nothing until it was late. What is begun after a silence takes no other
+    /// row's slot: it may be long before it is known not to come.
+    pub(crate) fn heard(&mut self, outcome: Result<(), TierError>) {
+        self.is_silent = outcome == Err(TierError::Late);
+    }
+
+    /// Whether the tier said nothing when a row of the table was asked for last.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.is_silent
     }
 
     /// Learns from what other workers looked up. Before slots are taken.
@@ -383,6 +430,7 @@ mod tests {
         let figures = Arc::clone(table.figures());
         let count = |what| figures.get(what);
         let mut place = [0];
+        let mut refused = 0;
         for row in 0..1000 {
             let turn = workers[0].turn();
             table.find(turn, &[0], &mut place);
@@ -391,11 +439,15 @@ mod tests {
             table.advance();
             workers[0].pass();
             table.advance();
-            if let Some(taken) = taken {
-                table.publish(taken, &row.to_le_bytes());
+            match taken {
+                Ok(taken) => table.publish(taken, &row.to_le_bytes()),
+                Err(why) => {
+                    assert_eq!(why, Count::Refused);
+                    refused += 1;
+                }
             }
         }
-        assert_eq!(count(Count::Admitted) + count(Count::Refused), 1000);
+        assert_eq!(count(Count::Admitted) + refused, 1000);
         assert_eq!(count(Count::Admitted), count(Count::Evicted) + 64);
         assert_eq!(count(Count::Crowded), 0);
         let turn = workers[0].turn();
@@ -418,7 +470,8 @@ mod tests {
             if let Some(mover) = (0..row).find(|&row| table.moves.has(row)) {
                 moved += 1;
                 assert!(!table.has(mover));
-                assert!(table.begin(mover, wanted).is_none(), "it comes back");
+                let again = table.begin(mover, wanted);
+                assert_eq!(again.err(), Some(Count::Unkept), "it comes back");
             }
             // Every other row comes within the turn, and its slots can be written only when it ends.
             if row % 2 == 0 {
@@ -426,7 +479,7 @@ mod tests {
                 table.advance();
                 workers[0].pass();
             }
-            if let Some(taken) = taken {
+            if let Ok(taken) = taken {
                 match row % 5 {
                     0 => table.abandon(taken),
                     _ => table.publish(taken, &row.to_le_bytes()),

@@ -41,13 +41,16 @@ pub struct Counters {
     pub asked: u64,
 }
 
+/// What becomes of a row on its way, as [`CachedTable::begin`] has it.
+type Kept = Result<Taken, Count>;
+
 /// What one worker knows of cached tables: the rows that are there, and the fetches that it has begun.
 pub struct Worker {
     /// By the table's number; `None` for those that are always resident.
     tables: Box<[Option<Home>]>,
     fetches: Fetches,
-    /// The slots that were taken for rows on their way, by the number of their fetch.
-    slots: Box<[Option<(u32, Taken)>]>,
+    /// By the number of a fetch: its table, with the slot that was taken for it, or what the row counts as when it comes.
+    slots: Box<[Option<(u32, Kept)>]>,
     ahead: Ahead,
     /// Rows that the tier was just asked for, with when they are looked up next.
     begun: Vec<(u32, fetch::Read)>,
@@ -57,6 +60,10 @@ pub struct Worker {
     counters: Counters,
     /// When a row on its way was asked of the tier, by the number of its fetch.
     asked_ns: Box<[u64]>,
+    /// Room for a row.
+    spare: Box<[u8]>,
+    /// The number of the fetch that is looked at next by [`Worker::answer_resident`]; all were looked at where there is none of it.
+    looked: usize,
     /// When it last polled.
     polled_ns: u64,
 }
@@ -132,6 +139,8 @@ impl Worker {
             warming: None,
             counters: Counters::default(),
             asked_ns,
+            spare: vec![0; limits.row_bytes].into_boxed_slice(),
+            looked: usize::MAX,
             polled_ns: 0,
         }
     }
@@ -149,18 +158,24 @@ impl Worker {
 
     /// Puts another table in the place of a cached one, or none where its rows are to be found elsewhere from now on, or one
     /// where there was none. Returns what was there, for another thread to free once all workers have given theirs back. What is on its
-    /// way is still answered to those who wait for it, and goes into no slot. Between two turns.
+    /// way is still answered to those who wait for it ([`answer_resident`](Self::answer_resident)), and goes into no slot. Between two
+    /// turns.
     ///
     /// # Panics
     /// If the table is always resident, or its rows are spread over workers in another way than before.
     pub fn replace(&mut self, table: usize, new: Option<CachedTable>) -> Option<CachedTable> {
         let home = self.tables[table].as_mut().expect("a listed table");
         if let Some(old) = home.table_mut() {
-            for slot in &mut self.slots {
-                if let Some((_, taken)) = slot.take_if(|(of, _)| *of as usize == table) {
+            for (of, slot) in self.slots.iter_mut().flatten() {
+                if *of as usize == table
+                    && let Ok(taken) = core::mem::replace(slot, Err(Count::Unkept))
+                {
                     old.abandon(taken);
                 }
             }
+        }
+        if new.is_none() {
+            self.looked = 0;
         }
         home.replace(new)
     }

@@ -148,13 +148,15 @@ impl Oracle {
         loop {
             let (before, mut left) = (self.fetching.len(), 2);
             let others_heard = self.others_heard;
-            let given_up = fetches.expire(now, &mut left, |_, _| others_heard);
-            let Some(key) = given_up else {
+            let late = fetches.next_late(now, &mut left, |_, _| others_heard);
+            let Some(ticket) = late else {
                 if left == 0 {
                     continue;
                 }
                 break;
             };
+            let key = fetches.row(ticket).expect("it is on its way");
+            fetches.give_up(ticket);
             let row = self.fetching[&key];
             assert!(self.hopeless(key, row) <= now, "there is hope for {key:?}");
             self.tell(fetches, &[key]);
@@ -494,7 +496,8 @@ fn nothing_is_allocated_after_the_start() {
             if let Some(bag) = bag {
                 fetches.release(bag, &rows);
             }
-            while fetches.expire(now, &mut 100, |_, _| 0).is_some() {
+            while let Some(late) = fetches.next_late(now, &mut 100, |_, _| 0) {
+                fetches.give_up(late);
                 asks.extend(std::iter::from_fn(|| fetches.next_told()));
             }
         }

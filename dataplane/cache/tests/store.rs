@@ -24,8 +24,10 @@ enum Act {
     Begin { row: u32, way: usize },
     /// A row comes that was waited for, if its slot is free.
     Publish { ticket: usize },
-    /// A row does not come.
+    /// A row does not come, and its slot becomes empty.
     Abandon { ticket: usize },
+    /// A row does not come, and its slot is that of the row before again, unless that came by another.
+    Restore { ticket: usize },
     /// A row is taken away.
     Remove { row: u32 },
     /// A writer looks what is free.
@@ -42,6 +44,7 @@ fn act() -> impl Strategy<Value = Act> {
         8 => (row.clone(), 0_usize..32).prop_map(|(row, way)| Act::Begin { row, way }),
         5 => (0_usize..64).prop_map(|ticket| Act::Publish { ticket }),
         1 => (0_usize..64).prop_map(|ticket| Act::Abandon { ticket }),
+        2 => (0_usize..64).prop_map(|ticket| Act::Restore { ticket }),
         1 => row.prop_map(|row| Act::Remove { row }),
         3 => (0..SHARDS).prop_map(|shard| Act::Advance { shard }),
         2 => worker.clone().prop_map(|worker| Act::Turn { worker }),
@@ -68,8 +71,14 @@ struct World {
     readers: Vec<Reader>,
     /// Which rows can be found, and what they are.
     rows: HashMap<u32, [u8; ROW_BYTES]>,
-    tickets: Vec<Ticket>,
+    tickets: Vec<Taken>,
     comings: u32,
+}
+
+/// A slot that was taken, and what the row is that it held.
+struct Taken {
+    ticket: Ticket,
+    former: Option<[u8; ROW_BYTES]>,
 }
 
 impl World {
@@ -97,14 +106,15 @@ impl World {
             Act::Begin { row, way } => self.begin(row, way),
             Act::Publish { ticket } => self.publish(ticket),
             Act::Abandon { ticket } => {
-                if let Some(ticket) = self.take(ticket) {
+                if let Some(Taken { ticket, .. }) = self.take(ticket) {
                     self.writer(ticket.row()).abandon(ticket);
                 }
             }
+            Act::Restore { ticket } => self.restore(ticket),
             Act::Remove { row } => {
                 let there = self.rows.contains_key(&row);
                 match self.writer(row).remove(row) {
-                    Ok(evicted) => self.leave(there.then_some(row), evicted),
+                    Ok(evicted) => _ = self.leave(there.then_some(row), evicted),
                     Err(LimboFull) => {
                         assert!(there);
                         assert_eq!(self.writer(row).counts().limbo, LIMBO as u32);
@@ -137,12 +147,17 @@ impl World {
         match (candidate.held, writer.begin(row, candidate.slot)) {
             (Held::Nothing, Ok((ticket, None))) => {
                 assert!(writer.is_free(&ticket));
-                self.tickets.push(ticket);
+                assert_eq!(ticket.former(), None);
+                self.tickets.push(Taken {
+                    ticket,
+                    former: None,
+                });
             }
             (Held::Row(old), Ok((ticket, evicted))) => {
                 assert!(!writer.is_free(&ticket));
-                self.leave(Some(old), evicted);
-                self.tickets.push(ticket);
+                assert_eq!(ticket.former(), Some(old));
+                let former = self.leave(Some(old), evicted);
+                self.tickets.push(Taken { ticket, former });
             }
             (Held::Row(_), Err(LimboFull)) => {
                 assert_eq!(writer.counts().limbo, LIMBO as u32);
@@ -152,21 +167,36 @@ impl World {
     }
 
     /// A row is no longer there.
-    fn leave(&mut self, row: Option<u32>, evicted: Option<Evicted>) {
+    fn leave(&mut self, row: Option<u32>, evicted: Option<Evicted>) -> Option<[u8; ROW_BYTES]> {
         assert_eq!(evicted.map(|evicted| evicted.row), row);
-        if let Some(Evicted { row, meta }) = evicted {
-            assert_eq!(meta, row as u16, "the meta word that it came with");
-            self.rows.remove(&row).expect("a row that was there");
+        let Evicted { row, meta } = evicted?;
+        assert_eq!(meta, row as u16, "the meta word that it came with");
+        let bytes = self.rows.remove(&row);
+        Some(bytes.expect("a row that was there"))
+    }
+
+    /// A row is there again, as it was.
+    fn restore(&mut self, number: usize) {
+        let Some(Taken { ticket, former }) = self.take(number) else {
+            return;
+        };
+        let writer = self.writer(ticket.row());
+        match ticket.former() {
+            Some(row) if writer.slot_of(row).is_none() => {
+                writer.restore(ticket);
+                self.rows.insert(row, former.expect("its bytes"));
+            }
+            _ => writer.abandon(ticket),
         }
     }
 
-    fn take(&mut self, number: usize) -> Option<Ticket> {
+    fn take(&mut self, number: usize) -> Option<Taken> {
         let count = self.tickets.len();
         (count > 0).then(|| self.tickets.swap_remove(number % count))
     }
 
     fn publish(&mut self, number: usize) {
-        let Some(ticket) = self.take(number) else {
+        let Some(Taken { ticket, former }) = self.take(number) else {
             return;
         };
         let row = ticket.row();
@@ -179,7 +209,7 @@ impl World {
             self.writer(row).publish(ticket, &bytes, row as u16);
             self.rows.insert(row, bytes);
         } else {
-            self.tickets.push(ticket);
+            self.tickets.push(Taken { ticket, former });
         }
     }
 
@@ -226,7 +256,7 @@ impl World {
 
     /// Once all workers rest and nobody waits for rows, every slot holds a row or nothing.
     fn settle(&mut self) {
-        while let Some(ticket) = self.take(0) {
+        while let Some(Taken { ticket, .. }) = self.take(0) {
             self.writer(ticket.row()).abandon(ticket);
         }
         for reader in &mut self.readers {

@@ -64,6 +64,16 @@ impl Cached {
         home.cached = self.worker.replace(table, home.cached.take());
     }
 
+    /// Gives the rows of tables that have just become resident to those who wait for them, some in a call. Returns whether there were any.
+    pub(crate) fn answer_resident(&mut self) -> bool {
+        let resident = &self.resident;
+        self.worker.answer_resident(|table, row| {
+            let table = resident[table].as_deref()?;
+            let at = row as usize * table.stride();
+            table.bytes().get(at..at + table.stride())
+        })
+    }
+
     /// Whether the request in a slot can go on as far as it needs room: it waits for none, or is the first that does and there is
     /// enough, for some more bags too, since each time it goes on costs a lookup; or there is enough aside.
     pub(crate) fn has_room(&self, index: u32, slot: &Slot) -> bool {

@@ -106,12 +106,26 @@ impl Engine {
     }
 
     /// Has a listed table's rows elsewhere from now on: takes them from `home`, and leaves there what was before, for another thread to
-    /// free. Between two turns; requests in progress go on with the new rows.
+    /// free. Between two turns; requests in progress go on with the new rows, also those that wait for rows of it or for room to.
     ///
     /// # Panics
     /// If the table is always resident.
     pub fn place(&mut self, table: usize, home: &mut Home) {
         self.cached.place(table, home);
+        if self.cached.worker.is_cached(table) {
+            return;
+        }
+        for index in 0..self.slots.len() as u32 {
+            let slot = &mut self.slots[index as usize];
+            let waits = slot.stage != Stage::Free && slot.crowded > 0;
+            let feature = slot.walk.feature as usize;
+            if waits && bound(&self.connections, slot).features[feature].table == table {
+                // Its bags need no room any more.
+                slot.crowded = 0;
+                self.cached.crowd.leave(index);
+                self.wake(index);
+            }
+        }
     }
 
     /// What was counted.

@@ -112,8 +112,9 @@ impl Engine {
     }
 
     fn poll_rows(&mut self, now_ns: u64, memory: &mut impl Memory) -> bool {
+        let has_answered = self.cached.answer_resident();
         ahead::tell(&mut self.cached, &self.slots, &self.connections);
-        let has_moved = self.cached.worker.poll(now_ns);
+        let has_moved = self.cached.worker.poll(now_ns) | has_answered;
         while let Some(ready) = self.cached.worker.next_ready() {
             let bag = self.cached.parked.bag(ready.bag);
             if ready.outcome.is_err() && self.fails(&bag) {
@@ -139,7 +140,7 @@ impl Engine {
     }
 
     /// A request can go on, if it waited.
-    fn wake(&mut self, index: u32) {
+    pub(crate) fn wake(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         if slot.stage == Stage::Waiting {
             slot.stage = Stage::Pooling;

@@ -347,6 +347,89 @@ fn requests_that_can_go_on_come_before_rows_and_rows_get_their_turn() {
     assert!(POLLS.load(Ordering::Relaxed) > polls, "it is time for rows");
 }
 
+/// Makes a table resident.
+fn make_resident(model: &Model, engine: &mut Engine, table: usize) {
+    let mut home = Home {
+        resident: Some(Box::new(model.tables.tables()[table].clone())),
+        cached: None,
+    };
+    engine.place(table, &mut home);
+}
+
+fn until_blocked(engine: &mut Engine, memory: &mut HeapMemory) {
+    for _ in 0..10_000 {
+        if engine.turn(0, memory) == Turn::Blocked {
+            return;
+        }
+    }
+    panic!("it never waits: {engine:?}");
+}
+
+#[test]
+fn what_waits_for_rows_is_answered_when_their_table_is_resident() {
+    let model = Model::every();
+    let mut engine = engine_with(&model, LIMITS, FETCH, 1, |_| Fate::Never);
+    let batch = model.batch(5, 40, 9);
+    let mut source = vec![];
+    let frames = [0, 1].map(|slot| frame(lookup(slot, 40), &batch, WIDE, &mut source));
+    let mut memory = memory_for(&model, 40, source);
+    for (slot, frame) in frames.iter().enumerate() {
+        engine
+            .request(0, Conn(0), slot as u16, frame, &mut memory)
+            .expect("the slot is free");
+    }
+    until_blocked(&mut engine, &mut memory);
+    assert!(engine.cache().held().1 > 10, "rows are waited for");
+    assert!(engine.cache().fetch_counters().refused > 0, "so is room");
+    let tables = 0..model.tables.tables().len();
+    // Between any two of them others still wait.
+    for table in tables.clone() {
+        assert_eq!(engine.in_progress(), 2);
+        make_resident(&model, &mut engine, table);
+        (0..1000).for_each(|_| _ = engine.turn(0, &mut memory));
+    }
+    let ended = std::iter::from_fn(|| engine.poll_completion()).collect::<Vec<_>>();
+    assert_eq!(statuses(&ended), [Status::Ok; 2]);
+    let wanted = model.oracle(&batch);
+    let target = &memory.regions[&(0, common::TARGET)];
+    common::assert_bytes(&model, &target[..wanted.len()], &wanted);
+    assert_eq!(engine.cache().held(), (0, 0));
+    for figures in tables.filter_map(|table| engine.cache().figures(table)) {
+        let [fetched, unneeded] = [Count::Fetched, Count::Unneeded].map(|what| figures.get(what));
+        assert_eq!(fetched, unneeded, "none came");
+    }
+}
+
+#[test]
+fn who_waits_for_room_needs_none_when_the_table_is_resident() {
+    let model = Model::mixed();
+    let mut engine = engine_with(&model, LIMITS, FETCH, 1, |_| Fate::Never);
+    let mut memory = memory_for(&model, 40, vec![]);
+    // One takes all room for rows of the first table. The other wants some of the second.
+    let mut source = vec![];
+    let frames = [0, 1].map(|wanted| {
+        let mut batch = model.batch(5, 40, 9);
+        for feature in (0..batch.features.len()).filter(|&feature| feature != wanted) {
+            batch.features[feature] = vec![vec![]; 40];
+        }
+        frame(lookup(wanted as u64, 40), &batch, WIDE, &mut source)
+    });
+    memory.regions.insert((0, common::SOURCE), source);
+    for (slot, frame) in frames.iter().enumerate() {
+        engine
+            .request(0, Conn(0), slot as u16, frame, &mut memory)
+            .expect("the slot is free");
+        until_blocked(&mut engine, &mut memory);
+    }
+    let refused = engine.cache().figures(1).expect("a cached table");
+    assert!(refused.get(Count::ParksRefused) > 0);
+    make_resident(&model, &mut engine, 1);
+    (0..1000).for_each(|_| _ = engine.turn(0, &mut memory));
+    let (_, record) = engine.poll_completion().expect("an answer");
+    assert_eq!((record.request, record.status), (1, Status::Ok));
+    assert_eq!(engine.in_progress(), 1, "the other waits on");
+}
+
 #[test]
 fn tables_that_change_their_place_give_the_oracles_bytes() {
     let model = Model::every();

@@ -255,6 +255,11 @@ impl Policy {
         self.ghost.put(row, word, |word| self.model.rank(word, now));
     }
 
+    /// A row that was taken out is in its slot again.
+    pub fn restored(&mut self, row: u32) {
+        self.ghost.take(row);
+    }
+
     /// A newcomer was not taken in.
     pub fn refused(&mut self, newcomer: Newcomer) {
         self.evicted(newcomer.row, newcomer.word);

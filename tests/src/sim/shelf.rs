@@ -60,7 +60,7 @@ impl Drawn {
         let set = |_| (!none && rng.bool()).then(|| rng.u32(2..=8));
         let sets: Vec<Option<u32>> = (0..tables).map(set).collect();
         // Most worlds' tiers are well, so that requests come far.
-        let bad = (rng.u8(0..4) == 0).then(|| rng.u32(1..=1000));
+        let bad = (rng.u8(0..4) == 0).then(|| rng.u32(1..=2000));
         let hurried = rng.u8(0..4) == 0;
         Drawn {
             bad: bad.unwrap_or(0),

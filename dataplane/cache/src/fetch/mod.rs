@@ -308,7 +308,7 @@ impl Fetches {
     }
 
     /// The next ask for whose row an answer, or none in time, has just come: what [`Fetches::arrived`] was told, or
-    /// [`TierError::Late`] after [`Fetches::expire`]. To be asked for after each of these.
+    /// [`TierError::Late`] after [`Fetches::give_up`]. To be asked for after each of these.
     pub fn next_told(&mut self) -> Option<u32> {
         self.told.pop()
     }

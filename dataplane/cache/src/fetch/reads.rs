@@ -76,6 +76,18 @@ impl Fetches {
         }
     }
 
+    /// The table's number and the row of one on its way; `None` where nobody wants to know any more.
+    pub fn row(&self, ticket: Ticket) -> Option<(u32, u32)> {
+        let RowKey { table, row } = self.fetches[ticket.index as usize].key;
+        is_live(&self.fetches, ticket).then_some((table, row))
+    }
+
+    /// The one on its way of that number, below [`Fetches::most`].
+    pub fn of_number(&self, number: usize) -> Option<Ticket> {
+        let ticket = self.ticket(number as u32);
+        is_live(&self.fetches, ticket).then_some(ticket)
+    }
+
     /// What was read of a row. Returns the number of its table, or `None` where nobody wants to know any more: it was late.
     ///
     /// # Panics
@@ -102,14 +114,15 @@ impl Fetches {
         self.heard_ns = now_ns;
     }
 
-    /// Gives up a row that waits for an answer in vain, until there is none. Returns its table's number and its own. `heard_ns` says when
-    /// the tier of the owner of a row last answered. Looks at `left` rows at most; each is counted off there.
-    pub fn expire(
+    /// The next row that waits for an answer in vain, until there is none: it is to be [given up](Fetches::give_up), or
+    /// [given](Fetches::arrived) where it is found elsewhere. `heard_ns` says when the tier of the owner of a row last answered. Looks at
+    /// `left` rows at most; each is counted off there.
+    pub fn next_late(
         &mut self,
         now_ns: u64,
         left: &mut u32,
         heard_ns: impl Fn(u32, u32) -> u64,
-    ) -> Option<(u32, u32)> {
+    ) -> Option<Ticket> {
         let budget_ns = self.limits.budget_ns;
         let is_over = |since_ns: u64, budgets| {
             since_ns.saturating_add(budget_ns.saturating_mul(budgets)) <= now_ns
@@ -124,7 +137,7 @@ impl Fetches {
             *left -= 1;
             self.by_age.pop_front();
             if waits {
-                return Some(self.give_up(ticket));
+                return Some(ticket);
             }
         }
         while *left > 0
@@ -144,7 +157,7 @@ impl Fetches {
             let heard_ns = fetch.since_ns.max(heard_ns(table, row));
             let budgets = if fetch.state == State::Queued { 1 } else { 3 };
             if is_over(heard_ns, budgets) {
-                return Some(self.give_up(ticket));
+                return Some(ticket);
             }
             self.look_later(ticket, now_ns.saturating_add(budget_ns));
         }
@@ -152,11 +165,13 @@ impl Fetches {
     }
 
     /// Gives up a row that does not come in time.
-    fn give_up(&mut self, ticket: Ticket) -> (u32, u32) {
-        let RowKey { table, row } = self.fetches[ticket.index as usize].key;
+    ///
+    /// # Panics
+    /// If it is not on its way any more.
+    pub fn give_up(&mut self, ticket: Ticket) {
+        assert!(is_live(&self.fetches, ticket), "a row on its way");
         self.counters.late += 1;
         self.end(ticket, Err(TierError::Late));
-        (table, row)
     }
 
     /// A fetch is over: those that wait hear of it. Returns the table's number.

@@ -14,13 +14,15 @@ use super::quiescence::Epochs;
 use super::spread::Spread;
 use super::sync::Ordering;
 
-/// A slot that was taken for a row. It belongs to whoever holds the ticket, until it is given to [`Writer::publish`] or
-/// [`Writer::abandon`]; a ticket that is dropped keeps its slot from everybody.
-#[must_use = "a slot that was taken is published or abandoned"]
+/// A slot that was taken for a row. It belongs to whoever holds the ticket, until it is given to [`Writer::publish`],
+/// [`Writer::restore`] or [`Writer::abandon`]; a ticket that is dropped keeps its slot from everybody.
+#[must_use = "a slot that was taken is published, restored or abandoned"]
 #[derive(Debug)]
 pub struct Ticket {
     row: u32,
     slot: u32,
+    /// The row that the slot held.
+    former: Option<u32>,
     /// Its place in limbo; none for a slot that was empty.
     limbo: Option<u64>,
 }
@@ -34,6 +36,11 @@ impl Ticket {
     /// The slot.
     pub fn slot(&self) -> u32 {
         self.slot
+    }
+
+    /// The row that the slot held, whose bytes are still there; none where it was empty.
+    pub fn former(&self) -> Option<u32> {
+        self.former
     }
 }
 
@@ -229,7 +236,13 @@ impl Writer {
             }
         };
         self.tickets += 1;
-        Ok((Ticket { row, slot, limbo }, evicted))
+        let ticket = Ticket {
+            row,
+            slot,
+            former: evicted.map(|evicted| evicted.row),
+            limbo,
+        };
+        Ok((ticket, evicted))
     }
 
     /// Takes a row away, if it can be found: its slot becomes empty once nobody reads it.
@@ -279,6 +292,21 @@ impl Writer {
         self.memory.meta(slot).store(meta, Ordering::Relaxed);
         // Whoever finds the tag sees the row.
         self.memory.tag(slot).store(row, Ordering::Release);
+        self.tickets -= 1;
+        self.rows += 1;
+    }
+
+    /// Gives a ticket's slot back to the row that it held, with the meta word that it had: it is found again, at once.
+    ///
+    /// # Panics
+    /// If the slot held none, or its row is there by another ticket.
+    pub fn restore(&mut self, ticket: Ticket) {
+        let row = ticket.former.expect("a slot that held a row");
+        assert_eq!(self.slot_of(row), None, "row {row} is there");
+        assert_eq!(self.tag(ticket.slot), TAKEN, "the slot is the ticket's");
+        // Nothing was written since the row was. Its place in limbo is freed in its time, for nobody: who takes the slot again
+        // gets another one. Whoever finds the tag now sees the row by this store, and not by the first.
+        self.memory.tag(ticket.slot).store(row, Ordering::Release);
         self.tickets -= 1;
         self.rows += 1;
     }

@@ -12,6 +12,10 @@ use crate::tier::{FetchesFull, TierError, Wanted};
 /// a micro-batch.
 const MAIL: usize = 128;
 
+/// Rows of a table that became resident that are answered in a call: copying each takes a tenth of a microsecond or so. And fetches that
+/// are looked at for that, most of which may be of other tables.
+const ANSWERED: usize = 64;
+const LOOKED: usize = 1024;
 /// Rows that a poll begins to fetch: finding a slot for one and where it is read from take a microsecond or so, and of fewer those that are
 /// looked up first would not be found as well.
 pub(super) const BEGUN: usize = 16;
@@ -48,6 +52,40 @@ impl Worker {
         }
         self.owners.ring();
         has_mail || taken > 0 || has_read || has_begun
+    }
+
+    /// After a table has [become resident](Worker::replace), before a poll: answers some of its rows that are on their way from `rows`,
+    /// which gives a table's row if it has it, however the tier does. Returns whether there were some.
+    pub fn answer_resident<'r>(&mut self, rows: impl Fn(usize, u32) -> Option<&'r [u8]>) -> bool {
+        let mut answered = 0;
+        for _ in 0..LOOKED {
+            if self.looked >= self.fetches.most() || answered == ANSWERED {
+                break;
+            }
+            let number = self.looked;
+            self.looked += 1;
+            let Some(ticket) = self.fetches.of_number(number) else {
+                continue;
+            };
+            let (table, row) = self.fetches.row(ticket).expect("it is on its way");
+            let home = home(&mut self.tables, table);
+            if home.table().is_some() {
+                continue;
+            }
+            let Some(bytes) = rows(table as usize, row) else {
+                continue;
+            };
+            // The tier's own answer finds nobody.
+            if self.slots[number].take().is_some() {
+                home.figures().count(Count::Unneeded, 1);
+            }
+            self.fetches.arrived(ticket, Ok(bytes));
+            while let Some(ask) = self.fetches.next_told() {
+                self.owners.answer_kept(ask, Ok(bytes));
+            }
+            answered += 1;
+        }
+        answered > 0
     }
 
     /// Takes what other workers ask and answer. Returns whether there was something.
@@ -101,6 +139,7 @@ impl Worker {
             tier,
             owners,
             asked_ns,
+            spare,
             ..
         } = self;
         let mut has_answered = false;
@@ -108,13 +147,9 @@ impl Worker {
             taken += 1;
             has_answered |= outcome != Err(TierError::Late);
             let ticket = Ticket::of(token);
-            let Some(table) = fetches.arrived(ticket, outcome) else {
+            let Some((table, row)) = fetches.row(ticket) else {
                 return;
             };
-            while let Some(ask) = fetches.next_told() {
-                owners.answer_kept(ask, outcome);
-            }
-            let slot = slots[ticket.number()].take();
             let home = home(tables, table);
             let figures = home.figures();
             match outcome {
@@ -125,13 +160,25 @@ impl Worker {
                 }
                 Err(why) => figures.failed(why),
             }
-            let Some(table) = home.table_mut() else {
-                return;
+            if let Some(table) = home.table_mut() {
+                table.heard(outcome.map(|_| ()));
+            }
+            let (_, taken) = slots[ticket.number()].take().expect("it was begun");
+            match (home.table_mut(), taken, outcome) {
+                (Some(table), Ok(taken), Ok(bytes)) => table.publish(taken, bytes),
+                (Some(table), Ok(taken), Err(_)) => table.abandon(taken),
+                (_, Err(why), Ok(_)) => home.figures().count(why, 1),
+                (_, Err(_), Err(_)) => {}
+                (None, Ok(_), _) => unreachable!("slots are given back before their table goes"),
+            }
+            // Its slot may have been given back to it, since what took that did not come either.
+            let outcome = match outcome {
+                Ok(bytes) => Ok(bytes),
+                Err(why) => home.read(row, spare).ok_or(why),
             };
-            match (slot, outcome) {
-                (Some((_, slot)), Ok(bytes)) => table.publish(slot, bytes),
-                (Some((_, slot)), Err(_)) => table.abandon(slot),
-                (None, _) => {}
+            fetches.arrived(ticket, outcome);
+            while let Some(ask) = fetches.next_told() {
+                owners.answer_kept(ask, outcome);
             }
         });
         if has_answered {
@@ -147,6 +194,7 @@ impl Worker {
             tables,
             fetches,
             owners,
+            spare,
             ..
         } = self;
         let mut left = GIVEN_UP;
@@ -155,13 +203,24 @@ impl Worker {
                 let shard = home_at(tables, table).spread().shard(row);
                 owners.heard_ns(owners.owner(shard))
             };
-            let Some((table, _)) = fetches.expire(now_ns, &mut left, heard_ns) else {
+            let Some(ticket) = fetches.next_late(now_ns, &mut left, heard_ns) else {
                 return;
             };
-            while let Some(ask) = fetches.next_told() {
-                owners.answer_kept(ask, Err(TierError::Late));
+            let (table, row) = fetches.row(ticket).expect("it waits");
+            let home = home(tables, table);
+            let is_own = owners.owner(home.spread().shard(row)) == owners.number();
+            // As in `take_rows`.
+            let found = is_own.then(|| home.read(row, spare)).flatten();
+            match found {
+                Some(bytes) => _ = fetches.arrived(ticket, Ok(bytes)),
+                None => {
+                    fetches.give_up(ticket);
+                    home.figures().count(Count::Stalled, 1);
+                }
             }
-            home(tables, table).figures().count(Count::Stalled, 1);
+            while let Some(ask) = fetches.next_told() {
+                owners.answer_kept(ask, found.ok_or(TierError::Late));
+            }
         }
     }
 
@@ -210,10 +269,23 @@ impl Worker {
             let tables = tables.filter_map(Home::table_mut);
             tables.for_each(CachedTable::catch_up);
         }
-        while self.begun.len() < BEGUN
+        let (mut looked, mut has_asked) = (0, false);
+        while looked < BEGUN
             && let Some(read) = self.fetches.next_read(now_ns)
         {
+            looked += 1;
             let home = home(&mut self.tables, read.table);
+            // As above, where it had not even its turn until then.
+            if home.is_silent()
+                && let Some(bytes) = home.read(read.row, &mut self.spare)
+            {
+                self.fetches.arrived(read.ticket, Ok(bytes));
+                while let Some(ask) = self.fetches.next_told() {
+                    self.owners.answer_kept(ask, Ok(bytes));
+                }
+                has_asked = true;
+                continue;
+            }
             let wanted = Wanted {
                 table: home.in_tier(),
                 row: read.row,
@@ -232,7 +304,7 @@ impl Worker {
             let next_use = self.ahead.next_use(read.table, read.row);
             self.begun.push((next_use.unwrap_or(u32::MAX), read));
         }
-        let mut has_asked = !self.begun.is_empty();
+        has_asked |= !self.begun.is_empty();
         self.take_slots();
         while let Some(read) = self.fetches.next_ask(now_ns) {
             let shard = home(&mut self.tables, read.table).spread().shard(read.row);
@@ -262,14 +334,16 @@ impl Worker {
         for (_, read) in begun.drain(..) {
             let home = home(tables, read.table);
             home.figures().count(Count::Fetched, 1);
+            let number = read.ticket.number();
             let Some(table) = home.table_mut() else {
+                slots[number] = Some((read.table, Err(Count::Unkept)));
                 continue;
             };
             // What was fetched in advance is used some time, and only what is known to be used as well stays before it.
             let in_advance = |row| (row == read.row && !read.is_wanted).then_some(u32::MAX);
             let next_use = |row| ahead.next_use(read.table, row).or(in_advance(row));
             let taken = table.begin(read.row, next_use);
-            slots[read.ticket.number()] = taken.map(|taken| (read.table, taken));
+            slots[number] = Some((read.table, taken));
         }
     }
 }

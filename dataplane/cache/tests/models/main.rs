@@ -40,15 +40,23 @@ const LIMBO: usize = 2;
 
 /// Runs a model in all its orders.
 fn check(model: impl Fn() + Send + Sync + 'static) {
+    check_within(
+        match std::env::var("ROWMILL_MODEL_PREEMPTIONS").ok() {
+            None => Some(PREEMPTIONS),
+            Some(text) if text == "all" => None,
+            Some(text) => Some(
+                text.parse()
+                    .expect("ROWMILL_MODEL_PREEMPTIONS is a number or `all`"),
+            ),
+        },
+        model,
+    );
+}
+
+/// Runs it in all orders of so many preemptions.
+fn check_within(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = match std::env::var("ROWMILL_MODEL_PREEMPTIONS").ok() {
-        None => Some(PREEMPTIONS),
-        Some(text) if text == "all" => None,
-        Some(text) => Some(
-            text.parse()
-                .expect("ROWMILL_MODEL_PREEMPTIONS is a number or `all`"),
-        ),
-    };
+    builder.preemption_bound = preemptions;
     builder.max_branches = 10_000;
     builder.check(model);
 }
@@ -93,6 +101,11 @@ fn slot_of(writer: &Writer, row: u32) -> u32 {
 /// Looks rows up in a turn, and reads those that are there.
 fn turn(worker: &mut Worker, memory: &Memory, spread: &Spread, rows: &[u32]) {
     let _turn = worker.turn();
+    look_up(memory, spread, rows);
+}
+
+/// The same in a turn that has begun.
+fn look_up(memory: &Memory, spread: &Spread, rows: &[u32]) {
     let mut places = vec![0; rows.len()];
     find(memory.lines(), spread, rows, &mut places);
     for (&row, place) in rows.iter().zip(places) {
@@ -131,6 +144,59 @@ fn a_row_is_replaced() {
 fn no_row_is_read_while_it_is_written() {
     check(a_row_is_replaced);
     plant::assert_found(&MISTAKES, a_row_is_replaced);
+}
+
+/// A row is given its slot back, since that for which it was taken does not come, while a worker looks it up that knows nothing of it but
+/// its tag.
+fn a_row_is_restored() {
+    let (memory, spread, mut writers, mut worker) = made(1);
+    let mut writer = writers.remove(0);
+    let slot = slot_of(&writer, 1);
+    worker.pass();
+    let reader = {
+        let memory = Arc::clone(&memory);
+        thread::spawn(move || {
+            look_up(&memory, &spread, &[1]);
+            worker
+        })
+    };
+    put(&mut writer, 1, slot);
+    let (ticket, _) = writer.begin(2, slot).expect("room in limbo");
+    writer.restore(ticket);
+    drop(reader.join().expect("the reader ends"));
+}
+
+/// Then it leaves the slot for one that comes.
+fn a_row_that_was_restored_is_replaced() {
+    let (memory, spread, mut writers, mut worker) = made(1);
+    let mut writer = writers.remove(0);
+    let slot = slot_of(&writer, 1);
+    put(&mut writer, 1, slot);
+    let reader = {
+        let memory = Arc::clone(&memory);
+        thread::spawn(move || turn(&mut worker, &memory, &spread, &[1]))
+    };
+    let (ticket, _) = writer.begin(2, slot).expect("room in limbo");
+    writer.restore(ticket);
+    put(&mut writer, 3, slot);
+    reader.join().expect("the reader ends");
+}
+
+#[test]
+fn a_row_that_is_restored_is_found_whole() {
+    // The reader may see any of the five values that the tag has had; with a second preemption it takes minutes.
+    check_within(Some(1), a_row_is_restored);
+    let mistakes = [Mistake::RelaxedStore, Mistake::NoFence];
+    plant::assert_found(&mistakes, a_row_is_restored);
+}
+
+#[test]
+fn a_row_that_was_restored_leaves_as_any_other() {
+    check(a_row_that_was_restored_is_replaced);
+    plant::assert_found(
+        &[Mistake::WaitsForNobody],
+        a_row_that_was_restored_is_replaced,
+    );
 }
 
 /// The same while the worker rests between its turns.

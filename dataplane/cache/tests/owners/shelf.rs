@@ -44,6 +44,10 @@ pub(crate) struct Book {
     pub(crate) begun: usize,
     /// When one was last answered, but for being late.
     pub(crate) answered: u64,
+    /// Whether rows of tables that are not cached come from memory: a tier may then be asked for a row that it still reads for nobody.
+    pub(crate) has_resident: bool,
+    /// Whether none is answered any more.
+    pub(crate) is_dead: bool,
 }
 
 impl Book {
@@ -56,7 +60,8 @@ impl Book {
     fn begin(&mut self, worker: usize, wanted: Wanted) {
         let key = (wanted.table, wanted.row);
         let before = self.fetching.insert(key, worker);
-        assert_eq!(before, None, "row {key:?} is on its way already");
+        let may_be = before.is_none() || self.has_resident;
+        assert!(may_be, "row {key:?} is on its way already");
         let owner = *self.owners.entry(key).or_insert(worker);
         assert_eq!(owner, worker, "row {key:?} is fetched by its owner");
         self.begun += 1;
@@ -98,8 +103,9 @@ impl Tier for Shelf {
     fn poll(&mut self, now_ns: u64, each: EachRow<'_>) {
         self.random.shuffle(&mut self.pending);
         let random = &mut self.random;
+        let is_dead = self.book.lock().unwrap().is_dead;
         let due = |wanted: &mut Wanted| {
-            let comes = fate(wanted.row) != Fate::Never && random.bool();
+            let comes = fate(wanted.row) != Fate::Never && !is_dead && random.bool();
             comes || wanted.deadline_ns <= now_ns
         };
         for wanted in self.pending.extract_if(.., due) {
