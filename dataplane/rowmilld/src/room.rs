@@ -14,6 +14,13 @@ fn threads_bytes(workers: usize) -> u64 {
     (workers as u64 + 12) * (4 << 20)
 }
 
+/// What the process takes beside what is counted: its code, its heap, the kernel's tables for it. With a limit of memory (cgroup) it was
+/// killed by the kernel, under load, with up to 6 MiB less than that of one worker and 8 MiB of two; and while a table became resident
+/// with 1.5 MiB.
+fn process_bytes(workers: usize) -> u64 {
+    (8 << 20) + workers as u64 * (4 << 20)
+}
+
 /// What memory there is.
 pub(crate) struct Memory {
     available: u64,
@@ -111,11 +118,16 @@ impl Memory {
         if ordinary > 0 && huge_pages == HugePages::Require {
             return Err(self.too_few_pages(what, pages));
         }
-        if ordinary > self.available {
+        let needed = match ordinary {
+            0 => 0, // The process takes no more than before.
+            bytes => bytes + process_bytes(0),
+        };
+        if needed > self.available {
             return Err(format!(
-                "too little memory: {what} need {}, page tables included, and {} are available ({}); free memory, or \
-                 make another table cached first",
-                bytes_text(ordinary),
+                "too little memory: {what} need {}, page tables and a reserve of {} included, and {} are available ({}); free \
+                 memory, or make another table cached first",
+                bytes_text(needed),
+                bytes_text(process_bytes(0)),
                 bytes_text(self.available),
                 self.limited_by
             ));
@@ -149,16 +161,18 @@ impl Memory {
             let short = self.too_few_pages(&what, pages);
             return Err(PlanError::Memory(format!("{short}, or write \"prefer\"")));
         }
-        if ordinary + needs.beside + requests > self.available {
+        let process = process_bytes(workers);
+        if ordinary + needs.beside + requests + process > self.available {
             let reserved = match ordinary {
                 0 if needs.rows() > 0 => " (they have reserved pages)",
                 _ => "",
             };
             return Err(PlanError::Memory(format!(
-                "too little memory: {}{reserved} and {} for requests in progress are needed, and {} are \
+                "too little memory: {}{reserved}, {} for requests in progress and {} for the process are needed, and {} are \
                  available ({}); serve a smaller generation, lower limits.slots or tables.cache_bytes, or free memory",
                 needs.text(),
                 bytes_text(requests),
+                bytes_text(process),
                 bytes_text(self.available),
                 self.limited_by
             )));
@@ -207,7 +221,7 @@ impl Memory {
         let Fit { ordinary, .. } = self.fit(config.model.huge_pages, &needs.arenas);
         let left = self
             .available
-            .saturating_sub(ordinary + needs.beside + requests);
+            .saturating_sub(ordinary + needs.beside + requests + process_bytes(workers));
         let others = needs.rows() + needs.beside + requests + threads_bytes(workers);
         let addresses = self.addresses.map(|all| all.saturating_sub(others));
         // A page table entry of 8 bytes for each 4 KiB, and the pages.
@@ -299,7 +313,7 @@ mod tests {
 
     #[test]
     fn memory_is_compared_with_what_is_needed() {
-        let requests = config("").limits.worker_bytes();
+        let requests = config("").limits.worker_bytes() + process_bytes(1);
         let with_tables = GIB + GIB / 512 + requests;
         let cases = [
             ("prefer", with_tables, 0, None),
@@ -307,14 +321,14 @@ mod tests {
                 "prefer",
                 with_tables - 1,
                 0,
-                Some("too little memory: 1.0 GiB of rows and "),
+                Some("too little memory: 1.0 GiB of rows, "),
             ),
             ("prefer", requests, 512, None),
             (
                 "prefer",
                 requests - 1,
                 512,
-                Some("1.0 GiB of rows (they have reserved pages) and "),
+                Some("1.0 GiB of rows (they have reserved pages), "),
             ),
             ("off", requests, 512, Some("too little memory")),
             ("require", requests, 512, None),
@@ -350,7 +364,7 @@ mod tests {
             beside: 3 * GIB,
         };
         let config = config("huge_pages = \"require\"");
-        let requests = config.limits.worker_bytes();
+        let requests = config.limits.worker_bytes() + process_bytes(1);
         let check = |available, pages| {
             let checked = memory(available, None, pages).check(&config, 1, &needs);
             checked.map_err(|error| error.to_string())
@@ -372,14 +386,15 @@ mod tests {
     #[test]
     fn what_comes_later_is_compared_with_what_is_left() {
         use HugePages::{Off, Prefer, Require};
-        let with_tables = PAGE + PAGE / 512;
+        let with_tables = PAGE + PAGE / 512 + process_bytes(0);
         let cases = [
             (Prefer, memory(with_tables, None, 0), None),
             (
                 Prefer,
                 memory(with_tables - 1, None, 0),
                 Some(
-                    "too little memory: its rows need 2.0 MiB, page tables included, and 2.0 MiB are available (here)",
+                    "too little memory: its rows need 10.0 MiB, page tables and a reserve of 8.0 MiB included, and 10.0 MiB are \
+                     available (here)",
                 ),
             ),
             (Prefer, memory(0, None, 1), None),
@@ -428,7 +443,7 @@ mod tests {
     #[test]
     fn regions_are_bounded_by_what_is_left() {
         let (gib, least) = (GIB, config(""));
-        let taken = gib + gib / 512 + least.limits.worker_bytes();
+        let taken = gib + gib / 512 + least.limits.worker_bytes() + process_bytes(1);
         let memory = |left: u64| memory(taken + left, None, 0);
         let total = |left, guarded| memory(left).regions(&least, 1, &rows(gib), guarded);
         let (all, choice) = total(2 * gib, true).unwrap();
