@@ -6,8 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::Verdict;
-use super::patron::bound;
-use super::site::{Site, until};
+use super::site::{Site, patience, until};
 
 /// What it is made of lies in the folder of the sources, which a machine of the lab does not have.
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../ffi/capi");
@@ -74,7 +73,7 @@ pub(super) fn misused(
         service.is_alive()?;
         service.is_healthy()?;
         let gone = || service.holdings().is_ok_and(|now| now == before);
-        until(bound(), gone).context("what the service holds of it")?;
+        until(patience(), gone).context("what the service holds of it")?;
     }
     let cases = said.lines().filter(|line| line.starts_with("ok ")).count();
     Ok(Verdict::Pass(format!("{cases} cases")))
