@@ -285,7 +285,10 @@ fn find(
         true => "none".into(),
         false => texts.join(", "),
     };
-    let mut why = format!("{at} lists them; they are loaded first, as far as there is room");
+    let mut why = match taken {
+        0 => format!("{at} lists no row of a table that is cached"),
+        _ => format!("{at} lists them; they are loaded first, as far as there is room"),
+    };
     if taken < listed {
         let left = listed - taken;
         why += &format!("; {left} others are of tables that are not cached, or beyond their ends");
