@@ -115,6 +115,31 @@ pub(super) fn silent(site: &Site) -> Result<Verdict> {
     })
 }
 
+/// A disk that fails before the start: it is served all the same, from the copy.
+pub(super) fn start(site: &Site) -> Result<Verdict> {
+    if let Some(why) = disk::why_not(site)? {
+        return Ok(Verdict::Skipped(why));
+    }
+    let settings = alone(settings(site, PATIENT, "error")?)?;
+    let (own, copies) = (file(site)?, site.path("copies"));
+    fs::create_dir_all(&copies).context("a folder")?;
+    fs::copy(&own, copies.join(own.file_name().context("a file")?)).context("a copy")?;
+    let mut settings = naming(settings, &copies);
+    let (disk, command) = Disk::over(site, &settings.model, &own, "rowmilld")?;
+    settings.model = disk::mount_point(site)?;
+    let config = site.configure(&settings)?;
+    disk.be(Manner::Failing)?;
+    let service = Service::start_by(site, command, &config)?;
+    beside_an_innocent_of(site, service, &settings, |scene| {
+        let ids: Vec<u32> = (0..COLD_ROWS).step_by(COLD_ROWS as usize / 64).collect();
+        let mut asker = Asker::connect(scene.service, scene.tables)?;
+        asker.is_answered(&ids).context("from the copy")?;
+        let came = until_passed_on(scene.service, ids.len() as u64)?;
+        disk.be(Manner::Good)?;
+        Ok(format!("{came} rows from the copy"))
+    })
+}
+
 /// The same settings with two tables as [`COLD`], which names the next tier, and [`PLAIN`], which does not.
 fn passing(own: Settings, copies: &Path) -> Settings {
     let own = naming(own, copies);

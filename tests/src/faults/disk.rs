@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use rowmill_table::PAGE_BYTES;
 use rustix::io::Errno;
 
 use super::site::Site;
@@ -26,7 +27,7 @@ pub(super) enum Manner {
     Slow,
     /// Not before the manner is another one.
     Silent,
-    /// With an error.
+    /// With an error, but for the header: where that can't be read there is no table.
     Failing,
     /// With a bit that is another one.
     Wrong,
@@ -241,7 +242,7 @@ impl Server {
             true => self.state().0,
             false => Manner::Good,
         };
-        if manner == Manner::Failing {
+        if manner == Manner::Failing && wanted.offset >= PAGE_BYTES as u64 {
             return self.reply(wanted.unique, Err(Errno::IO));
         }
         let file = File::open(self.path(wanted.node)?)?;

@@ -38,6 +38,12 @@ pub(super) const FAULTS: &[Fault] = &[
         cached_next_tier::silent,
     ),
     Fault::new(
+        "cached-next-tier-start",
+        "OK, from the copy",
+        UNHARMED,
+        cached_next_tier::start,
+    ),
+    Fault::new(
         "cached-page-zeros",
         "OK, zeros for its rows; counted",
         UNHARMED_BY_DISK,
