@@ -20,8 +20,8 @@ use crate::report::{Measurement, Reporter};
 const ARENAS: [u64; 3] = [4 << 20, 8 << 20, 16 << 20];
 /// Bytes of a slot beside its row: its tag and its meta word.
 const SLOT_BYTES: u64 = 6;
-/// One row in so many is sampled.
-const SAMPLED: f64 = 0.1;
+/// Lookups that are sampled of each table, about: of a table with more traffic fewer of its rows are.
+const SAMPLED: f64 = 40_000.0;
 /// The fewest rows of a share: a cache has two sets at least, and one row on its way.
 const ROWS_LEAST: u64 = 33;
 /// The search tries sizes this far apart, and divides the arena in so many parts.
@@ -168,9 +168,10 @@ fn searched(table: &Table, arena: u64) -> Result<Curve> {
 /// A model that has seen a sample of the first half.
 fn learnt(table: &Table, arena: u64) -> Model {
     let most = table.rows.min(arena / table.row_bytes);
-    let sampling = Sampling::new(11, SAMPLED);
+    let seen = &table.lookups[..table.lookups.len() / 2];
+    let sampling = Sampling::new(11, (SAMPLED / seen.len() as f64).min(1.0));
     let mut model = Model::new(sampling, most, 12);
-    for lookups in table.lookups[..table.lookups.len() / 2].chunks(1000) {
+    for lookups in seen.chunks(1000) {
         let sampled: Vec<u32> = lookups
             .iter()
             .copied()
