@@ -172,11 +172,7 @@ fn learnt(table: &Table, arena: u64) -> Model {
     let sampling = Sampling::new(11, (SAMPLED / seen.len() as f64).min(1.0));
     let mut model = Model::new(sampling, most, 12);
     for lookups in seen.chunks(1000) {
-        let sampled: Vec<u32> = lookups
-            .iter()
-            .copied()
-            .filter(|&row| sampling.takes(row))
-            .collect();
+        let sampled = sampling.of(lookups);
         model.learn(lookups.len() as u64, &sampled);
     }
     model

@@ -40,6 +40,12 @@ impl Sampling {
         Sampling::new(self.seed, rate)
     }
 
+    /// Those of some lookups whose rows are taken.
+    pub fn of(&self, lookups: &[u32]) -> Vec<u32> {
+        let lookups = lookups.iter().copied();
+        lookups.filter(|&row| self.takes(row)).collect()
+    }
+
     /// Whether a row is taken.
     pub fn takes(&self, row: u32) -> bool {
         hash(self.seed, row) >> 32 < self.threshold
