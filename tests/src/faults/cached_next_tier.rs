@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
@@ -80,13 +81,7 @@ pub(super) fn silent(site: &Site) -> Result<Verdict> {
     if let Some(why) = disk::why_not(site)? {
         return Ok(Verdict::Skipped(why));
     }
-    let settings = alone(settings(site, "budget_ms = 400\nreads = 4\n", "error")?)?;
-    let (own, copies) = (file(site)?, site.path("copies"));
-    fs::create_dir_all(&copies).context("a folder")?;
-    fs::copy(&own, copies.join(own.file_name().context("a file")?)).context("a copy")?;
-    let mut settings = naming(settings, &copies);
-    let (disk, command) = Disk::over(site, &settings.model, &own, "rowmilld")?;
-    settings.model = disk::mount_point(site)?;
+    let (settings, disk, command) = on_a_disk(site, "budget_ms = 400\nreads = 4\n")?;
     let config = site.configure(&settings)?;
     let service = Service::start_by(site, command, &config)?;
     beside_an_innocent_of(site, service, &settings, |scene| {
@@ -120,13 +115,7 @@ pub(super) fn start(site: &Site) -> Result<Verdict> {
     if let Some(why) = disk::why_not(site)? {
         return Ok(Verdict::Skipped(why));
     }
-    let settings = alone(settings(site, PATIENT, "error")?)?;
-    let (own, copies) = (file(site)?, site.path("copies"));
-    fs::create_dir_all(&copies).context("a folder")?;
-    fs::copy(&own, copies.join(own.file_name().context("a file")?)).context("a copy")?;
-    let mut settings = naming(settings, &copies);
-    let (disk, command) = Disk::over(site, &settings.model, &own, "rowmilld")?;
-    settings.model = disk::mount_point(site)?;
+    let (settings, disk, command) = on_a_disk(site, PATIENT)?;
     let config = site.configure(&settings)?;
     disk.be(Manner::Failing)?;
     let service = Service::start_by(site, command, &config)?;
@@ -138,6 +127,18 @@ pub(super) fn start(site: &Site) -> Result<Verdict> {
         disk.be(Manner::Good)?;
         Ok(format!("{came} rows from the copy"))
     })
+}
+
+/// Settings with [`COLD`] on a disk of its own, of which there is a whole copy, and what starts a service that sees that disk.
+fn on_a_disk(site: &Site, cache: &str) -> Result<(Settings, Disk, Command)> {
+    let settings = alone(settings(site, cache, "error")?)?;
+    let (own, copies) = (file(site)?, site.path("copies"));
+    fs::create_dir_all(&copies).context("a folder")?;
+    fs::copy(&own, copies.join(own.file_name().context("a file")?)).context("a copy")?;
+    let mut settings = naming(settings, &copies);
+    let (disk, command) = Disk::over(site, &settings.model, &own, "rowmilld")?;
+    settings.model = disk::mount_point(site)?;
+    Ok((settings, disk, command))
 }
 
 /// The same settings with two tables as [`COLD`], which names the next tier, and [`PLAIN`], which does not.
