@@ -87,9 +87,11 @@ impl Tiers<'_> {
             return Ok((Box::new(first), vec![own]));
         }
         let (next, of_copies, copies) = self.tier(self.copies.iter().map(Option::as_ref))?;
-        let chain = Chain::new(self.fetches());
+        let chain = Chain::new(self.fetches(), self.files.len() as u32);
         let chain = chain.then(Box::new(first), numbers);
         let chain = chain.then(Box::new(next), of_copies);
+        let of_own = own.files.iter().flatten();
+        let chain = chain.shown_in(of_own.map(|(reads, _)| Arc::clone(reads)).collect());
         Ok((Box::new(chain), vec![own, copies]))
     }
 

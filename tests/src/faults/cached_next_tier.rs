@@ -97,15 +97,26 @@ pub(super) fn silent(site: &Site) -> Result<Verdict> {
             anyhow::Ok(rows + ids.len())
         });
         let held = disk.held();
+        let bypassed = state(scene.service);
         // A service whose reads are held could not end.
         disk.be(Manner::Good)?;
-        let rows = told?;
+        let (rows, bypassed) = (told?, bypassed?);
         ensure!(held > 0, "no read is held");
+        ensure!(bypassed == "bypassed", "its file is said to be {bypassed}");
         until_passed_on(scene.service, rows as u64)?;
         let stalled = figure_of(scene.service, COLD, "stalled")?;
         ensure!(stalled == 0, "{stalled} rows were given up");
+        // It is read again as soon as it has answered for all workers: they ask it for a row whenever they are asked for some.
+        let mut asker = Asker::connect(scene.service, scene.tables)?;
+        let mut cold = (0..COLD_ROWS).step_by(1001).cycle();
+        let is_read = until(patience(), || {
+            let ids: Vec<u32> = cold.by_ref().take(16).collect();
+            let is_answered = asker.is_answered(&ids).is_ok();
+            is_answered && state(scene.service).is_ok_and(|state| state == "read")
+        });
+        is_read.context("its file is not read again")?;
         Ok(format!(
-            "{rows} rows from the copy, while the disk held {held} reads"
+            "{rows} rows from the copy, while the disk held {held} reads, and the file read again then"
         ))
     })
 }
@@ -186,6 +197,15 @@ fn until_passed_on(service: &Service, least: u64) -> Result<u64> {
     });
     is_so.with_context(|| format!("{count} rows were asked of the copy, not {least}"))?;
     Ok(count)
+}
+
+/// The word for how the model's own file of [`COLD`] is.
+fn state(service: &Service) -> Result<String> {
+    let page = service.status()?;
+    let mut files = page["files"].as_array().context("files")?.iter();
+    let own = files.find(|file| (&file["table"], &file["tier"]) == (&COLD.into(), &"file".into()));
+    let state = own.context("its file")?["state"].as_str();
+    Ok(state.context("a state")?.to_owned())
 }
 
 /// Waits until so many rows of a table are counted as damaged at least.
