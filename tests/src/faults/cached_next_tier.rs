@@ -12,7 +12,7 @@ use super::cached::{
 };
 use super::cached_disk::alone;
 use super::disk::{self, Disk, Manner};
-use super::site::{Service, Settings, Site, patience, until};
+use super::site::{Running, Service, Settings, Site, patience, until};
 use super::watch::{beside_an_innocent, beside_an_innocent_of};
 
 /// The other table, as [`COLD`] but for the next tier.
@@ -138,6 +138,33 @@ pub(super) fn start(site: &Site) -> Result<Verdict> {
         disk.be(Manner::Good)?;
         Ok(format!("{came} rows from the copy"))
     })
+}
+
+/// A disk that answers nothing before the start: `--check` says which file it waits for, and goes on once it answers.
+pub(super) fn start_hangs(site: &Site) -> Result<Verdict> {
+    if let Some(why) = disk::why_not(site)? {
+        return Ok(Verdict::Skipped(why));
+    }
+    let (settings, disk, mut command) = on_a_disk(site, PATIENT)?;
+    let config = site.configure(&settings)?;
+    disk.be(Manner::Silent)?;
+    let path = site.path("check");
+    let output = fs::File::create(&path).context("a file for output")?;
+    command.arg("--check").arg("--config").arg(&config);
+    command.stderr(output.try_clone()?).stdout(output);
+    let mut check = Running(command.spawn().context("starting rowmilld")?);
+    let said = || fs::read_to_string(&path).unwrap_or_default();
+    let name = file(site)?;
+    let name = settings.model.join(name.file_name().context("a name")?);
+    let waits = format!("waiting for {} for ", name.display());
+    let is_said = until(patience(), || said().contains(&waits));
+    disk.be(Manner::Good)?;
+    is_said.with_context(|| format!("it does not say `{waits}`: {}", said()))?;
+    let status = check.end(patience()).context("it does not end")?;
+    ensure!(status.success(), "{status}: {}", said());
+    Ok(Verdict::Pass(format!(
+        "`{waits}` is said, and then the rest"
+    )))
 }
 
 /// Settings with [`COLD`] on a disk of its own, of which there is a whole copy, and what starts a service that sees that disk.

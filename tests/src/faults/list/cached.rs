@@ -51,6 +51,12 @@ pub(super) const FAULTS: &[Fault] = &[
         cached_next_tier::start,
     ),
     Fault::new(
+        "cached-start-hangs",
+        "a line that names the file; OK once its disk answers",
+        AT_START,
+        cached_next_tier::start_hangs,
+    ),
+    Fault::new(
         "cached-page-zeros",
         "OK, zeros for its rows; counted",
         UNHARMED_BY_DISK,
