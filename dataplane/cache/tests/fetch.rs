@@ -153,7 +153,7 @@ impl Oracle {
         loop {
             let (before, mut left) = (self.fetching.len(), 2);
             let others_heard = self.others_heard;
-            let late = fetches.next_late(now, &mut left, |_, _| others_heard);
+            let late = fetches.next_late(now, &mut left, |_, _| (others_heard, false));
             let Some(ticket) = late else {
                 if left == 0 {
                     continue;
@@ -374,6 +374,7 @@ fn run(ops: Vec<Op>) {
                 let outcome = failure.map_or(Ok(&bytes[..]), Err);
                 if source(read.row) == Source::Owner {
                     oracle.others_heard = now;
+                    fetches.heard_owner(now);
                 } else {
                     let table = read.table as usize;
                     fetches.heard(now, read.table, outcome.map(|_| ()));
@@ -529,7 +530,7 @@ fn nothing_is_allocated_after_the_start() {
             if let Some(bag) = bag {
                 fetches.release(bag, &rows);
             }
-            while let Some(late) = fetches.next_late(now, &mut 100, |_, _| 0) {
+            while let Some(late) = fetches.next_late(now, &mut 100, |_, _| (0, false)) {
                 fetches.give_up(late);
                 asks.extend(std::iter::from_fn(|| fetches.next_told()));
             }
@@ -606,7 +607,7 @@ fn a_table_that_gives_no_rows_leaves_room_to_others() {
     // Once rows of the hung table are late, only it counts what it answers: those that wait are given up, however often others come.
     let late = |fetches: &mut Fetches, now| {
         fetches.heard(now, 1, Ok(()));
-        let late = fetches.next_late(now, &mut 1000, |_, _| 0)?;
+        let late = fetches.next_late(now, &mut 1000, |_, _| (0, false))?;
         let (table, _) = fetches.row(late).expect("it waits");
         fetches.give_up(late);
         Some(table)

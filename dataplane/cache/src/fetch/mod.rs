@@ -17,7 +17,8 @@
 //! All that there is only so much of is shared by dynamic thresholds among tables ([`Quotas`]): places of staging, bags that wait and what they
 //! wait by, rows that nobody wants yet. So a table whose file hangs leaves some of each to the others.
 //!
-//! A row of another worker's shard waits for memory to ask with, then in that one's turns: one more budget, if the tier answers nothing.
+//! A row of another worker's shard waits for memory to ask with, as long as others answer, then in that one's turns: one more budget, if the tier
+//! answers nothing.
 //! Since the owner answers all that it is asked in two budgets after its tier's last answer, one who hears nothing for three takes it for stopped.
 //!
 //! A row is fetched once, however many bags want it while it is on its way, and however many other workers. A bag is parked
@@ -139,6 +140,8 @@ pub struct Fetches {
     /// When the tier last answered, and of each table.
     heard_ns: u64,
     heard: Box<[Heard]>,
+    /// When another worker last answered.
+    owners_ns: u64,
     ready: VecDeque<BagId>,
     counters: Counters,
 }
@@ -210,6 +213,7 @@ impl Fetches {
             away_by_age: VecDeque::with_capacity(2 * limits.staged as usize),
             heard_ns: 0,
             heard: vec![Heard::default(); tables.len()].into_boxed_slice(),
+            owners_ns: 0,
             ready: VecDeque::with_capacity(2 * limits.bags as usize),
             counters: Counters::default(),
         }

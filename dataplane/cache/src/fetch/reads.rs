@@ -152,7 +152,7 @@ impl Fetches {
 
     /// What the tier does counts from now on: whoever tells this could not listen before.
     pub fn heard_all(&mut self, now_ns: u64) {
-        self.heard_ns = now_ns;
+        (self.heard_ns, self.owners_ns) = (now_ns, now_ns);
         self.heard.iter_mut().for_each(|of| of.last_ns = now_ns);
     }
 
@@ -165,6 +165,11 @@ impl Fetches {
         }
     }
 
+    /// Another worker has answered: given a row, or said why it can't. Memory is free to ask for another one with.
+    pub fn heard_owner(&mut self, now_ns: u64) {
+        self.owners_ns = now_ns;
+    }
+
     /// When a table was last heard of, if a row of it was late since.
     pub fn silent_since(&self, table: u32) -> Option<u64> {
         let of = self.heard[table as usize];
@@ -172,13 +177,13 @@ impl Fetches {
     }
 
     /// The next row that waits for an answer in vain, until there is none: it is to be [given up](Fetches::give_up), or
-    /// [given](Fetches::arrived) where it is found elsewhere. `heard_ns` says when the tier of the owner of a row last answered. Looks at
-    /// `left` rows at most; each is counted off there.
+    /// [given](Fetches::arrived) where it is found elsewhere. `heard_ns` says when the tier of the owner of a table's row last answered, and
+    /// whether a row of the table was late since. Looks at `left` rows at most; each is counted off there.
     pub fn next_late(
         &mut self,
         now_ns: u64,
         left: &mut u32,
-        heard_ns: impl Fn(u32, u32) -> u64,
+        heard_ns: impl Fn(u32, u32) -> (u64, bool),
     ) -> Option<Ticket> {
         let budget_ns = self.limits.budget_ns;
         let is_over = |since_ns: u64, budgets| {
@@ -217,9 +222,14 @@ impl Fetches {
             }
             let fetch = &self.fetches[ticket.index as usize];
             let RowKey { table, row } = fetch.key;
-            let heard_ns = fetch.since_ns.max(heard_ns(table, row));
-            let budgets = if fetch.state == State::Queued { 1 } else { 3 };
-            if is_over(heard_ns, budgets) {
+            let (heard_ns, is_silent) = heard_ns(table, row);
+            // What has not been asked for waits for memory that rows of others have.
+            let (heard_ns, budgets) = match (fetch.state, is_silent) {
+                (State::Queued, false) => (heard_ns.max(self.owners_ns), 1),
+                (State::Queued, true) => (heard_ns, 1),
+                _ => (heard_ns, 3),
+            };
+            if is_over(fetch.since_ns.max(heard_ns), budgets) {
                 return Some(ticket);
             }
             self.look_later(ticket, now_ns.saturating_add(budget_ns));

@@ -229,12 +229,13 @@ impl Owners {
         }
     }
 
-    /// When the tier of a worker has last answered, as far as is known: for that table, where its rows were late since.
-    pub(crate) fn heard_ns(&self, owner: u16, table: u32) -> u64 {
+    /// When the tier of a worker has last answered, as far as is known, and false; or when it has for that table, and true, where the table's
+    /// rows were late since.
+    pub(crate) fn heard_ns(&self, owner: u16, table: u32) -> (u64, bool) {
         let inbox = &self.inboxes[usize::from(owner)];
         match inbox.silent_ns[table as usize].load(Ordering::Relaxed) {
-            0 => inbox.heard_ns.load(Ordering::Relaxed),
-            silent_ns => silent_ns,
+            0 => (inbox.heard_ns.load(Ordering::Relaxed), false),
+            silent_ns => (silent_ns, true),
         }
     }
 

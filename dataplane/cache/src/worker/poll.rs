@@ -106,6 +106,9 @@ impl Worker {
                     memory,
                 }) => {
                     let row = outcome.map(|bytes| &memory[..bytes]);
+                    if row != Err(TierError::Late) {
+                        self.fetches.heard_owner(now_ns);
+                    }
                     self.fetches.arrived(Ticket::of(token), row);
                     self.owners.give_back(table, memory);
                 }
