@@ -135,6 +135,12 @@ impl SchemaModel {
         }
     }
 
+    /// Whether a request may be refused for a row of a feature.
+    pub(super) fn may_fail(&self, feature: u32) -> bool {
+        let feature = self.features.get(feature as usize);
+        feature.is_some_and(|feature| self.lacks.may_fail(feature.table))
+    }
+
     /// Whether requests bring weights.
     pub fn is_weighted(&self) -> bool {
         self.features.iter().any(|f| f.pooling.is_weighted())

@@ -171,7 +171,8 @@ impl Patron {
             Err(Failure::Refused(refusal)) => {
                 let expected = match refusal.status {
                     // Of both the ledger looks whether they can be.
-                    Status::Busy | Status::RowUnavailable => true,
+                    Status::Busy => true,
+                    Status::RowUnavailable => visit.model.may_fail(refusal.feature),
                     Status::Expired => sent.options.remaining.is_some(),
                     Status::Cancelled => sent.cancelled,
                     Status::RegionLost => visit.lost,

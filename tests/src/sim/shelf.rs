@@ -13,6 +13,10 @@ use rowmill_cache::{
 };
 use rowmill_table::Resident;
 
+/// The time that rows have where one table's file hangs: others' come within a fraction of it, however long a worker does other things. (One
+/// that does for 5 ms takes that for a pause.)
+const HUNG_BUDGET_NS: u64 = 20_000_000;
+
 /// Which tables may be cached, and how little there is of everything.
 #[derive(Clone, Debug)]
 pub(super) struct Drawn {
@@ -31,9 +35,10 @@ pub(super) struct Drawn {
     limbo: usize,
 }
 
-/// Rows that can never be read, of tables whose rows are taken for zeros then.
+/// Rows that can never be read, of tables whose rows are taken for zeros then; and the table whose file hangs.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lacks {
+    hung: Option<usize>,
     tables: Vec<bool>,
     /// Of 10,000 rows, how many.
     rows: u64,
@@ -44,6 +49,11 @@ impl Lacks {
     /// Whether such a table's rows are taken for zeros.
     pub(super) fn some_of(&self, table: usize) -> bool {
         self.tables.get(table) == Some(&true)
+    }
+
+    /// Whether a request may be refused for a row of a table: where one's file hangs, all rows of the others come.
+    pub(super) fn may_fail(&self, table: usize) -> bool {
+        self.hung.is_none_or(|hung| hung == table)
     }
 
     /// Whether a row can't be read, from no tier.
@@ -62,7 +72,7 @@ impl Drawn {
         // Most worlds' tiers are well, so that requests come far.
         let bad = (rng.u8(0..4) == 0).then(|| rng.u32(1..=2000));
         let hurried = rng.u8(0..4) == 0;
-        Drawn {
+        let drawn = Drawn {
             bad: bad.unwrap_or(0),
             lost: if hurried { rng.u32(0..=50) } else { 0 },
             limits: fetch::Limits {
@@ -84,11 +94,33 @@ impl Drawn {
                 tables: (sets.iter())
                     .map(|sets| sets.is_some() && !hurried && rng.u8(0..3) == 0)
                     .collect(),
+                hung: None,
                 rows: rng.u64(1..=3000),
                 seed: rng.u64(..),
             },
             sets,
+        };
+        drawn.with_hung()
+    }
+
+    /// In some worlds one table's file hangs beside others, of which each row comes in time: there is room for more than one at a time.
+    fn with_hung(mut self) -> Drawn {
+        let mut rng = Rng::with_seed(self.lacks.seed);
+        let cached = (0..self.sets.len()).filter(|&table| self.sets[table].is_some());
+        let (all, lacks) = (cached.clone().count(), &self.lacks);
+        let those: Vec<usize> = cached.filter(|&table| !lacks.some_of(table)).collect();
+        let hung = rng.choice(those).filter(|_| all > 1 && rng.u8(0..3) == 0);
+        if hung.is_none() {
+            return self;
         }
+        self.lacks.hung = hung;
+        (self.bad, self.lost) = (0, 0);
+        self.fetches = self.fetches.max(4);
+        let limits = &mut self.limits;
+        limits.staged *= 2;
+        (limits.asked, limits.bags) = (limits.asked.max(8), limits.bags.max(16));
+        limits.budget_ns = HUNG_BUDGET_NS;
+        self
     }
 
     /// Rows that are taken for zeros.
@@ -142,6 +174,7 @@ impl Drawn {
                 bad: self.bad,
                 lacks: self.lacks.clone(),
                 lost: self.lost,
+                held: 0,
                 wanted: vec![],
             };
             Parts {
@@ -192,20 +225,28 @@ struct Shelf {
     bad: u32,
     lacks: Lacks,
     lost: u32,
+    /// Reads that the table holds for ever whose file hangs.
+    held: usize,
     /// When each comes, `u64::MAX` for never, and whether it can be read then.
     wanted: Vec<(u64, Wanted, bool)>,
 }
 
 impl Tier for Shelf {
     fn fetch(&mut self, now_ns: u64, wanted: Wanted) -> Result<(), FetchesFull> {
-        if self.wanted.len() == self.fetches {
+        let table = self.numbers[wanted.table as usize];
+        let hangs = self.lacks.hung == Some(table);
+        let of_hung = |(due_ns, ..): &&(u64, Wanted, bool)| *due_ns == u64::MAX;
+        let held = self.held + self.wanted.iter().filter(of_hung).count();
+        if self.wanted.len() + self.held == self.fetches {
             return Err(FetchesFull::ForAll);
         }
-        let due_ns = match self.rng.u32(0..10_000) < self.lost {
+        if hangs && held + 3 > self.fetches {
+            return Err(FetchesFull::ForTable);
+        }
+        let due_ns = match hangs || self.rng.u32(0..10_000) < self.lost {
             true => u64::MAX,
             false => now_ns + self.rng.u64(self.delay_ns.clone()),
         };
-        let table = self.numbers[wanted.table as usize];
         let is_bad = match self.lacks.some_of(table) {
             true => self.lacks.row(table, wanted.row),
             false => self.rng.u32(0..10_000) < self.bad,
@@ -222,6 +263,7 @@ impl Tier for Shelf {
         for (due_ns, wanted, is_bad) in self.wanted.extract_if(.., is_over) {
             let table = &self.tables.tables()[self.numbers[wanted.table as usize]];
             let from = wanted.row as usize * table.stride();
+            self.held += usize::from(self.lacks.hung.is_some() && due_ns == u64::MAX);
             let outcome = match is_bad {
                 _ if due_ns > now_ns => Err(TierError::Late),
                 true => Err(TierError::Os(5)),
