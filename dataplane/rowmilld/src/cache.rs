@@ -261,7 +261,9 @@ impl CachePlan {
     fn worker_bytes(&self, row_bytes: u64) -> u64 {
         let is_passed_on = self.listed().any(|(_, listed)| listed.on_failure.next_tier);
         let tiers = 1 + u64::from(is_passed_on);
-        self.cache.worker_bytes(row_bytes, self.workers, tiers)
+        let tables = self.listed().count() as u64;
+        self.cache
+            .worker_bytes(tables, row_bytes, self.workers, tiers)
     }
 
     /// What is chosen of a listed table that is at this place.

@@ -453,6 +453,10 @@ mod tests {
         // The worker, which is this thread, does not know yet.
         let busy = Err(PlaceError::Busy("a".into()));
         assert_eq!(places.change("b", Placement::Cached), busy);
+        *places.further() -= HANGS;
+        let hangs = places.change("b", Placement::Cached).unwrap_err();
+        let said = "table a is on its way and has come no further for 5 s";
+        assert!(hangs.to_string().starts_with(said), "{hangs}");
         assert_eq!(cache.placement("a"), Some(Placement::Resident));
         let moving = loop {
             match mailbox.next_move() {

@@ -55,7 +55,8 @@ pub struct Cache {
     /// Bytes of a read at most: how far rows of neighbouring pages are read together.
     pub read_bytes: u32,
     /// How long a row may take to come, in milliseconds, from when it is read. Who waits for one that takes longer gets an error. Rows
-    /// wait for their turn to be read as long as others come; where none does for so long, all that wait are given up, so that a dead disk
+    /// wait for their turn to be read as long as others come; where none does for so long, or none of the table whose last one was late, all
+    /// that wait are given up, so that a dead disk
     /// fails a row after twice as long (of a row that another worker reads after four times as long). The default is some hundred
     /// times what a busy disk takes.
     pub budget_ms: u32,
@@ -112,16 +113,26 @@ impl FromStr for PageCacheUse {
     }
 }
 
+/// What a worker has for a table's rows that wait for their turn: a queue of 16 bytes for each of 257 lanes, of own rows and of others'.
+const TABLE_BYTES: u64 = 2 * 257 * 16;
+
 impl Cache {
-    /// Bytes that one of so many workers has for cached tables whose longest rows have so many bytes, and which are read from so many
+    /// Bytes that one of so many workers has for so many cached tables whose longest rows have so many bytes, and which are read from so many
     /// tiers.
-    pub(crate) fn worker_bytes(&self, row_bytes: u64, workers: u64, tiers: u64) -> u64 {
+    pub(crate) fn worker_bytes(
+        &self,
+        tables: u64,
+        row_bytes: u64,
+        workers: u64,
+        tiers: u64,
+    ) -> u64 {
         // What is kept of a staged row, a row on its way, what waits for it, and a parked bag: 100 bytes or less each.
         let asked = u64::from(ASKED) * workers;
         let rows = u64::from(self.staged_rows) + u64::from(self.prefetched_rows) + asked;
         (u64::from(self.staged_rows) + u64::from(ASKED)) * row_bytes
             + tiers * u64::from(self.reads) * u64::from(self.read_bytes)
             + (2 * rows + u64::from(self.parked_bags)) * 100
+            + tables * TABLE_BYTES
     }
 
     /// Nanoseconds that a row may take.
