@@ -322,7 +322,7 @@ fn damage_is_found_and_set_aside_with_the_file_kept() {
     let path = kept(folder.path(), 6);
     let whole = std::fs::read(&path).unwrap();
     let mut found = 0;
-    for at in (0..whole.len()).step_by(whole.len() / 400) {
+    for at in (0..whole.len()).step_by(whole.len() / 150) {
         let mut bytes = whole.clone();
         bytes[at] ^= 0x40;
         std::fs::write(&path, &bytes).unwrap();
