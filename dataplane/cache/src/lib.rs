@@ -15,6 +15,7 @@ mod home;
 mod moves;
 mod owners;
 mod parker;
+mod quotas;
 pub mod store;
 mod table;
 pub mod tier;

@@ -19,8 +19,13 @@ impl Parker<'_> {
         self.fetches.has_room(rows, bags)
     }
 
+    /// Whether a table has so much already that a bag of so many of its rows has to leave room to others.
+    pub fn is_over(&self, table: usize, rows: u32) -> bool {
+        self.fetches.is_over(table, rows)
+    }
+
     /// Parks the bag whose rows are those of `found` from a position on; missing ones are read in the turns of `lane`. Each row is replaced by its place in staging. `None`
-    /// where there is no room now.
+    /// where there is no room now, or the table has to leave that to others.
     pub fn park(
         &mut self,
         now_ns: u64,

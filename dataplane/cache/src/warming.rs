@@ -18,42 +18,45 @@ pub struct WarmRows {
 #[derive(Debug)]
 pub(crate) struct Warming {
     tables: Arc<[WarmRows]>,
-    longest: usize,
-    /// Which row of each table is next, and of which table.
-    position: usize,
+    /// Which row of each table is next, and which table.
+    positions: Box<[usize]>,
     table: usize,
+    /// Rows that are left.
+    left: usize,
 }
 
 impl Warming {
     pub(crate) fn new(tables: Arc<[WarmRows]>) -> Warming {
         Warming {
-            longest: tables.iter().map(|t| t.rows.len()).max().unwrap_or(0),
-            position: 0,
+            positions: vec![0; tables.len()].into_boxed_slice(),
             table: 0,
+            left: tables.iter().map(|table| table.rows.len()).sum(),
             tables,
         }
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        self.position == self.longest
+        self.left == 0
     }
 
-    /// Gives the next rows to `take`, the first of all tables, then the second ones, until it says that there is no room for more.
+    /// Gives the next rows to `take`, the first of all tables, then the second ones, until it says of each table that there is no room for more.
     pub(crate) fn go_on(&mut self, mut take: impl FnMut(usize, u32) -> bool) {
+        let mut refused = 0;
         for _ in 0..ROWS {
-            if self.is_done() {
+            if self.is_done() || refused == self.tables.len() {
                 return;
             }
             let WarmRows { table, rows } = &self.tables[self.table];
-            let row = rows.get(self.position);
-            if row.is_some_and(|&row| !take(*table, row)) {
-                return; // It is the next again.
+            let position = &mut self.positions[self.table];
+            match rows.get(*position) {
+                Some(&row) if take(*table, row) => {
+                    (*position, refused) = (*position + 1, 0);
+                    self.left -= 1;
+                }
+                // What there is no room for is its table's next again.
+                _ => refused += 1,
             }
-            self.table += 1;
-            if self.table == self.tables.len() {
-                self.table = 0;
-                self.position += 1;
-            }
+            self.table = (self.table + 1) % self.tables.len();
         }
     }
 }
@@ -84,6 +87,25 @@ mod tests {
         }
         assert_eq!(taken, [(3, 7), (0, 4), (3, 8), (3, 9)]);
         assert!(Warming::new(Arc::new([])).is_done());
+    }
+
+    #[test]
+    fn tables_that_there_is_no_room_for_keep_no_others_back() {
+        let rows = |table, rows: &[u32]| WarmRows {
+            table,
+            rows: rows.into(),
+        };
+        let tables = [rows(0, &[1, 2]), rows(1, &[]), rows(2, &[5, 6, 7])];
+        let mut warming = Warming::new(tables.into());
+        let mut taken = vec![];
+        for hung in [0, 2] {
+            warming.go_on(|table, row| {
+                taken.extend((table != hung).then_some((table, row)));
+                table != hung
+            });
+        }
+        assert_eq!(taken, [(2, 5), (2, 6), (2, 7), (0, 1), (0, 2)]);
+        assert!(warming.is_done());
     }
 
     #[test]

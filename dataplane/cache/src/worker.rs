@@ -102,7 +102,8 @@ impl Worker {
         tier: Box<dyn Tier + Send>,
         seed: u64,
     ) -> Worker {
-        let owners = Owners::all(Room::of(&limits), vec![Box::new(|| ())]);
+        let listed: Vec<bool> = tables.iter().map(Option::is_some).collect();
+        let owners = Owners::all(Room::of(&limits), vec![Box::new(|| ())], &listed);
         let owners = owners.into_iter().next().expect("one worker");
         let tables = tables.into_iter().map(|table| table.map(Home::cached));
         Worker::new(tables.collect(), limits, tier, owners, seed)
@@ -126,7 +127,8 @@ impl Worker {
                 "staging has room for any row"
             );
         }
-        let fetches = Fetches::new(limits, owners.most_taken(), seed);
+        let listed: Vec<bool> = tables.iter().map(Option::is_some).collect();
+        let fetches = Fetches::new(limits, owners.most_taken(), &listed, seed);
         let asked_ns = vec![0; fetches.most()].into_boxed_slice();
         Worker {
             ahead: Ahead::new(tables.iter().flatten().next().is_none()),
@@ -375,9 +377,19 @@ impl Worker {
         (all - self.fetches.staged() as u32, all)
     }
 
+    /// Rows that a table has in staging.
+    pub fn staged_of(&self, table: usize) -> u32 {
+        self.fetches.staged_of(table)
+    }
+
     /// Whether so many bags of so many rows together can be parked now.
     pub fn has_room(&self, rows: u32, bags: u32) -> bool {
         self.fetches.has_room(rows, bags)
+    }
+
+    /// Whether a table has so much already that a bag of so many of its rows has to leave room to others.
+    pub fn is_over(&self, table: usize, rows: u32) -> bool {
+        self.fetches.is_over(table, rows)
     }
 
     /// The next parked bag that waits for nothing any more.

@@ -189,7 +189,8 @@ pub fn workers_with_shares(
         is_alone || limits.asked > 0,
         "workers have to ask one another for rows"
     );
-    let owners = Owners::all(Room::of(&limits), wakes);
+    let listed: Vec<bool> = tables.iter().map(Option::is_some).collect();
+    let owners = Owners::all(Room::of(&limits), wakes, &listed);
     let parts = dealt.into_iter().zip(tiers).zip(owners);
     let made = turns.into_iter().zip(parts).zip(0..);
     let made = made.map(|((turns, ((tables, tier), owners)), number)| {

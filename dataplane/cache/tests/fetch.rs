@@ -92,8 +92,10 @@ struct Fetching {
 #[derive(Default)]
 struct Oracle {
     fetching: HashMap<(u32, u32), Fetching>,
-    /// When the tier last answered, and the other workers' tiers.
+    /// When the tier last answered, of each table too, whether a row of it was late since, and when the other workers' tiers answered.
     heard: u64,
+    heard_of: [u64; TABLES as usize],
+    is_silent: [bool; TABLES as usize],
     others_heard: u64,
     bags: HashMap<BagId, Parked>,
     /// The row of each ask that waits.
@@ -126,6 +128,9 @@ impl Oracle {
         match (source(key.1), row.is_out) {
             (Source::Owner, false) => row.since.max(self.others_heard) + budget,
             (Source::Owner, true) => row.since.max(self.others_heard) + 3 * budget,
+            (_, false) if self.is_silent[key.0 as usize] => {
+                row.since.max(self.heard_of[key.0 as usize]) + budget
+            }
             (_, false) => row.since.max(self.heard) + budget,
             // That is the tier's to say.
             (_, true) => u64::MAX,
@@ -191,14 +196,21 @@ impl Oracle {
         for read in reads.extract_if(.., is_late) {
             let outcome = Err(TierError::Late);
             let key = (read.table, read.row);
+            fetches.heard(now, read.table, outcome.map(|_| ()));
+            self.is_silent[read.table as usize] = true;
+            let silent_since = fetches.silent_since(read.table);
+            assert_eq!(silent_since, Some(self.heard_of[read.table as usize]));
             assert_eq!(fetches.arrived(read.ticket, outcome), Some(read.table));
             self.tell(fetches, &[key]);
             self.end(key, Err(TierError::Late));
         }
     }
 
-    fn prefetched(&self) -> u32 {
-        self.fetching.values().filter(|row| !row.wanted).count() as u32
+    /// Rows that nobody wants yet, of all tables and of one.
+    fn prefetched(&self, table: u32) -> (u32, u32) {
+        let unwanted = || self.fetching.iter().filter(|(_, row)| !row.wanted);
+        let own = unwanted().filter(|(key, _)| key.0 == table);
+        (unwanted().count() as u32, own.count() as u32)
     }
 }
 
@@ -223,7 +235,7 @@ fn pool(fetches: &mut Fetches, oracle: &mut Oracle) {
 }
 
 fn run(ops: Vec<Op>) {
-    let mut fetches = Fetches::new(LIMITS, ASKS, 3);
+    let mut fetches = Fetches::new(LIMITS, ASKS, &[true; TABLES as usize], 3);
     let (mut oracle, mut reads, mut now) = (Oracle::default(), Vec::<Read>::new(), 0);
     for op in ops {
         match op {
@@ -277,12 +289,12 @@ fn run(ops: Vec<Op>) {
                 if source(number) == Source::Owner {
                     continue; // That is for its owner to do.
                 }
-                assert_eq!(
-                    fetches.can_prefetch(),
-                    oracle.prefetched() < LIMITS.prefetched
-                );
+                let (all, own) = oracle.prefetched(table);
+                let has_any = all < LIMITS.prefetched;
+                assert_eq!(fetches.can_prefetch(), has_any);
                 let known = oracle.fetching.contains_key(&(table, number));
-                let room = oracle.prefetched() < LIMITS.prefetched;
+                // Eight times what is left then.
+                let room = has_any && (own == 0 || own < 8 * (LIMITS.prefetched - all - 1));
                 assert_eq!(fetches.prefetch(now, table, number), known || room);
                 if !known && room {
                     let row = Fetching {
@@ -344,8 +356,10 @@ fn run(ops: Vec<Op>) {
                 if source(read.row) == Source::Owner {
                     oracle.others_heard = now;
                 } else {
-                    fetches.heard(now);
+                    let table = read.table as usize;
+                    fetches.heard(now, read.table, outcome.map(|_| ()));
                     oracle.heard = now;
+                    (oracle.heard_of[table], oracle.is_silent[table]) = (now, false);
                 }
                 if let Some(table) = fetches.arrived(read.ticket, outcome) {
                     assert_eq!(table, read.table);
@@ -400,7 +414,7 @@ proptest! {
 
 #[test]
 fn a_row_is_read_once_however_many_bags_want_it() {
-    let mut fetches = Fetches::new(LIMITS, ASKS, 1);
+    let mut fetches = Fetches::new(LIMITS, ASKS, &[true; TABLES as usize], 1);
     let (mut first, mut second) = ([5, 6, 5], [6, 7]);
     let tier = |_, _, _: &mut [u8]| Source::Tier;
     let a = fetches
@@ -437,7 +451,7 @@ fn few_rows_that_nobody_wants_are_read_at_a_time() {
         prefetched: 4 * READ_AHEAD,
         ..LIMITS
     };
-    let mut fetches = Fetches::new(limits, ASKS, 1);
+    let mut fetches = Fetches::new(limits, ASKS, &[true, false], 1);
     for row in 0..3 * READ_AHEAD {
         assert!(fetches.prefetch(0, 0, row));
     }
@@ -455,14 +469,14 @@ fn few_rows_that_nobody_wants_are_read_at_a_time() {
     assert_eq!(fetches.next_read(0).map(|read| read.row), Some(more[1].row));
     assert!(fetches.next_read(0).is_none());
     // What is wanted is read all the same.
-    fetches.ask(0, Lane::default(), 1, 1, 0);
+    fetches.ask(0, Lane::default(), 0, 1000, 0);
     let wanted = fetches.next_read(0).expect("a read");
-    assert!(wanted.is_wanted && wanted.table == 1);
+    assert!(wanted.is_wanted && wanted.row == 1000);
 }
 
 #[test]
 fn nothing_is_allocated_after_the_start() {
-    let mut fetches = Fetches::new(LIMITS, ASKS, 2);
+    let mut fetches = Fetches::new(LIMITS, ASKS, &[true; TABLES as usize], 2);
     let mut asks: Vec<u32> = (0..ASKS).collect();
     let counted = allocation_counter::measure(|| {
         for round in 0..5000u32 {
@@ -488,7 +502,7 @@ fn nothing_is_allocated_after_the_start() {
             while round % 600 > 200
                 && let Some(read) = fetches.next_read(now).or_else(|| fetches.next_ask(now))
             {
-                fetches.heard(now);
+                fetches.heard(now, read.table, Ok(()));
                 fetches.arrived(read.ticket, Ok(&row(read.table, read.row)));
                 asks.extend(std::iter::from_fn(|| fetches.next_told()));
             }
@@ -504,4 +518,66 @@ fn nothing_is_allocated_after_the_start() {
     });
     assert_eq!(counted.count_total, 0);
     assert!(fetches.counters().late > 50 && fetches.counters().arrived > 5000);
+}
+
+/// Rows of a table that are not taken out, and others that are.
+#[test]
+fn a_table_that_gives_no_rows_leaves_room_to_others() {
+    let limits = Limits {
+        staged: 100,
+        prefetched: 100,
+        bags: 100,
+        ..LIMITS
+    };
+    let mut fetches = Fetches::new(limits, ASKS, &[true; TABLES as usize], 4);
+    let tier = |_, _, _: &mut [u8]| Source::Tier;
+    let park = |fetches: &mut Fetches, now, table, row| {
+        let mut rows = [row];
+        let bag = fetches.park(now, Lane::default(), table, &mut rows, tier)?;
+        Some((bag, rows))
+    };
+    let mut hung = vec![];
+    hung.extend((0..100).map_while(|row| park(&mut fetches, 0, 0, row)));
+    assert_eq!(hung.len(), 88);
+    let hints = 1000..1000 + limits.prefetched;
+    let hinted = hints.filter(|&row| fetches.prefetch(0, 0, row)).count();
+    assert_eq!(hinted, 88);
+    // It is asked for some rows, and answers nothing; of the others there is one to be had at a time.
+    let mut reads: Vec<Read> = (0..4).filter_map(|_| fetches.next_read(0)).collect();
+    let passed = fetches.next_read(0).expect("there are more");
+    fetches.pass_by(passed);
+    for row in 0..100 {
+        let (bag, places) = park(&mut fetches, 0, 1, row).expect("room for another table");
+        assert!(fetches.prefetch(0, 1, 1000 + row % 10));
+        let read = fetches.next_read(0).expect("it is not kept back");
+        assert_eq!((read.table, read.row), (1, row));
+        fetches.heard(0, 1, Ok(()));
+        fetches.arrived(read.ticket, Ok(&[row as u8; 8]));
+        assert_eq!(fetches.next_ready().map(|ready| ready.bag), Some(bag));
+        fetches.release(bag, &places);
+    }
+    // Those of the other that nobody waits for come next, as many as may be read.
+    let ahead = std::iter::from_fn(|| fetches.next_read(0)).map(|read| read.table);
+    assert!(ahead.eq(vec![1; 10]));
+    // Once rows of the hung table are late, only it counts what it answers: those that wait are given up, however often others come.
+    let late = |fetches: &mut Fetches, now| {
+        fetches.heard(now, 1, Ok(()));
+        let late = fetches.next_late(now, &mut 1000, |_, _| 0)?;
+        let (table, _) = fetches.row(late).expect("it waits");
+        fetches.give_up(late);
+        Some(table)
+    };
+    assert_eq!(late(&mut fetches, limits.budget_ns), None);
+    fetches.heard(limits.budget_ns, 0, Err(TierError::Late));
+    for read in reads.drain(..) {
+        fetches.arrived(read.ticket, Err(TierError::Late));
+    }
+    let given_up = std::iter::from_fn(|| late(&mut fetches, limits.budget_ns));
+    assert!(given_up.eq(vec![0; 88 - 4 + 88]));
+    for (bag, places) in hung {
+        fetches.release(bag, &places);
+    }
+    assert_eq!(fetches.on_the_way(), 10);
+    fetches.pass_none();
+    assert!(fetches.next_read(0).is_none());
 }

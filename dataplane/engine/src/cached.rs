@@ -4,7 +4,7 @@ use rowmill_cache::{CachedTable, Worker};
 use rowmill_table::ResidentTable;
 use rowmill_wire::limits::MAX_IDS_PER_BAG;
 
-use crate::crowd::{Crowd, Place};
+use crate::crowd::{Crowd, Place, Wanted};
 use crate::limits::Limits;
 use crate::parked::Parked;
 use crate::slot::Slot;
@@ -77,13 +77,18 @@ impl Cached {
     /// Whether the request in a slot can go on as far as it needs room: it waits for none, or is the first that does and there is
     /// enough, for some more bags too, since each time it goes on costs a lookup; or there is enough aside.
     pub(crate) fn has_room(&self, index: u32, slot: &Slot) -> bool {
-        if slot.crowded == 0 {
+        let waits_for = self.crowd.waits_for(index);
+        let Some(bag) = waits_for.filter(|_| slot.crowded > 0) else {
             return true;
-        }
+        };
         let (free, all) = self.worker.room();
         let has_room = |rows, bags| self.worker.has_room(rows, bags);
-        match self.crowd.place(index, slot.conn, slot.crowded, has_room) {
-            Some(Place::Main) => free >= all / SOME_ROOM,
+        let is_over = |bag: Wanted| self.worker.is_over(bag.table, bag.ids);
+        match self.crowd.place(index, slot.conn, bag, has_room, is_over) {
+            // Where other tables' rows don't come, half of what they have left is enough.
+            Some(Place::Main) => {
+                free >= all / SOME_ROOM || free >= self.worker.staged_of(bag.table)
+            }
             place => place.is_some(),
         }
     }

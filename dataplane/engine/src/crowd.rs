@@ -4,6 +4,10 @@
 //! only the first parks bags; the others go on with bags whose rows are there, and with those that they have parked. So a bag that
 //! needs much room is not overtaken for ever by those that need little.
 //!
+//! One whose table has all that it may have beside others ([`Worker::is_over`](rowmill_cache::Worker::is_over)) keeps only those of the same
+//! table back: its file may hang. Since none of these parks a bag before it, its table has nothing any more in the end; from then on it waits
+//! for room like any other.
+//!
 //! But who needs little does not wait for those who need much, either: some room is kept *aside* for bags that find no other, a small part of it
 //! for each connection. What may be parked there before the first has been served is bounded, too.
 //!
@@ -48,10 +52,26 @@ struct Aside {
     most: u32,
 }
 
+/// A request that waits for room.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    /// The engine's slot.
+    slot: u32,
+    bag: Wanted,
+}
+
+/// A bag that is to be parked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// The number of its table.
+    pub(crate) table: usize,
+    pub(crate) ids: u32,
+}
+
 /// The engine's slots of requests that wait for room to park a bag, in the order in which they came to that.
 #[derive(Debug)]
 pub(crate) struct Crowd {
-    slots: VecDeque<u32>,
+    slots: VecDeque<Waiting>,
     aside: Aside,
 }
 
@@ -75,17 +95,22 @@ impl Crowd {
         }
     }
 
-    /// Where the request in a slot may park a bag of so many ids now. `has_room` says whether there is room for so many rows and bags.
+    /// Where the request in a slot may park a bag now. `has_room` says whether there is room for so many rows and bags, `is_over` whether a
+    /// table has to leave the room for a bag to others.
     pub(crate) fn place(
         &self,
         slot: u32,
         conn: Conn,
-        ids: u32,
+        bag: Wanted,
         has_room: impl Fn(u32, u32) -> bool,
+        is_over: impl Fn(Wanted) -> bool,
     ) -> Option<Place> {
-        let aside = &self.aside;
+        if is_over(bag) {
+            return None;
+        }
+        let (aside, ids) = (&self.aside, bag.ids);
         let (kept_rows, kept_bags) = (aside.rows - aside.held_rows, aside.bags - aside.held_bags);
-        if self.lets(slot) && has_room(ids + kept_rows, 1 + kept_bags) {
+        if self.lets(slot, bag, is_over) && has_room(ids + kept_rows, 1 + kept_bags) {
             return Some(Place::Main);
         }
         let held = aside.by_connection[conn.0 as usize];
@@ -115,24 +140,38 @@ impl Crowd {
 
     /// All that wait, in their order.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = u32> {
-        self.slots.iter().copied()
+        self.slots.iter().map(|waiting| waiting.slot)
     }
 
-    /// Whether the request in a slot may park bags now: nobody waits before it.
-    pub(crate) fn lets(&self, slot: u32) -> bool {
-        self.slots.front().is_none_or(|&first| first == slot)
+    /// The bag for which the request in a slot waits, if it does.
+    pub(crate) fn waits_for(&self, slot: u32) -> Option<Wanted> {
+        let mut waiting = self.slots.iter();
+        let own = waiting.find(|waiting| waiting.slot == slot);
+        own.map(|own| own.bag)
     }
 
-    /// A request waits, from now on if it does not yet.
-    pub(crate) fn join(&mut self, slot: u32) {
-        if !self.slots.contains(&slot) {
-            self.slots.push_back(slot);
+    /// Whether the request in a slot may park a bag now: nobody waits before it but for what other tables have to leave to others.
+    fn lets(&self, slot: u32, bag: Wanted, is_over: impl Fn(Wanted) -> bool) -> bool {
+        let mut before = self.slots.iter().take_while(|before| before.slot != slot);
+        before.all(|before| before.bag.table != bag.table && is_over(before.bag))
+    }
+
+    fn is_first(&self, slot: u32) -> bool {
+        self.slots.front().is_none_or(|first| first.slot == slot)
+    }
+
+    /// A request waits for room for a bag, from now on if it does not yet.
+    pub(crate) fn join(&mut self, slot: u32, bag: Wanted) {
+        let mut waiting = self.slots.iter_mut();
+        match waiting.find(|waiting| waiting.slot == slot) {
+            Some(own) => own.bag = bag,
+            None => self.slots.push_back(Waiting { slot, bag }),
         }
     }
 
     /// A request has come past the bag for which it waited, if it did.
     pub(crate) fn go_on(&mut self, slot: u32) {
-        if self.lets(slot) {
+        if self.is_first(slot) {
             self.aside.left = self.aside.most;
             self.slots.pop_front();
         } else {
@@ -142,9 +181,54 @@ impl Crowd {
 
     /// A request has ended.
     pub(crate) fn leave(&mut self, slot: u32) {
-        if self.lets(slot) {
+        if self.is_first(slot) {
             self.aside.left = self.aside.most;
         }
-        self.slots.retain(|&waiting| waiting != slot);
+        self.slots.retain(|waiting| waiting.slot != slot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_for_a_table_that_has_its_part_keeps_only_that_table_back() {
+        let room = fetch::Limits {
+            staged: 1 << 17,
+            prefetched: 0,
+            asked: 0,
+            bags: 100,
+            row_bytes: 4,
+            budget_ns: 0,
+        };
+        let mut crowd = Crowd::new(&Limits::default(), &room);
+        let bag = |table| Wanted { table, ids: 5000 };
+        let over = |hung: usize| move |bag: Wanted| bag.table == hung;
+        crowd.join(7, bag(0));
+        crowd.join(8, bag(0));
+        crowd.join(9, bag(1));
+        let place = |crowd: &Crowd, slot, table, hung| {
+            crowd.place(slot, Conn(0), bag(table), |_, _| true, over(hung))
+        };
+        // Table 0 has its part: others go on, in their order.
+        assert_eq!(place(&crowd, 7, 0, 0), None);
+        assert_eq!(place(&crowd, 9, 1, 0), Some(Place::Main));
+        assert_eq!(place(&crowd, 3, 1, 0), None);
+        assert_eq!(place(&crowd, 3, 2, 0), None);
+        assert_eq!(place(&crowd, 3, 2, 1), None);
+        crowd.go_on(9);
+        assert_eq!(place(&crowd, 3, 2, 0), Some(Place::Main));
+        // There is no room: only the first goes on.
+        assert_eq!(place(&crowd, 8, 0, 9), None);
+        assert_eq!(place(&crowd, 3, 2, 9), None);
+        assert_eq!(place(&crowd, 7, 0, 9), Some(Place::Main));
+        crowd.go_on(7);
+        assert_eq!(place(&crowd, 8, 0, 9), Some(Place::Main));
+        assert_eq!(crowd.waits_for(8), Some(bag(0)));
+        crowd.join(8, bag(2));
+        assert_eq!(crowd.waits_for(8), Some(bag(2)));
+        crowd.leave(8);
+        assert_eq!(crowd.waits_for(8), None);
     }
 }

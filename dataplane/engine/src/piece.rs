@@ -11,6 +11,7 @@ use rowmill_wire::request::FLAG_PARTIALS;
 use crate::batch::{Made, Work};
 use crate::bind::{BoundFeature, BoundSchema, Panel};
 use crate::cached::Cached;
+use crate::crowd::Wanted;
 use crate::limits::{MISSED_BYTES, PARKED_BYTES, PIECES};
 use crate::parked::Bag;
 use crate::rows::{rows, rows_in};
@@ -224,15 +225,20 @@ fn look_up(
         let places = &found.places()[taken.ids as usize..][..ids as usize];
         if places.contains(&MISS) {
             let at = taken.ids as usize;
+            let wanted = Wanted {
+                table: feature.table,
+                ids,
+            };
             let has_room = |rows, bags| parker.has_room(rows, bags);
-            let place = crowd.place(work.index, slot.conn, ids, has_room);
+            let is_over = |bag: Wanted| parker.is_over(bag.table, bag.ids);
+            let place = crowd.place(work.index, slot.conn, wanted, has_room, is_over);
             let parked_as = place.and_then(|place| {
                 let id = parker.park(work.now_ns, lane, own, &found, at)?;
                 Some((id, place))
             });
             let Some((id, place)) = parked_as else {
                 slot.crowded = ids;
-                crowd.join(work.index);
+                crowd.join(work.index, wanted);
                 break;
             };
             let slice = slot.walk.slices;

@@ -199,7 +199,7 @@ struct Shelf {
 impl Tier for Shelf {
     fn fetch(&mut self, now_ns: u64, wanted: Wanted) -> Result<(), FetchesFull> {
         if self.wanted.len() == self.fetches {
-            return Err(FetchesFull);
+            return Err(FetchesFull::ForAll);
         }
         let due_ns = match self.rng.u32(0..10_000) < self.lost {
             true => u64::MAX,

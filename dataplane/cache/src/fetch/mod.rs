@@ -9,9 +9,13 @@
 //!
 //! A row's time budget counts from when its read is taken out; a tier answers all that it has taken by then. Rows that wait for their turn are
 //! given up only where the tier has given no row, and said of none why it can't, for a whole budget: a tier that is busy fails nobody,
-//! however many rows wait. So whatever becomes of the tier, a row of its own is here or given up at most two budgets after it was wanted
-//! or the tier last answered, whichever is later: one in which it waits for its turn, and one in which it is read. Turns go round
+//! however many rows wait. Where the last that was heard of a table is that a row of it was late, only answers for that table
+//! count: one whose file hangs is not waited for because others' files answer. So whatever becomes of the tier, a row of its own is here or given up at most
+//! two budgets after it was wanted or the tier last answered, whichever is later: one in which it waits for its turn, and one in which it is read. Turns go round
 //! among clients (`lanes.rs`).
+//!
+//! All that there is only so much of is shared by dynamic thresholds among tables ([`Quotas`]): places of staging, bags that wait and what they
+//! wait by, rows that nobody wants yet. So a table whose file hangs leaves some of each to the others.
 //!
 //! A row of another worker's shard waits for memory to ask with, then in that one's turns: one more budget, if the tier answers nothing.
 //! Since the owner answers all that it is asked in two budgets after its tier's last answer, one who hears nothing for three takes it for stopped.
@@ -21,6 +25,7 @@
 //! misses has a place there to come to. So a bag that is ready is pooled like any other, over [`Fetches::staging`] with places
 //! for ids.
 
+mod ages;
 mod lanes;
 mod reads;
 mod rows;
@@ -33,10 +38,12 @@ pub use lanes::Lane;
 pub use reads::READ_AHEAD;
 pub use types::{BagId, Counters, Limits, Read, Ready, Source, Ticket};
 
+use ages::Ages;
 use lanes::Lanes;
 use rows::{RowKey, Rows};
 use slab::Slab;
 
+use crate::quotas::Quotas;
 use crate::tier::TierError;
 
 /// Where a row stands.
@@ -76,10 +83,20 @@ struct Wait {
 #[derive(Clone, Copy, Debug)]
 struct Bag {
     turn: u32,
+    table: u32,
     parked: bool,
     /// Positions that wait.
     pending: u32,
     outcome: Result<(), TierError>,
+}
+
+/// What was last heard of a table.
+#[derive(Clone, Copy, Debug, Default)]
+struct Heard {
+    /// When a row of it was answered.
+    last_ns: u64,
+    /// Whether one that was asked for later was late.
+    is_silent: bool,
 }
 
 const NONE: u32 = u32::MAX;
@@ -88,6 +105,8 @@ const NONE: u32 = u32::MAX;
 #[derive(Debug)]
 pub struct Fetches {
     limits: Limits,
+    /// By the number of a table, its number among those that rows are fetched of.
+    numbers: Box<[u16]>,
     slab: Slab,
     rows: Rows,
     fetches: Box<[Fetch]>,
@@ -98,31 +117,37 @@ pub struct Fetches {
     asks_from: u32,
     /// Asks that wait no more.
     told: Vec<u32>,
+    wait_quotas: Quotas,
     bags: Box<[Bag]>,
     free_bags: Vec<u32>,
-    /// To be read: those that somebody waits for, and in the order in which they were asked for those that are read when none of these
-    /// are left.
-    wanted: Lanes,
-    unwanted: VecDeque<Ticket>,
-    /// To be asked of other workers.
+    bag_quotas: Quotas,
+    /// To be read, and to be asked of other workers; and tables whose rows are passed by in each.
+    queued: Lanes,
     away: Lanes,
+    is_passed: Box<[bool]>,
+    is_away_passed: Box<[bool]>,
     /// Rows on their way that nobody has wanted, and those of them that are being read.
-    prefetched: u32,
-    read_ahead: u32,
-    /// All that wait for their turn to be read, with since when, the first first, and some that wait no more.
-    by_age: VecDeque<(Ticket, u64)>,
+    prefetched: Quotas,
+    read_ahead: Quotas,
+    /// All that wait for their turn to be read, and some that are being read. The table that is looked at next.
+    ages: Ages,
+    looked: usize,
     /// All of other workers' shards, with when they are to be looked at, and some that have arrived.
     away_by_age: VecDeque<(Ticket, u64)>,
-    /// When the tier last answered.
+    /// When the tier last answered, and of each table.
     heard_ns: u64,
+    heard: Box<[Heard]>,
     ready: VecDeque<BagId>,
     counters: Counters,
 }
 
 impl Fetches {
-    /// Takes all memory that it will ever use. Other workers ask for `others` rows at a time at most. `seed` keeps clients from choosing
-    /// rows that collide in its hash table.
-    pub fn new(limits: Limits, others: u32, seed: u64) -> Fetches {
+    /// Takes all memory that it will ever use. Rows are fetched of those tables of which `tables` says so, by their numbers. Other workers
+    /// ask for `others` rows at a time at most. `seed` keeps clients from choosing rows that collide in its hash table.
+    ///
+    /// # Panics
+    /// If there are more than 65,535 such tables.
+    pub fn new(limits: Limits, others: u32, tables: &[bool], seed: u64) -> Fetches {
         let fetch = Fetch {
             key: RowKey { table: 0, row: 0 },
             state: State::Free,
@@ -135,6 +160,7 @@ impl Fetches {
         };
         let bag = Bag {
             turn: 0,
+            table: 0,
             parked: false,
             pending: 0,
             outcome: Ok(()),
@@ -147,11 +173,18 @@ impl Fetches {
         // that were given up go on waiting for rows on their way, whose places are no longer theirs; so there are more waits than places.
         let fetches = limits.staged + limits.prefetched + others;
         let waits = 2 * limits.staged;
-        // Twice as much, so that what is not true any more is swept out only now and then.
-        let queue = |entries: u32| VecDeque::with_capacity(2 * entries as usize);
+        let mut listed = 0;
+        let number = |&is_listed: &bool| {
+            listed += u16::from(is_listed);
+            listed.saturating_sub(1)
+        };
+        let numbers = tables.iter().map(number).collect();
+        let listed = usize::from(listed);
+        // Twice as much room for what is looked at later, so that what is not true any more is swept out only now and then.
         Fetches {
             limits,
-            slab: Slab::new(limits.staged, limits.row_bytes),
+            numbers,
+            slab: Slab::new(limits.staged, limits.row_bytes, tables),
             rows: Rows::new(fetches, seed),
             fetches: vec![fetch; fetches as usize].into_boxed_slice(),
             free_fetches: (0..fetches).rev().collect(),
@@ -159,16 +192,21 @@ impl Fetches {
             free_waits: (0..waits).rev().collect(),
             asks_from: waits,
             told: Vec::with_capacity(others as usize),
+            wait_quotas: Quotas::new(waits, tables),
             bags: vec![bag; limits.bags as usize].into_boxed_slice(),
             free_bags: (0..limits.bags).rev().collect(),
-            wanted: Lanes::new(fetches),
-            unwanted: queue(limits.prefetched),
-            away: Lanes::new(fetches),
-            prefetched: 0,
-            read_ahead: 0,
-            by_age: VecDeque::with_capacity(2 * fetches as usize),
+            bag_quotas: Quotas::new(limits.bags, tables),
+            queued: Lanes::new(fetches, listed),
+            away: Lanes::new(fetches, listed),
+            is_passed: vec![false; listed].into_boxed_slice(),
+            is_away_passed: vec![false; listed].into_boxed_slice(),
+            prefetched: Quotas::new(limits.prefetched, tables),
+            read_ahead: Quotas::new(READ_AHEAD, &vec![true; listed]),
+            ages: Ages::new(fetches, listed),
+            looked: 0,
             away_by_age: VecDeque::with_capacity(2 * limits.staged as usize),
             heard_ns: 0,
+            heard: vec![Heard::default(); tables.len()].into_boxed_slice(),
             ready: VecDeque::with_capacity(2 * limits.bags as usize),
             counters: Counters::default(),
         }
@@ -214,11 +252,23 @@ impl Fetches {
         self.slab.places() as usize - self.slab.free()
     }
 
+    /// Of these, a table's.
+    pub fn staged_of(&self, table: usize) -> u32 {
+        self.slab.quotas().held(table)
+    }
+
     /// Whether so many bags of so many rows together can be parked now, whichever of them are missing.
     pub fn has_room(&self, rows: u32, bags: u32) -> bool {
         // All of them may be, and different.
         let room = self.slab.free().min(self.free_waits.len());
         room >= rows as usize && self.free_bags.len() >= bags as usize
+    }
+
+    /// Whether a table has so much already that a bag of so many of its rows has to leave room to others.
+    pub fn is_over(&self, table: usize, rows: u32) -> bool {
+        self.slab.quotas().is_over(table, rows)
+            || self.wait_quotas.is_over(table, rows)
+            || self.bag_quotas.is_over(table, 1)
     }
 
     /// Counts a bag for which there is no room.
@@ -229,8 +279,8 @@ impl Fetches {
     /// Parks a bag, whose rows are read in the turns of `lane`. `rows` are its rows, and each is replaced by its place in staging. `find` is given the
     /// position and the number of each once, copies it if the store has it, and says where others are.
     ///
-    /// Returns `None`, with nothing changed, where there is no room for the bag now: some will be when others are ready and
-    /// pooled.
+    /// Returns `None`, with nothing changed, where there is no room for the bag now, or its table has to leave that to others: some will
+    /// be when others are ready and pooled.
     ///
     /// # Panics
     /// If the bag has more rows than staging has places: no room would ever be enough.
@@ -246,13 +296,14 @@ impl Fetches {
             rows.len() <= self.slab.places() as usize,
             "limits let any bag be parked"
         );
-        let has_room = self.has_room(rows.len() as u32, 1);
+        let count = rows.len() as u32;
+        let has_room = self.has_room(count, 1) && !self.is_over(table as usize, count);
         let index = self.free_bags.pop_if(|_| has_room)?;
         let turn = self.bags[index as usize].turn;
         let bag = BagId { index, turn };
         let mut pending = 0;
         for (position, row) in rows.iter_mut().enumerate() {
-            let place = self.slab.take();
+            let place = self.slab.take(table);
             let source = find(position, *row, self.slab.row(place));
             *row = if source == Source::Store {
                 place
@@ -264,8 +315,10 @@ impl Fetches {
             };
         }
         self.counters.parked += 1;
+        self.bag_quotas.take(table as usize, 1);
         self.bags[index as usize] = Bag {
             turn,
+            table,
             parked: true,
             pending,
             outcome: Ok(()),
@@ -282,20 +335,20 @@ impl Fetches {
         if self.rows.find(key, &self.fetches).is_some() {
             return true;
         }
-        let room = self.prefetched < self.limits.prefetched;
-        if room {
-            let ticket = self.begin(now_ns, key, false);
+        let has_room = self.prefetched.lets(table as usize, 1).is_ok();
+        if has_room {
+            let ticket = self.begin(now_ns, key, false, false);
+            self.prefetched.take(table as usize, 1);
             self.counters.prefetched += 1;
-            push(&mut self.unwanted, ticket, |t| {
-                is_unwanted(&self.fetches, t)
-            });
+            let number = self.number(table);
+            self.queued.push(ticket.index, number, None);
         }
-        room
+        has_room
     }
 
-    /// Whether [`Fetches::prefetch`] can begin another row.
+    /// Whether [`Fetches::prefetch`] can begin another row, if only of some tables.
     pub fn can_prefetch(&self) -> bool {
-        self.prefetched < self.limits.prefetched
+        self.prefetched.free() > 0
     }
 
     /// Another worker asks for a row, which it then waits for until it is told ([`Fetches::next_told`]). `ask` is a number below that of
@@ -318,10 +371,11 @@ impl Fetches {
         let ticket = self.want(now_ns, lane, key, is_asked);
         let fetch = &mut self.fetches[ticket.index as usize];
         if fetch.place == NONE {
-            fetch.place = self.slab.take(); // The fetch's own use of it.
+            fetch.place = self.slab.take(key.table); // The fetch's own use of it.
         }
         self.slab.share(fetch.place);
         let wait = self.free_waits.pop().expect("room was looked for");
+        self.wait_quotas.take(key.table as usize, 1);
         let next = core::mem::replace(&mut fetch.wait, wait);
         self.waits[wait as usize] = Wait { bag, next };
         fetch.place
@@ -329,74 +383,70 @@ impl Fetches {
 
     /// Somebody is about to wait for a row.
     fn want(&mut self, now_ns: u64, lane: Lane, key: RowKey, is_asked: bool) -> Ticket {
-        let ticket = match self.rows.find(key, &self.fetches) {
-            Some(index) => {
-                self.counters.joined += 1;
-                self.ticket(index)
-            }
-            None => self.begin(now_ns, key, is_asked),
-        };
-        let fetch = &mut self.fetches[ticket.index as usize];
-        let lanes = if fetch.is_asked {
-            &mut self.away
-        } else {
-            &mut self.wanted
-        };
-        if fetch.is_wanted {
-            if fetch.state == State::Queued {
-                lanes.join(ticket.index, lane);
-            }
+        let number = self.number(key.table);
+        let Some(index) = self.rows.find(key, &self.fetches) else {
+            let ticket = self.begin(now_ns, key, is_asked, true);
+            let lanes = match is_asked {
+                true => &mut self.away,
+                false => &mut self.queued,
+            };
+            lanes.push(ticket.index, number, Some(lane));
             return ticket;
-        }
-        fetch.is_wanted = true;
-        self.prefetched -= 1;
-        self.read_ahead -= u32::from(fetch.state == State::Reading);
-        if fetch.state == State::Queued {
-            lanes.push(ticket.index, lane);
-            // One that was asked for in advance has as much time as others from now on.
-            if fetch.since_ns != now_ns {
-                fetch.since_ns = now_ns;
-                self.note_age(ticket);
+        };
+        self.counters.joined += 1;
+        let fetch = &mut self.fetches[index as usize];
+        let is_queued = fetch.state == State::Queued;
+        let was_wanted = core::mem::replace(&mut fetch.is_wanted, true);
+        if is_queued {
+            match fetch.is_asked {
+                true => self.away.join(index, lane),
+                false => self.queued.join(index, lane),
             }
         }
-        ticket
+        if !was_wanted {
+            self.prefetched.give_back(key.table as usize, 1);
+            if is_queued {
+                // One that was asked for in advance has as much time as others from now on.
+                fetch.since_ns = now_ns;
+                self.ages.push(number, index);
+            } else {
+                self.read_ahead.give_back(number, 1);
+            }
+        }
+        self.ticket(index)
     }
 
-    /// Begins to fetch a row, which nobody wants yet.
-    fn begin(&mut self, now_ns: u64, key: RowKey, is_asked: bool) -> Ticket {
+    /// Begins to fetch a row, which is in no lane yet.
+    fn begin(&mut self, now_ns: u64, key: RowKey, is_asked: bool, is_wanted: bool) -> Ticket {
         let index = self.free_fetches.pop().expect("room was looked for");
         let fetch = &mut self.fetches[index as usize];
         *fetch = Fetch {
             key,
             state: State::Queued,
             is_asked,
-            is_wanted: false,
+            is_wanted,
             turn: fetch.turn,
             place: NONE,
             wait: NONE,
             since_ns: now_ns,
         };
         self.rows.insert(key, index, &self.fetches);
-        self.prefetched += 1;
         self.counters.fetched += 1;
         self.counters.asked += u64::from(is_asked);
         let ticket = self.ticket(index);
-        self.note_age(ticket);
+        if is_asked {
+            let look_ns = now_ns.saturating_add(self.limits.budget_ns);
+            self.look_later(ticket, look_ns);
+        } else {
+            let number = self.number(key.table);
+            self.ages.push(number, index);
+        }
         ticket
     }
 
-    /// A row waits for its turn, no longer than all others do.
-    fn note_age(&mut self, ticket: Ticket) {
-        let fetch = &self.fetches[ticket.index as usize];
-        let since_ns = fetch.since_ns;
-        if fetch.is_asked {
-            let look_ns = since_ns.saturating_add(self.limits.budget_ns);
-            self.look_later(ticket, look_ns);
-        } else {
-            push(&mut self.by_age, (ticket, since_ns), |entry| {
-                waits(&self.fetches, entry)
-            });
-        }
+    /// A table's number among those that rows are fetched of.
+    fn number(&self, table: u32) -> usize {
+        self.numbers[table as usize].into()
     }
 
     /// A row of another worker's shard is to be looked at, later than all others.
@@ -435,6 +485,7 @@ impl Fetches {
         assert!(is_parked(&self.bags, bag), "a bag is released once");
         let record = &mut self.bags[bag.index as usize];
         record.parked = false;
+        self.bag_quotas.give_back(record.table as usize, 1);
         record.turn = record.turn.wrapping_add(1);
         self.free_bags.push(bag.index);
         for &place in places {
@@ -451,22 +502,6 @@ fn is_live(fetches: &[Fetch], ticket: Ticket) -> bool {
 fn is_parked(bags: &[Bag], bag: BagId) -> bool {
     let record = &bags[bag.index as usize];
     record.turn == bag.turn && record.parked
-}
-
-/// Whether a row is on its way and not yet taken out.
-fn is_queued(fetches: &[Fetch], ticket: Ticket) -> bool {
-    let fetch = &fetches[ticket.index as usize];
-    fetch.turn == ticket.turn && fetch.state == State::Queued
-}
-
-/// Whether a row is still to be read for nobody.
-fn is_unwanted(fetches: &[Fetch], ticket: Ticket) -> bool {
-    is_queued(fetches, ticket) && !fetches[ticket.index as usize].is_wanted
-}
-
-/// Whether a row has waited for its turn since then.
-fn waits(fetches: &[Fetch], (ticket, since_ns): (Ticket, u64)) -> bool {
-    is_queued(fetches, ticket) && fetches[ticket.index as usize].since_ns == since_ns
 }
 
 /// Adds to a queue with room for twice of what can be true at a time; what is not true any more makes way.

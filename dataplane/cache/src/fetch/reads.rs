@@ -1,7 +1,7 @@
 //! Rows that are taken out to be read, and what comes of them.
 
 use super::rows::RowKey;
-use super::{Fetches, NONE, Read, State, Ticket, is_live, is_parked, is_unwanted, push, waits};
+use super::{Fetches, NONE, Read, State, Ticket, is_live, is_parked};
 use crate::tier::TierError;
 
 /// Rows that nobody wants and that are read at a time: what somebody wants is read behind these. A quarter of a worker's reads where nothing
@@ -9,31 +9,29 @@ use crate::tier::TierError;
 pub const READ_AHEAD: u32 = 32;
 
 impl Fetches {
-    /// Whether there are rows to be read, as far as is known: some may have been given up meanwhile.
+    /// Whether there are rows to be read, if only such that are [passed by](Fetches::pass_by).
     pub fn has_reads(&self) -> bool {
-        !(self.wanted.is_empty() && self.unwanted.is_empty())
+        !self.queued.is_empty()
     }
 
-    /// The next row to be read from the tier: those that somebody waits for come first, from each lane one in turn, each lane in the order in which
-    /// they were wanted. Whoever takes it tells [`Fetches::arrived`], by its deadline at the latest.
+    /// The next row to be read from the tier: those that somebody waits for come first, from each lane one in turn, each lane's of a table in the order in
+    /// which they were wanted. Whoever takes it tells [`Fetches::arrived`], by its deadline at the latest.
     pub fn next_read(&mut self, now_ns: u64) -> Option<Read> {
-        if let Some(index) = self.wanted.pop() {
+        let is_open = |number: usize| !self.is_passed[number];
+        if let Some(index) = self.queued.pop(is_open) {
             return Some(self.take_out(now_ns, index));
         }
-        while self.read_ahead < READ_AHEAD
-            && let Some(ticket) = self.unwanted.pop_front()
-        {
-            if is_unwanted(&self.fetches, ticket) {
-                self.read_ahead += 1;
-                return Some(self.take_out(now_ns, ticket.index));
-            }
-        }
-        None
+        let read_ahead = &self.read_ahead;
+        let may_be = |number| is_open(number) && read_ahead.lets(number, 1).is_ok();
+        let index = self.queued.pop_last(may_be)?;
+        let number = self.number(self.fetches[index as usize].key.table);
+        self.read_ahead.take(number, 1);
+        Some(self.take_out(now_ns, index))
     }
 
     /// The next row to be asked of another worker, as [`Fetches::next_read`] but for the deadline: that worker has one.
     pub fn next_ask(&mut self, now_ns: u64) -> Option<Read> {
-        let index = self.away.pop()?;
+        let index = self.away.pop(|number| !self.is_away_passed[number])?;
         Some(self.take_out(now_ns, index))
     }
 
@@ -51,7 +49,7 @@ impl Fetches {
             row,
             lane: match fetch.is_asked {
                 true => self.away.lane(index),
-                false => self.wanted.lane(index),
+                false => self.queued.lane(index),
             },
             deadline_ns: now_ns.saturating_add(self.limits.budget_ns),
             is_wanted: fetch.is_wanted,
@@ -64,16 +62,31 @@ impl Fetches {
         let index = read.ticket.index;
         let fetch = &mut self.fetches[index as usize];
         fetch.state = State::Queued;
-        match (fetch.is_asked, fetch.is_wanted) {
-            (true, _) => self.away.put_back(index),
-            (false, true) => self.wanted.put_back(index),
-            (false, false) => {
-                self.read_ahead -= 1;
-                let queue = &mut self.unwanted;
-                push(queue, read.ticket, |t| is_unwanted(&self.fetches, t));
-                queue.rotate_right(1);
-            }
+        if fetch.is_asked {
+            return self.away.put_back(index);
         }
+        let is_wanted = fetch.is_wanted;
+        self.queued.put_back(index);
+        if !is_wanted {
+            let number = self.number(read.table);
+            self.read_ahead.give_back(number, 1);
+        }
+    }
+
+    /// The same where no row of its table can be asked for now: others' are the next, until [`Fetches::pass_none`].
+    pub fn pass_by(&mut self, read: Read) {
+        let number = self.number(read.table);
+        match self.fetches[read.ticket.index as usize].is_asked {
+            true => self.is_away_passed[number] = true,
+            false => self.is_passed[number] = true,
+        }
+        self.put_back(read);
+    }
+
+    /// No table's rows are [passed by](Fetches::pass_by) any more.
+    pub fn pass_none(&mut self) {
+        self.is_passed.fill(false);
+        self.is_away_passed.fill(false);
     }
 
     /// The table's number and the row of one on its way; `None` where nobody wants to know any more.
@@ -109,9 +122,25 @@ impl Fetches {
         Some(self.end(ticket, outcome.map(|_| ())))
     }
 
-    /// The tier has answered: given a row, or said why it can't.
-    pub fn heard(&mut self, now_ns: u64) {
+    /// What the tier does counts from now on: whoever tells this could not listen before.
+    pub fn heard_all(&mut self, now_ns: u64) {
         self.heard_ns = now_ns;
+        self.heard.iter_mut().for_each(|of| of.last_ns = now_ns);
+    }
+
+    /// The tier has answered for a table: given a row, or said why it can't, or that it was late.
+    pub fn heard(&mut self, now_ns: u64, table: u32, outcome: Result<(), TierError>) {
+        let of = &mut self.heard[table as usize];
+        of.is_silent = outcome == Err(TierError::Late);
+        if !of.is_silent {
+            (of.last_ns, self.heard_ns) = (now_ns, now_ns);
+        }
+    }
+
+    /// When a table was last heard of, if a row of it was late since.
+    pub fn silent_since(&self, table: u32) -> Option<u64> {
+        let of = self.heard[table as usize];
+        of.is_silent.then_some(of.last_ns)
     }
 
     /// The next row that waits for an answer in vain, until there is none: it is to be [given up](Fetches::give_up), or
@@ -127,18 +156,24 @@ impl Fetches {
         let is_over = |since_ns: u64, budgets| {
             since_ns.saturating_add(budget_ns.saturating_mul(budgets)) <= now_ns
         };
-        while *left > 0
-            && let Some(&(ticket, since_ns)) = self.by_age.front()
-        {
-            let waits = waits(&self.fetches, (ticket, since_ns));
-            if waits && !is_over(since_ns.max(self.heard_ns), 1) {
-                break;
+        let mut tables = self.ages.tables();
+        while *left > 0 && tables > 0 {
+            let first = self.ages.first(self.looked);
+            let fetch = first.map(|index| (index, self.fetches[index as usize]));
+            if let Some((index, fetch)) = fetch {
+                if fetch.state == State::Reading {
+                    *left -= 1;
+                    self.ages.remove(self.looked, index);
+                    continue;
+                }
+                let heard_ns = self.silent_since(fetch.key.table).unwrap_or(self.heard_ns);
+                if is_over(fetch.since_ns.max(heard_ns), 1) {
+                    *left -= 1;
+                    return Some(self.ticket(index));
+                }
             }
-            *left -= 1;
-            self.by_age.pop_front();
-            if waits {
-                return Some(ticket);
-            }
+            self.looked = (self.looked + 1) % self.ages.tables();
+            tables -= 1;
         }
         while *left > 0
             && let Some(&(ticket, look_ns)) = self.away_by_age.front()
@@ -176,21 +211,25 @@ impl Fetches {
 
     /// A fetch is over: those that wait hear of it. Returns the table's number.
     fn end(&mut self, ticket: Ticket, outcome: Result<(), TierError>) -> u32 {
-        let fetch = &mut self.fetches[ticket.index as usize];
+        let fetch = self.fetches[ticket.index as usize];
         let (key, place, mut next) = (fetch.key, fetch.place, fetch.wait);
-        self.prefetched -= u32::from(!fetch.is_wanted);
-        self.read_ahead -= u32::from(!fetch.is_wanted && fetch.state == State::Reading);
-        if fetch.state == State::Queued && fetch.is_wanted {
-            let lanes = if fetch.is_asked {
-                &mut self.away
-            } else {
-                &mut self.wanted
-            };
-            lanes.remove(ticket.index);
+        let number = self.number(key.table);
+        if !fetch.is_wanted {
+            self.prefetched.give_back(key.table as usize, 1);
+        }
+        if !fetch.is_asked {
+            self.ages.remove(number, ticket.index);
+        }
+        match (fetch.state, fetch.is_asked, fetch.is_wanted) {
+            (State::Queued, true, _) => self.away.remove(ticket.index),
+            (State::Queued, false, _) => self.queued.remove(ticket.index),
+            (State::Reading, _, false) => self.read_ahead.give_back(number, 1),
+            _ => {}
         }
         if place != NONE && outcome.is_err() {
             self.slab.row(place).fill(0);
         }
+        let fetch = &mut self.fetches[ticket.index as usize];
         fetch.state = State::Free;
         fetch.turn = fetch.turn.wrapping_add(1);
         self.rows.remove(key, ticket.index);
@@ -206,6 +245,7 @@ impl Fetches {
                 continue;
             }
             self.free_waits.push(next);
+            self.wait_quotas.give_back(key.table as usize, 1);
             next = wait.next;
             if !is_parked(&self.bags, wait.bag) {
                 continue; // Given up meanwhile.

@@ -1,5 +1,7 @@
 //! Staging: rows that bags wait with, each at a place of its own.
 
+use crate::quotas::Quotas;
+
 /// Room for a fixed number of rows of any table, each with a number of users. A place is free again when it has none.
 #[derive(Debug)]
 pub(crate) struct Slab {
@@ -7,17 +9,22 @@ pub(crate) struct Slab {
     stride: usize,
     users: Box<[u32]>,
     free: Vec<u32>,
+    /// Whose rows they are, and how many each table has.
+    tables: Box<[u32]>,
+    quotas: Quotas,
 }
 
 impl Slab {
-    /// Room for `rows` rows of at most `stride` bytes.
-    pub(crate) fn new(rows: u32, stride: usize) -> Slab {
+    /// Room for `rows` rows of at most `stride` bytes, shared by those tables of which `tables` says so.
+    pub(crate) fn new(rows: u32, stride: usize, tables: &[bool]) -> Slab {
         Slab {
             // Not zeros, which the allocator would give untouched: requests shall not pay for page faults.
             bytes: vec![0xff; rows as usize * stride].into_boxed_slice(),
             stride,
             users: vec![0; rows as usize].into_boxed_slice(),
             free: (0..rows).rev().collect(),
+            tables: vec![0; rows as usize].into_boxed_slice(),
+            quotas: Quotas::new(rows, tables),
         }
     }
 
@@ -38,12 +45,19 @@ impl Slab {
         self.free.len()
     }
 
-    /// A place with one user.
+    /// How much of it each table has.
+    pub(crate) fn quotas(&self) -> &Quotas {
+        &self.quotas
+    }
+
+    /// A place for a row of a table, with one user.
     ///
     /// # Panics
     /// If none is free: whoever takes places has looked before.
-    pub(crate) fn take(&mut self) -> u32 {
+    pub(crate) fn take(&mut self, table: u32) -> u32 {
         let place = self.free.pop().expect("a free place was counted before");
+        self.quotas.take(table as usize, 1);
+        self.tables[place as usize] = table;
         self.users[place as usize] = 1;
         place
     }
@@ -67,6 +81,8 @@ impl Slab {
         let users = &mut self.users[place as usize];
         *users = users.checked_sub(1).expect("the place is taken");
         if *users == 0 {
+            let table = self.tables[place as usize];
+            self.quotas.give_back(table as usize, 1);
             self.free.push(place);
         }
     }

@@ -6,7 +6,8 @@
 //! is kept whoever wanted it. Each worker has one *inbox*, for what others ask of it and for what they answer.
 //!
 //! **Bounds.** Each worker has [`Limits::asked`](crate::fetch::Limits::asked) pieces of memory for rows, made at start, and a row that is asked for
-//! takes one with it, there and back. While none is left the worker asks for nothing more, and bags that wait go on waiting. All that can be
+//! takes one with it, there and back. While none is left the worker asks for nothing more, and bags that wait go on waiting; a table whose
+//! rows do not come leaves some to others ([`Quotas`]). All that can be
 //! in an inbox at a time is therefore known: it has room for the memory of all workers, and putting something in never fails. The memory
 //! moves with its ownership, so that nobody writes what another reads.
 //!
@@ -29,6 +30,7 @@ use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
 
 use crate::fetch::{Lane, Limits};
+use crate::quotas::Quotas;
 use crate::tier::{FetchesFull, TierError};
 use bell::Bell;
 
@@ -41,6 +43,8 @@ pub(crate) enum Mail {
     Answer {
         /// The asker's.
         token: u64,
+        /// The row's.
+        table: u32,
         /// Bytes of the row, which are at the beginning of `memory`.
         outcome: Result<usize, TierError>,
         memory: Box<[u8]>,
@@ -75,6 +79,8 @@ struct Inbox {
     /// When the worker's tier last answered: the worker alone writes it, and those whose rows wait look at it now and then. Nothing else
     /// is told by it, so that no order is needed.
     heard_ns: CachePadded<AtomicU64>,
+    /// As that, of each table whose rows were late since; otherwise 0.
+    silent_ns: Box<[AtomicU64]>,
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -106,6 +112,8 @@ pub(crate) struct Owners {
     /// Memory for rows that can be asked for, and how much there is of it at all.
     free: Vec<Box<[u8]>>,
     most: usize,
+    /// For which tables' rows it was taken.
+    quotas: Quotas,
     /// Asks of others that this worker has taken, by their numbers.
     asks: Box<[Option<Ask>]>,
     free_asks: Vec<u32>,
@@ -126,11 +134,15 @@ impl fmt::Debug for Owners {
 }
 
 impl Owners {
-    /// One for each worker. `wakes` end their sleep.
+    /// One for each worker. `wakes` end their sleep. Rows are asked for of those tables of which `tables` says so, by their numbers.
     ///
     /// # Panics
     /// If there are more than 65,535.
-    pub(crate) fn all(room: Room, wakes: Vec<Box<dyn Fn() + Send + Sync>>) -> Vec<Owners> {
+    pub(crate) fn all(
+        room: Room,
+        wakes: Vec<Box<dyn Fn() + Send + Sync>>,
+        tables: &[bool],
+    ) -> Vec<Owners> {
         let count = u16::try_from(wakes.len()).expect("fewer workers than cores");
         // A queue has room for one at least.
         let queue = |entries: u32| entries.max(1) as usize;
@@ -140,6 +152,7 @@ impl Owners {
             hints: ArrayQueue::new(queue(room.hints)),
             bell: CachePadded::new(Bell::new()),
             heard_ns: CachePadded::new(AtomicU64::new(0)),
+            silent_ns: tables.iter().map(|_| AtomicU64::new(0)).collect(),
             wake,
         };
         let inboxes: Arc<[Inbox]> = wakes.into_iter().map(inbox).collect();
@@ -151,6 +164,7 @@ impl Owners {
             inboxes: Arc::clone(&inboxes),
             free: (0..asked).map(memory).collect(),
             most: asked as usize,
+            quotas: Quotas::new(asked, tables),
             asks: (0..asks).map(|_| None).collect(),
             free_asks: (0..asks).rev().collect(),
             is_behind: false,
@@ -206,16 +220,28 @@ impl Owners {
         self.inbox().heard_ns.store(now_ns, Ordering::Relaxed);
     }
 
-    /// When the tier of a worker has last answered, as far as is known.
-    pub(crate) fn heard_ns(&self, owner: u16) -> u64 {
+    /// This worker's tier has not answered for a table since then, as far as that is known, or it has.
+    pub(crate) fn silent(&self, table: u32, since_ns: Option<u64>) {
+        let since_ns = since_ns.map_or(0, |since_ns| since_ns.max(1));
+        let silent_ns = &self.inbox().silent_ns[table as usize];
+        if silent_ns.load(Ordering::Relaxed) != since_ns {
+            silent_ns.store(since_ns, Ordering::Relaxed);
+        }
+    }
+
+    /// When the tier of a worker has last answered, as far as is known: for that table, where its rows were late since.
+    pub(crate) fn heard_ns(&self, owner: u16, table: u32) -> u64 {
         let inbox = &self.inboxes[usize::from(owner)];
-        inbox.heard_ns.load(Ordering::Relaxed)
+        match inbox.silent_ns[table as usize].load(Ordering::Relaxed) {
+            0 => inbox.heard_ns.load(Ordering::Relaxed),
+            silent_ns => silent_ns,
+        }
     }
 
     /// Asks a worker for a row, to be read in the turns of `lane`.
     ///
     /// # Errors
-    /// [`FetchesFull`]: as many were asked for as can be.
+    /// [`FetchesFull`]: as many were asked for as can be, or as many of the table's as may be beside others'.
     pub(crate) fn ask(
         &mut self,
         owner: u16,
@@ -223,7 +249,9 @@ impl Owners {
         (table, row): (u32, u32),
         token: u64,
     ) -> Result<(), FetchesFull> {
-        let memory = self.free.pop().ok_or(FetchesFull)?;
+        self.quotas.lets(table as usize, 1)?;
+        self.quotas.take(table as usize, 1);
+        let memory = self.free.pop().expect("there is some");
         let ask = Ask {
             from: self.number,
             token,
@@ -260,14 +288,16 @@ impl Owners {
     pub(crate) fn answer(&mut self, ask: Ask, outcome: Result<usize, TierError>) {
         let answer = Mail::Answer {
             token: ask.token,
+            table: ask.table,
             outcome,
             memory: ask.memory,
         };
         self.send(ask.from, answer);
     }
 
-    /// The memory of an answer that was taken: another row can be asked for.
-    pub(crate) fn give_back(&mut self, memory: Box<[u8]>) {
+    /// The memory of an answer that was taken, for a row of that table: another row can be asked for.
+    pub(crate) fn give_back(&mut self, table: u32, memory: Box<[u8]>) {
+        self.quotas.give_back(table as usize, 1);
         self.free.push(memory);
     }
 

@@ -111,7 +111,7 @@ impl Link {
         let taken = self.tier.fetch(now_ns, wanted);
         match taken {
             Ok(()) => self.stuck_since_ns = None,
-            Err(FetchesFull) => _ = self.stuck_since_ns.get_or_insert(now_ns),
+            Err(_) => _ = self.stuck_since_ns.get_or_insert(now_ns),
         }
         taken
     }
@@ -143,7 +143,7 @@ impl Link {
 
 impl Tier for Chain {
     fn fetch(&mut self, now_ns: u64, wanted: Wanted) -> Result<(), FetchesFull> {
-        let &number = self.book.free.last().ok_or(FetchesFull)?;
+        let &number = self.book.free.last().ok_or(FetchesFull::ForAll)?;
         let having = self.links.iter().filter(|link| link.has(wanted.table));
         let left = having.count() as u32;
         let mut having = self.links.iter_mut().filter(|link| link.has(wanted.table));
@@ -305,7 +305,7 @@ mod tests {
         for (row, deadline_ns) in [(0, 1000), (1, 1000), (2, 80), (3, 1000)] {
             full.fetch(0, wanted(row, deadline_ns)).unwrap();
         }
-        assert_eq!(full.fetch(0, wanted(4, 1000)), Err(FetchesFull));
+        assert_eq!(full.fetch(0, wanted(4, 1000)), Err(FetchesFull::ForAll));
         assert_eq!(poll(&mut full, 0), []);
         assert_eq!(full.unanswered(), 4);
         assert_eq!(poll(&mut full, 50), [(1000, Ok(vec![2]))]);
@@ -318,7 +318,7 @@ mod tests {
         // Where the first tier is full, so is the chain.
         let mut chain = chain([tier(1, 1, slow), tier(2, 9, slow)], 9);
         chain.fetch(0, wanted(0, 1000)).unwrap();
-        assert_eq!(chain.fetch(0, wanted(1, 1000)), Err(FetchesFull));
+        assert_eq!(chain.fetch(0, wanted(1, 1000)), Err(FetchesFull::ForAll));
         assert_eq!(chain.unanswered(), 1);
     }
 
@@ -332,7 +332,7 @@ mod tests {
         let at = |row, now_ns| wanted(row, now_ns + 300);
         chain.fetch(0, at(0, 0)).unwrap();
         for now_ns in [0, 100, 149] {
-            assert_eq!(chain.fetch(now_ns, at(1, now_ns)), Err(FetchesFull));
+            assert_eq!(chain.fetch(now_ns, at(1, now_ns)), Err(FetchesFull::ForAll));
         }
         chain.fetch(150, at(1, 150)).unwrap();
         let answered = poll(&mut chain, 150);
@@ -343,7 +343,7 @@ mod tests {
             table: 1,
             ..at(3, 151)
         };
-        assert_eq!(chain.fetch(151, only), Err(FetchesFull));
+        assert_eq!(chain.fetch(151, only), Err(FetchesFull::ForAll));
         assert_eq!(poll(&mut chain, 151), [(1002, Ok(vec![2]))]);
         assert_eq!((chain.counts().passed_on, chain.unanswered()), (2, 1));
     }
@@ -355,7 +355,7 @@ mod tests {
 
     impl Tier for Stuck {
         fn fetch(&mut self, _: u64, _: Wanted) -> Result<(), FetchesFull> {
-            self.room = self.room.checked_sub(1).ok_or(FetchesFull)?;
+            self.room = self.room.checked_sub(1).ok_or(FetchesFull::ForAll)?;
             Ok(())
         }
 

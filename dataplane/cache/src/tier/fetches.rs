@@ -3,7 +3,7 @@
 //! A read *waits* from when it is needed until a poll begins it, and can be made longer while it does; then it is *asked for*, until
 //! the device has answered. A fetch belongs to one read until the read is answered or the fetch's deadline is over. A read whose
 //! fetches were all given up goes on, since a device can't be stopped, and keeps its slot; who asks for its pages meanwhile joins
-//! it like any other.
+//! it like any other. So a file that hangs keeps what its table may have of reads and fetches ([`Quotas`]), and no more.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,6 +12,7 @@ use rowmill_table::PAGE_BYTES;
 
 use super::FetchesFull;
 use super::edges::Edges;
+use crate::quotas::Quotas;
 
 /// The end of a list.
 const NONE: u32 = u32::MAX;
@@ -103,15 +104,19 @@ pub(super) struct Fetches {
     free_reads: Vec<u32>,
     /// The reads that wait, in the order in which they were needed.
     waiting: VecDeque<u32>,
+    /// Who holds the places, and the reads.
+    place_quotas: Quotas,
+    read_quotas: Quotas,
     read_pages: u64,
     /// No fetch has a deadline before this.
     soonest_ns: u64,
 }
 
 impl Fetches {
-    /// Room for `fetches` rows and `reads` reads of `read_pages` pages each.
-    pub(super) fn new(fetches: u32, reads: u32, read_pages: u64) -> Fetches {
+    /// Room for `fetches` rows and `reads` reads of `read_pages` pages each, of tables with numbers below `tables`.
+    pub(super) fn new(fetches: u32, reads: u32, read_pages: u64, tables: u32) -> Fetches {
         assert!(fetches > 0 && fetches < NONE && reads > 0 && reads < NONE);
+        let sharing = vec![true; tables as usize];
         let none = Place {
             fetch: Fetch {
                 token: 0,
@@ -136,6 +141,8 @@ impl Fetches {
             edges: Edges::new(reads as usize),
             free_reads: (0..reads).rev().collect(),
             waiting: VecDeque::with_capacity(reads as usize),
+            place_quotas: Quotas::new(fetches, &sharing),
+            read_quotas: Quotas::new(reads, &sharing),
             read_pages,
             soonest_ns: u64::MAX,
         }
@@ -153,14 +160,14 @@ impl Fetches {
 
     /// Whether a table is being read.
     pub(super) fn is_read(&self, table: u32) -> bool {
-        let of_table = |read: &Read| read.stage != Stage::Free && read.span.table == table;
-        self.reads.iter().any(of_table)
+        self.read_quotas.held(table as usize) > 0
     }
 
     /// Takes a fetch of a row that lies in `span`.
     pub(super) fn take(&mut self, fetch: Fetch, span: Span) -> Result<Taken, FetchesFull> {
         assert!(span.len() <= self.read_pages, "a row fits a read");
-        let place = *self.free_places.last().ok_or(FetchesFull)?;
+        let table = span.table as usize;
+        self.place_quotas.lets(table, 1)?;
         let (read, taken) = match self.joinable(&span) {
             Some((read, joined)) => {
                 self.edges.set(read, &joined);
@@ -168,7 +175,9 @@ impl Fetches {
                 (read, Taken::Joined)
             }
             None => {
-                let read = self.free_reads.pop().ok_or(FetchesFull)?;
+                self.read_quotas.lets(table, 1)?;
+                self.read_quotas.take(table, 1);
+                let read = self.free_reads.pop().expect("one is free");
                 self.edges.set(read, &span);
                 self.reads[read as usize] = Read {
                     stage: Stage::Waiting,
@@ -179,7 +188,8 @@ impl Fetches {
                 (read, Taken::Alone)
             }
         };
-        self.free_places.pop();
+        self.place_quotas.take(table, 1);
+        let place = self.free_places.pop().expect("one is free");
         let first = &mut self.reads[read as usize].first;
         self.places[place as usize] = Place {
             fetch,
@@ -228,6 +238,8 @@ impl Fetches {
         let read = &mut self.reads[number as usize];
         assert_eq!(read.stage, Stage::Asked, "a read that was asked for");
         read.stage = Stage::Free;
+        let table = read.span.table as usize;
+        self.read_quotas.give_back(table, 1);
         self.edges.clear(number);
         let mut next = std::mem::replace(&mut read.first, NONE);
         while next != NONE {
@@ -236,6 +248,7 @@ impl Fetches {
                 next: behind,
             } = self.places[next as usize];
             self.free_places.push(next);
+            self.place_quotas.give_back(table, 1);
             next = behind;
             each(&read.span, fetch);
         }
@@ -258,6 +271,7 @@ impl Fetches {
                 } = self.places[next as usize];
                 if fetch.deadline_ns <= now_ns {
                     self.free_places.push(next);
+                    self.place_quotas.give_back(read.span.table as usize, 1);
                     each(&read.span, fetch);
                 } else {
                     self.soonest_ns = self.soonest_ns.min(fetch.deadline_ns);
@@ -305,7 +319,7 @@ mod tests {
 
     #[test]
     fn rows_of_one_page_are_one_read() {
-        let mut fetches = Fetches::new(8, 4, 4);
+        let mut fetches = Fetches::new(8, 4, 4, 2);
         assert_eq!(fetches.take(fetch(0), span(0, 5..6)), Ok(Taken::Alone));
         assert_eq!(fetches.take(fetch(1), span(0, 5..6)), Ok(Taken::Joined));
         assert_eq!(fetches.take(fetch(2), span(1, 5..6)), Ok(Taken::Alone));
@@ -322,7 +336,7 @@ mod tests {
 
     #[test]
     fn reads_grow_as_long_as_they_wait() {
-        let mut fetches = Fetches::new(8, 4, 4);
+        let mut fetches = Fetches::new(8, 4, 4, 1);
         fetches.take(fetch(0), span(0, 10..11)).unwrap();
         assert_eq!(fetches.take(fetch(1), span(0, 11..13)), Ok(Taken::Joined));
         assert_eq!(fetches.take(fetch(2), span(0, 9..10)), Ok(Taken::Joined));
@@ -338,22 +352,28 @@ mod tests {
 
     #[test]
     fn a_full_tier_refuses_and_changes_nothing() {
-        let mut fetches = Fetches::new(3, 2, 1);
+        let mut fetches = Fetches::new(3, 2, 1, 1);
         fetches.take(fetch(0), span(0, 0..1)).unwrap();
         fetches.take(fetch(1), span(0, 1..2)).unwrap();
-        assert_eq!(fetches.take(fetch(2), span(0, 2..3)), Err(FetchesFull));
+        assert_eq!(
+            fetches.take(fetch(2), span(0, 2..3)),
+            Err(FetchesFull::ForAll)
+        );
         fetches.take(fetch(2), span(0, 1..2)).unwrap();
-        assert_eq!(fetches.take(fetch(3), span(0, 1..2)), Err(FetchesFull));
+        assert_eq!(
+            fetches.take(fetch(3), span(0, 1..2)),
+            Err(FetchesFull::ForAll)
+        );
         let reads = begun(&mut fetches);
         assert_eq!(finished(&mut fetches, reads[1].0), [1, 2]);
         fetches.take(fetch(3), span(0, 2..3)).unwrap();
         assert_eq!((fetches.unanswered(), fetches.reads()), (2, 2));
-        assert!(fetches.is_read(0) && !fetches.is_read(1));
+        assert!(fetches.is_read(0));
     }
 
     #[test]
     fn late_fetches_are_given_up_and_their_read_goes_on() {
-        let mut fetches = Fetches::new(4, 1, 1);
+        let mut fetches = Fetches::new(4, 1, 1, 1);
         let late = |token, deadline_ns| Fetch {
             deadline_ns,
             ..fetch(token)
@@ -374,9 +394,51 @@ mod tests {
         assert!(expired(&mut fetches, 19).is_empty());
         assert_eq!(expired(&mut fetches, 1000), [0, 2]);
         assert_eq!((fetches.unanswered(), fetches.reads()), (0, 1));
-        assert_eq!(fetches.take(fetch(3), span(0, 1..2)), Err(FetchesFull));
+        assert_eq!(
+            fetches.take(fetch(3), span(0, 1..2)),
+            Err(FetchesFull::ForAll)
+        );
         fetches.take(fetch(4), span(0, 0..1)).unwrap();
         assert_eq!(finished(&mut fetches, reads[0].0), [4]);
         fetches.take(fetch(3), span(0, 1..2)).unwrap();
+    }
+
+    #[test]
+    fn a_table_whose_reads_hang_leaves_some_for_others() {
+        let mut fetches = Fetches::new(64, 8, 1, 2);
+        let (mut hung, full) = (
+            0,
+            loop {
+                let token = fetches.unanswered() as u64;
+                if let Err(full) = fetches.take(fetch(token), span(0, 2 * token..2 * token + 1)) {
+                    break full;
+                }
+            },
+        );
+        assert_eq!((full, fetches.reads()), (FetchesFull::ForTable, 7));
+        begun(&mut fetches);
+        // They are given up, and their reads are not answered: of other pages there is none.
+        fetches.expire(LATER_NS, |_, _| hung += 1);
+        assert_eq!((hung, fetches.unanswered()), (7, 0));
+        let again = fetches.take(fetch(90), span(0, 90..91));
+        assert_eq!(again, Err(FetchesFull::ForTable));
+        // The other table's rows come through what is left, one after another.
+        for token in 100..200 {
+            let page = token..token + 1;
+            assert_eq!(fetches.take(fetch(token), span(1, page)), Ok(Taken::Alone));
+            let next = fetches.take(fetch(token), span(1, 0..1));
+            assert_eq!(next, Err(FetchesFull::ForAll));
+            let reads = begun(&mut fetches);
+            assert_eq!(finished(&mut fetches, reads[0].0), [token]);
+        }
+        // Rows of pages that hang are waited for by as many as may wait, and no more.
+        let mut token = 200;
+        while fetches.take(fetch(token), span(0, 0..1)).is_ok() {
+            token += 1;
+        }
+        let next = fetches.take(fetch(token), span(0, 2..3));
+        assert_eq!(next, Err(FetchesFull::ForTable));
+        assert_eq!(fetches.unanswered(), 56);
+        assert_eq!(fetches.take(fetch(300), span(1, 0..1)), Ok(Taken::Alone));
     }
 }

@@ -58,7 +58,7 @@ pub struct TierCounts {
     pub reads: u64,
     /// Bytes asked for.
     pub read_bytes: u64,
-    /// Times that a fetch was refused since the tier was full, and the one before was not.
+    /// Times that a fetch was refused since the tier was full, and the table's one before was not.
     pub refused: u64,
     /// Fetches answered with their row.
     pub rows: u64,
@@ -104,10 +104,12 @@ struct Member<F> {
     failures: Arc<FileFailures>,
     reads: Arc<FileReads>,
     file: F,
+    /// Whether its last fetch was refused.
+    is_full: bool,
 }
 
 /// Reads single rows from the files of tables, many at a time. Rows in the same page, or in pages that touch, are read together; a
-/// page is compared with its checksum before a row of it is handed out.
+/// page is compared with its checksum before a row of it is handed out. A table whose file hangs leaves reads and fetches to the others.
 #[derive(Debug)]
 pub struct FileTier<D: Device = DirectReader> {
     device: D,
@@ -117,8 +119,6 @@ pub struct FileTier<D: Device = DirectReader> {
     patience: Patience,
     counts: TierCounts,
     figures: Arc<TierFigures>,
-    /// Whether the last fetch was refused.
-    is_full: bool,
     budget_ns: u64,
 }
 
@@ -201,14 +201,13 @@ impl<D: Device> FileTier<D> {
         assert!(tables > 0, "at least one table");
         let read_pages = (read_bytes / PAGE_BYTES) as u64;
         FileTier {
-            fetches: Fetches::new(fetches, device.slots(), read_pages),
+            fetches: Fetches::new(fetches, device.slots(), read_pages, tables),
             pace: Pace::default(),
             patience: Patience::default(),
             device,
             members: (0..tables).map(|_| None).collect(),
             counts: TierCounts::default(),
             figures: Arc::default(),
-            is_full: false,
             budget_ns,
         }
     }
@@ -234,6 +233,7 @@ impl<D: Device> FileTier<D> {
             failures,
             reads,
             file,
+            is_full: false,
         });
         place as u32
     }
@@ -277,15 +277,17 @@ impl<D: Device> Tier for FileTier<D> {
             pages,
         };
         let taken = self.fetches.take(fetch, span);
+        let member = self.members[wanted.table as usize].as_mut();
+        let member = member.expect("a table of the tier");
         match taken {
             Ok(taken) => {
-                self.member(wanted.table).reads.begin();
+                member.reads.begin();
                 self.counts.fetches += 1;
                 self.counts.joined += u64::from(taken == Taken::Joined);
             }
-            Err(FetchesFull) => self.counts.refused += u64::from(!self.is_full),
+            Err(_) => self.counts.refused += u64::from(!member.is_full),
         }
-        self.is_full = taken.is_err();
+        member.is_full = taken.is_err();
         taken.map(drop)
     }
 

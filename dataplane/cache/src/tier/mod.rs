@@ -83,8 +83,16 @@ impl std::error::Error for TierError {}
 
 /// So many fetches are unanswered that another one can't be begun; one can when some were answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("as many rows are being fetched as can be; ask again when some have come")]
-pub struct FetchesFull;
+pub enum FetchesFull {
+    /// Of any table.
+    #[error("as many rows are being fetched as can be; ask again when some have come")]
+    ForAll,
+    /// Of the same table: of others one may be begun.
+    #[error(
+        "as many rows of the table are being fetched as may be beside others'; ask again when some have come"
+    )]
+    ForTable,
+}
 
 /// Called with a fetch's token, and the bytes of the row as its table stores them or why there are none.
 pub type EachRow<'a> = &'a mut dyn FnMut(u64, Result<&[u8], TierError>);

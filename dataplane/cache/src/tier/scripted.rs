@@ -72,7 +72,7 @@ where
 {
     fn fetch(&mut self, now_ns: u64, wanted: Wanted) -> Result<(), FetchesFull> {
         if self.pending.len() == self.room {
-            return Err(FetchesFull);
+            return Err(FetchesFull::ForAll);
         }
         let (due_ns, error) = match (self.script)(&wanted) {
             Answer::Row { after_ns } => (now_ns.saturating_add(after_ns), None),

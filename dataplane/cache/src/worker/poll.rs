@@ -38,8 +38,11 @@ impl Worker {
         // Who was stopped meanwhile, or had no core, does not know whether the tier would have answered.
         let paused_ns = now_ns.saturating_sub(self.polled_ns);
         if paused_ns >= (self.fetches.limits().budget_ns / PAUSES).max(PAUSE_NS) {
-            self.fetches.heard(now_ns);
+            self.fetches.heard_all(now_ns);
             self.owners.heard(now_ns);
+            for table in 0..self.tables.len() as u32 {
+                self.owners.silent(table, self.fetches.silent_since(table));
+            }
         }
         self.polled_ns = now_ns;
         let has_mail = self.take_mail(now_ns);
@@ -114,12 +117,13 @@ impl Worker {
                 None => return taken > 0,
                 Some(Mail::Answer {
                     token,
+                    table,
                     outcome,
                     memory,
                 }) => {
                     let row = outcome.map(|bytes| &memory[..bytes]);
                     self.fetches.arrived(Ticket::of(token), row);
-                    self.owners.give_back(memory);
+                    self.owners.give_back(table, memory);
                 }
                 Some(Mail::Ask(mut ask)) => {
                     self.counters.asked += 1;
@@ -166,6 +170,8 @@ impl Worker {
             let Some((table, row)) = fetches.row(ticket) else {
                 return;
             };
+            fetches.heard(now_ns, table, outcome.map(|_| ()));
+            owners.silent(table, fetches.silent_since(table));
             let home = home(tables, table);
             let figures = home.figures();
             match outcome {
@@ -198,7 +204,6 @@ impl Worker {
             }
         });
         if has_answered {
-            fetches.heard(now_ns);
             owners.heard(now_ns);
         }
         taken
@@ -217,7 +222,7 @@ impl Worker {
         loop {
             let heard_ns = |table, row| {
                 let shard = home_at(tables, table).spread().shard(row);
-                owners.heard_ns(owners.owner(shard))
+                owners.heard_ns(owners.owner(shard), table)
             };
             let Some(ticket) = fetches.next_late(now_ns, &mut left, heard_ns) else {
                 return;
@@ -245,9 +250,11 @@ impl Worker {
         while self.fetches.can_prefetch()
             && let Some(Hint { table, row }) = self.owners.next_hint()
         {
-            let cached = home(&mut self.tables, table).table();
-            if cached.is_some_and(|cached| !cached.has(row)) {
-                self.fetches.prefetch(now_ns, table, row);
+            let home = home(&mut self.tables, table);
+            let is_lacked = home.table().is_some_and(|cached| !cached.has(row));
+            if is_lacked && !self.fetches.prefetch(now_ns, table, row) {
+                // Its table has to leave the room to others.
+                home.figures().count(Count::HintsDropped, 1);
             }
         }
     }
@@ -285,6 +292,7 @@ impl Worker {
             let tables = tables.filter_map(Home::table_mut);
             tables.for_each(CachedTable::catch_up);
         }
+        self.fetches.pass_none();
         let (mut looked, mut has_asked) = (0, false);
         while looked < BEGUN
             && let Some(read) = self.fetches.next_read(now_ns)
@@ -308,9 +316,16 @@ impl Worker {
                 token: read.ticket.token(),
                 deadline_ns: read.deadline_ns,
             };
-            if let Err(FetchesFull) = self.tier.fetch(now_ns, wanted) {
-                self.fetches.put_back(read);
-                break;
+            match self.tier.fetch(now_ns, wanted) {
+                Ok(()) => {}
+                Err(FetchesFull::ForTable) => {
+                    self.fetches.pass_by(read);
+                    continue;
+                }
+                Err(FetchesFull::ForAll) => {
+                    self.fetches.put_back(read);
+                    break;
+                }
             }
             self.asked_ns[read.ticket.number()] = now_ns;
             self.ahead.begun();
@@ -330,11 +345,14 @@ impl Worker {
             let owner = self.owners.owner(shard);
             let (row, token) = ((read.table, read.row), read.ticket.token());
             let asked = self.owners.ask(owner, read.lane, row, token);
-            if let Err(FetchesFull) = asked {
-                self.fetches.put_back(read);
-                break;
+            match asked {
+                Ok(()) => has_asked = true,
+                Err(FetchesFull::ForTable) => self.fetches.pass_by(read),
+                Err(FetchesFull::ForAll) => {
+                    self.fetches.put_back(read);
+                    break;
+                }
             }
-            has_asked = true;
         }
         has_asked
     }

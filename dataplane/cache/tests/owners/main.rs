@@ -27,7 +27,7 @@ const LIMITS: Limits = Limits {
     staged: 12,
     prefetched: 3,
     asked: 3,
-    bags: 4,
+    bags: 5,
     row_bytes: ROW_BYTES,
     budget_ns: 1000,
 };
@@ -426,9 +426,9 @@ fn what_all_want_at_once_is_fetched_once_and_all_have_it_then() {
 #[test]
 fn more_is_asked_than_one_poll_takes() {
     let limits = Limits {
-        staged: 400,
-        asked: 400,
-        bags: 100,
+        staged: 500,
+        asked: 500,
+        bags: 120,
         ..LIMITS
     };
     let (mut seats, book) = seats(2, limits, 400, 3);

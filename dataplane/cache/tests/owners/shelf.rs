@@ -93,7 +93,7 @@ impl Shelf {
 impl Tier for Shelf {
     fn fetch(&mut self, _: u64, wanted: Wanted) -> Result<(), FetchesFull> {
         if self.pending.len() == self.room {
-            return Err(FetchesFull);
+            return Err(FetchesFull::ForAll);
         }
         self.book.lock().unwrap().begin(self.worker, wanted);
         self.pending.push(wanted);

@@ -16,7 +16,7 @@ fn what_each_file_gives_and_fails_to_give_is_counted_of_it() {
     let device = ScriptedDevice::default();
     device.0.borrow_mut().files = model.files.clone();
     device.0.borrow_mut().files[0][PAGE_BYTES] ^= 1;
-    device.0.borrow_mut().slots = Some(4);
+    device.0.borrow_mut().slots = Some(5);
     let mut tier = FileTier::over(device.clone(), 16, 2, 1000);
     let files = [0, 1].map(|file: usize| {
         let info = &model.generation.tables()[file];

@@ -53,7 +53,7 @@ impl Shelf {
 impl Tier for Shelf {
     fn fetch(&mut self, _: u64, wanted: Wanted) -> Result<(), FetchesFull> {
         if self.wanted.len() == self.most {
-            return Err(FetchesFull);
+            return Err(FetchesFull::ForAll);
         }
         self.wanted.push(wanted);
         Ok(())
