@@ -163,6 +163,7 @@ const LISTS: [(&str, &[&str]); 7] = [
         &[
             "table",
             "tier",
+            "state",
             "fetched",
             "arrived",
             "fetch_p50_us",
@@ -398,7 +399,7 @@ mod tests {
             "tables": [{"name": "cat_0", "rows": 40000, "dim": 128, "format": "f32", "bytes": 20480000, "available": true}],
             "memory": {"arena_bytes": 4294967296u64, "backing": "huge pages of 2 MiB"},
             "weather": {"sun": true}, "held": {},
-            "files": [{"table": "cat_0", "tier": "copy", "fetched": 7654, "late": 0, "corrupt": 1, "fetch_us": [1]}],
+            "files": [{"table": "cat_0", "tier": "copy", "state": "read", "fetched": 7654, "late": 0, "corrupt": 1, "fetch_us": [1]}],
             "tiers": [{"tier": "file", "joined": 5, "read_bytes": 8192, "reads": 2, "stalls": 0}],
         }));
         assert!(!text.contains("held") && !text.contains("stalls"), "{text}");
@@ -414,7 +415,7 @@ mod tests {
             "19.5 MiB",
             "weather      {sun: yes}\n",
             "8.0 KiB",
-            "cat_0   copy     7 654         1 ",
+            "cat_0   copy   read      7 654         1 ",
         ] {
             assert!(text.contains(part), "no `{part}` in:\n{text}");
         }

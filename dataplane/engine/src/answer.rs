@@ -27,6 +27,8 @@ pub struct Counters {
     pub region_lost: u64,
     /// Requests given up because a row of a cached table could not be fetched.
     pub row_unavailable: u64,
+    /// Requests dropped because their connection ended before they did. With the outcomes above, and those in progress, they are all.
+    pub gone: u64,
     /// Bags pooled in completed requests.
     pub bags: u64,
     /// Rows read.

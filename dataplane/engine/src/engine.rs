@@ -185,6 +185,7 @@ impl Engine {
     pub fn detach(&mut self, conn: Conn, memory: &mut impl Memory) {
         for slot in 0..self.slots.len() as u32 {
             if self.holds(slot, conn) {
+                self.counters.gone += 1;
                 self.release(slot, memory);
             }
         }

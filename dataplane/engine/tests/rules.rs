@@ -283,6 +283,9 @@ fn a_slot_used_again_too_early_cuts_the_client_off() {
         None,
         "a detached client gets no record"
     );
+    // What became of all requests is counted.
+    let counters = engine.counters();
+    assert_eq!((counters.requests, counters.gone), (1, 1));
 }
 
 #[test]

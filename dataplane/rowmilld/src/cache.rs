@@ -20,6 +20,7 @@ use crate::mailbox::Mailbox;
 use crate::plan::{Choice, PlanError, bytes_text};
 use crate::room::Needs;
 use crate::tiers::{NAMES, TierReads, Tiers};
+use crate::waiting;
 
 /// Rows that a worker asks of other workers at a time: more than their tiers have in flight by default.
 pub(crate) const ASKED: u32 = 1024;
@@ -291,7 +292,7 @@ impl CachePlan {
         let tables = by_tier
             .into_iter()
             .map(|(number, listed)| (&*generation.tables()[number].name, listed.on_failure));
-        Tiers::open(&self.cache, generation, tables)
+        waiting::told(|tell| Tiers::open(&self.cache, generation, tables, tell))
     }
 
     /// Opens the files of listed tables and makes each worker's part. `tables` are what was loaded as [`keep`](Self::keep) says;

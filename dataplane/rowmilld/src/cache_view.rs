@@ -138,6 +138,21 @@ impl FileView {
         self.reads.iter().map(|reads| reads.fetched()).sum()
     }
 
+    /// Workers that ask the next tier at once.
+    fn bypassing(&self) -> u64 {
+        let reads = self.reads.iter();
+        reads.filter(|reads| reads.is_bypassed()).count() as u64
+    }
+
+    /// How it is, in a word.
+    fn state(&self) -> &'static str {
+        match (self.bypassing(), self.failures.is_failing()) {
+            (0, false) => "read",
+            (0, true) => "failing",
+            _ => "bypassed",
+        }
+    }
+
     fn times(&self) -> ([u64; BUCKETS + 1], u64) {
         sum_of(self.reads.iter().map(|reads| &reads.times))
     }
@@ -159,6 +174,7 @@ impl FileView {
         let mut file = json!({
             "table": table,
             "tier": self.tier,
+            "state": self.state(),
             "fetch_p50_us": quantile_us(&times, 0.5),
             "fetch_p99_us": quantile_us(&times, 0.99),
             "fetch_sum_us": sum_ns / 1000,
@@ -320,6 +336,13 @@ impl CacheView {
             for (table, file) in files.clone() {
                 out.sample(&name, &behind(table, file), file.counts()[at]);
             }
+        }
+        let name = "rowmill_tier_bypassed_workers";
+        let help =
+            "Workers that ask the next tier at once, since rows of this one did not come in time.";
+        out.family(name, "gauge", help);
+        for (table, file) in files.clone() {
+            out.sample(name, &behind(table, file), file.bypassing());
         }
         for (at, what) in TIER_COUNTS.iter().enumerate() {
             let name = format!("rowmill_tier_{}_total", what.name);

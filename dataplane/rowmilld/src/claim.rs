@@ -4,13 +4,14 @@
 //! before. The kernel ends a lock with the process that holds it, however it ends. The lock's file stays: if it were removed, two could
 //! hold locks of one name.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use anyhow::{anyhow, ensure};
 use rustix::fs::OFlags;
 
 /// How often a lock is tried for before it is another's, and the time between: `--check` holds it for a moment.
@@ -91,6 +92,29 @@ impl Claim {
     }
 }
 
+/// The file by the name that its lock goes by: what a link leads to has one lock by whatever link it is named.
+///
+/// # Errors
+/// Where it has other names, each of which would have a lock of its own, while what is written takes its place under one of them
+/// alone; or where a link leads nowhere.
+pub(crate) fn only_name(file: PathBuf) -> anyhow::Result<PathBuf> {
+    let about = file.symlink_metadata();
+    let file = match about.is_ok_and(|about| about.is_symlink()) {
+        false => file,
+        true => file.canonicalize().map_err(|error| {
+            anyhow!("the link {} leads to no file: {error}; name the file itself, which need not be there yet", file.display())
+        })?,
+    };
+    let about = file.metadata().ok().filter(Metadata::is_file);
+    let names = about.map_or(1, |about| about.nlink());
+    ensure!(
+        names == 1,
+        "{} has {names} names (hard links), and another rowmilld could keep it by another one: remove the others, or copy it",
+        file.display()
+    );
+    Ok(file)
+}
+
 fn lock_of(file: &Path) -> PathBuf {
     let mut name = file.as_os_str().to_owned();
     name.push(".lock");
@@ -169,5 +193,24 @@ mod tests {
         std::os::unix::fs::symlink(folder.path().join("elsewhere"), link).unwrap();
         assert!(Claim::take(&folder.path().join("kept")).is_err());
         assert!(!folder.path().join("elsewhere").exists());
+    }
+
+    #[test]
+    fn a_link_is_followed_and_a_file_with_two_names_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let said = |name: &str| only_name(at(name)).unwrap_err().to_string();
+        assert_eq!(only_name(at("kept")).unwrap(), at("kept"));
+        std::os::unix::fs::symlink(at("kept"), at("link")).unwrap();
+        let leads = said("link");
+        assert!(leads.contains("link leads to no file"), "{leads}");
+        std::fs::write(at("kept"), "a list").unwrap();
+        let kept = at("kept").canonicalize().unwrap();
+        assert_eq!(only_name(at("link")).unwrap(), kept);
+        std::fs::hard_link(at("kept"), at("twin")).unwrap();
+        for name in ["kept", "twin", "link"] {
+            let said = said(name);
+            assert!(said.contains("has 2 names"), "{said}");
+        }
     }
 }

@@ -16,7 +16,7 @@ pub struct Counter {
 }
 
 /// Every counter of the engine.
-pub const COUNTERS: [Counter; 12] = [
+pub const COUNTERS: [Counter; 13] = [
     counter(
         "requests",
         "Request frames received, whatever became of them.",
@@ -42,6 +42,11 @@ pub const COUNTERS: [Counter; 12] = [
         "row_unavailable",
         "Requests given up because a row of a cached table could not be fetched.",
         |c| c.row_unavailable,
+    ),
+    counter(
+        "gone",
+        "Requests dropped because their client left before they were answered.",
+        |c| c.gone,
     ),
     counter("bags", "Samples of completed requests.", |c| c.bags),
     counter("rows", "Rows read.", |c| c.rows),

@@ -30,5 +30,6 @@ mod room;
 pub mod serve;
 pub mod service;
 mod tiers;
+mod waiting;
 pub mod warm;
 pub mod worker;

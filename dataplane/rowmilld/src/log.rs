@@ -98,6 +98,14 @@ pub fn say(line: fmt::Arguments<'_>) {
     }
 }
 
+/// A warning in the log, or on standard error before there is one.
+pub(crate) fn warn(line: &str) {
+    match LOG.get() {
+        Some(_) => tracing::warn!("{line}"),
+        None => say(format_args!("rowmilld: {line}")),
+    }
+}
+
 /// Waits until all lines so far are written, at most [`PATIENCE`].
 pub fn flush() {
     let Some(log) = LOG.get() else {

@@ -65,7 +65,7 @@ fn leash(owner: i32) -> anyhow::Result<()> {
 fn check(args: &Args) -> anyhow::Result<()> {
     let config = Config::load(&args.config)?;
     let plan = Plan::make(&config)?;
-    let warm = warm::check(&config, &plan);
+    let warm = warm::check(&config, &plan)?;
     print_choices(plan.choices.iter().chain(&warm))?;
     print_choices(&plan.cache.check(&plan.generation)?)?;
     serve::probe(&config, &plan)?;

@@ -9,8 +9,9 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -32,9 +33,12 @@ use crate::mailbox::{Mailbox, Move};
 use crate::plan::{Choice, bytes_text};
 use crate::progress;
 use crate::room::Memory;
+use crate::waiting;
 
 /// Changes that are told of: the one under way and those before it.
 const TOLD: usize = 8;
+/// A change that comes no further for so long hangs: the slowest disks give some MB in that time.
+const HANGS: Duration = Duration::from_secs(5);
 /// How often it is looked for what workers give back.
 const LOOK: Duration = Duration::from_millis(1);
 /// When a worker that does not is told of: it looks once a turn, and sleeps for a second at most.
@@ -76,6 +80,16 @@ pub enum PlaceError {
     /// Another one is not through yet.
     #[error("table {0} is on its way; one moves at a time, so try again when it is there")]
     Busy(String),
+    /// Another one is not through, and comes no further.
+    #[error(
+        "table {table} is on its way and has come no further for {seconds} s, as where a disk does not answer; one moves at a time, so look at its disk first"
+    )]
+    Hangs {
+        /// The table that is on its way.
+        table: String,
+        /// How long it has come no further.
+        seconds: u64,
+    },
 }
 
 /// How a change stands.
@@ -116,6 +130,8 @@ pub struct Places {
     means: Arc<Means>,
     wanted: SyncSender<Wanted>,
     changes: Arc<Mutex<VecDeque<Change>>>,
+    /// When the one under way last came further.
+    further: Arc<Mutex<Instant>>,
 }
 
 impl Places {
@@ -129,11 +145,13 @@ impl Places {
         // One at a time, which `change` sees to.
         let (sender, wanted) = sync_channel(1);
         let changes = Arc::default();
+        let further = Arc::new(Mutex::new(Instant::now()));
         let work = {
             let (means, changes) = (Arc::clone(&means), Arc::clone(&changes));
+            let further = Arc::clone(&further);
             move || {
                 leave(&means.workers_cpus);
-                work(&means, &files, &wanted, &changes, &tell);
+                work(&means, &files, &wanted, (&changes, &further), &tell);
             }
         };
         thread::Builder::new()
@@ -143,6 +161,7 @@ impl Places {
             means,
             wanted: sender,
             changes,
+            further,
         }))
     }
 
@@ -165,7 +184,14 @@ impl Places {
         if let Some(last) = changes.back()
             && last.state == Stand::Running
         {
-            return Err(PlaceError::Busy(last.table.clone()));
+            let (table, stood) = (last.table.clone(), self.further().elapsed());
+            return Err(match stood < HANGS {
+                true => PlaceError::Busy(table),
+                false => PlaceError::Hangs {
+                    table,
+                    seconds: stood.as_secs(),
+                },
+            });
         }
         if view.placement() == to {
             return Ok(None);
@@ -181,6 +207,7 @@ impl Places {
             state: Stand::Running,
             detail: String::new(),
         });
+        *self.further() = Instant::now();
         let wanted = Wanted {
             table: view.number,
             to,
@@ -188,6 +215,10 @@ impl Places {
         let sent = self.wanted.try_send(wanted);
         sent.expect("the thread waits for one, and lives as long as this");
         Ok(Some(number))
+    }
+
+    fn further(&self) -> MutexGuard<'_, Instant> {
+        self.further.lock().expect("a panic ends the process")
     }
 
     /// The last changes, the newest behind.
@@ -218,7 +249,7 @@ fn work(
     means: &Means,
     files: &[Identity],
     wanted: &Receiver<Wanted>,
-    changes: &Mutex<VecDeque<Change>>,
+    (changes, further): (&Mutex<VecDeque<Change>>, &Mutex<Instant>),
     tell: &dyn Fn(Choice),
 ) {
     for Wanted { table, to } in wanted {
@@ -227,6 +258,7 @@ fn work(
         let logged = progress::logged();
         let progress = |stage: Stage, done: u64, total: u64| {
             logged(stage, done, total);
+            *further.lock().expect("a panic ends the process") = Instant::now();
             let percent = done as f64 * 100.0 / total.max(1) as f64;
             let mut changes = changes.lock().expect("a panic ends the process");
             let last = changes.back_mut().expect("the one that was wanted");
@@ -257,6 +289,11 @@ impl Means {
         let mut listed = self.cache.tables.iter();
         let view = listed.find(|view| view.number == table);
         view.expect("a listed table")
+    }
+
+    fn path(&self, view: &TableView) -> PathBuf {
+        let info = &self.generation.tables()[view.number];
+        self.generation.path(info)
     }
 
     /// Moves a table.
@@ -296,17 +333,26 @@ impl Means {
         files: &[Identity],
         progress: Progress<'_>,
     ) -> anyhow::Result<Vec<Home>> {
-        self.is_the_same_file(view, files)?;
-        self.has_room("its rows", view.rows_bytes)?;
-        let options = LoadOptions {
-            verify: self.verify,
-        };
-        let without = &self.tables.tables()[view.number];
-        let table = self
-            .generation
-            .load_rows(without, self.huge_pages, progress, options);
-        let table = table.context("its rows cannot be read")?;
-        self.is_the_same_file(view, files)?;
+        let path = self.path(view);
+        let table = waiting::told(|tell| {
+            tell(&path);
+            self.is_the_same_file(view, files)?;
+            self.has_room("its rows", view.rows_bytes)?;
+            let options = LoadOptions {
+                verify: self.verify,
+            };
+            let without = &self.tables.tables()[view.number];
+            let progress = |stage: Stage, done: u64, total: u64| {
+                tell(&path);
+                progress(stage, done, total);
+            };
+            let generation = &self.generation;
+            let table = generation.load_rows(without, self.huge_pages, &progress, options);
+            let table = table.context("its rows cannot be read")?;
+            tell(&path);
+            self.is_the_same_file(view, files)?;
+            anyhow::Ok(table)
+        })?;
         let home = |_| Home {
             resident: Some(Box::new(table.clone())),
             cached: None,
@@ -316,8 +362,7 @@ impl Means {
 
     /// Refuses rows of a file that was put in the place of the one that was there at start: they may be another generation's.
     fn is_the_same_file(&self, view: &TableView, files: &[Identity]) -> anyhow::Result<()> {
-        let info = &self.generation.tables()[view.number];
-        let path = self.generation.path(info);
+        let path = self.path(view);
         let now = files::identity(&path);
         let now = now.with_context(|| format!("cannot look at {}", path.display()))?;
         let mut listed = self.cache.tables.iter().zip(files);

@@ -17,6 +17,7 @@ use crate::config::{AdminAddress, Config, Cpus, IsaChoice};
 use crate::descriptors;
 use crate::ports::Port;
 use crate::room::Memory;
+use crate::waiting;
 
 /// Something that was chosen, for people: logged at start, shown by `--check` and in `/status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -138,7 +139,8 @@ impl Plan {
                 "RDMA, insecure: whoever reaches it is let in, and nothing is encrypted",
             ),
         });
-        let generation = Generation::open(&config.model.directory)?;
+        let directory = &config.model.directory;
+        let generation = waiting::told(|tell| Generation::open_telling(directory, tell))?;
         choices.push(Choice::new(
             "model",
             format!(

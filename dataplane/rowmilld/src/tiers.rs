@@ -1,5 +1,6 @@
 //! What rows of listed tables are read from: the model's own files, and copies of those of tables that name the next tier.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -39,7 +40,7 @@ pub(crate) struct Tiers<'a> {
 }
 
 impl Tiers<'_> {
-    /// Opens the files of tables of these names, and their copies.
+    /// Opens the files of tables of these names, and their copies. Calls `tell` with the path of each before that.
     ///
     /// # Errors
     /// Where a file is not to be had.
@@ -47,9 +48,13 @@ impl Tiers<'_> {
         cache: &'a Cache,
         generation: &Generation,
         tables: impl Iterator<Item = (&'n str, Failure)>,
+        tell: &dyn Fn(&Path),
     ) -> anyhow::Result<Tiers<'a>> {
         let (mut files, mut copies) = (vec![], vec![]);
         for (name, on_failure) in tables {
+            if let Ok(info) = generation.table(name) {
+                tell(&generation.path(info));
+            }
             let opened = FileTable::open(generation, name, cache.page_cache.0);
             let advice = match &opened {
                 Err(TableError::Memory(ArenaError::NotDirect { .. })) => {
@@ -60,6 +65,7 @@ impl Tiers<'_> {
             let file = opened.with_context(|| format!("table {name}{advice}"))?;
             let folder = cache.next_tier.as_ref().filter(|_| on_failure.next_tier);
             let copy = folder.map(|folder| {
+                tell(&folder.join(&file.info().file));
                 let copy = file.copy_in(generation, folder, cache.page_cache.0);
                 copy.with_context(|| {
                     format!(
@@ -87,9 +93,11 @@ impl Tiers<'_> {
             return Ok((Box::new(first), vec![own]));
         }
         let (next, of_copies, copies) = self.tier(self.copies.iter().map(Option::as_ref))?;
-        let chain = Chain::new(self.fetches());
+        let chain = Chain::new(self.fetches(), self.files.len() as u32);
         let chain = chain.then(Box::new(first), numbers);
         let chain = chain.then(Box::new(next), of_copies);
+        let of_own = own.files.iter().flatten();
+        let chain = chain.shown_in(of_own.map(|(reads, _)| Arc::clone(reads)).collect());
         Ok((Box::new(chain), vec![own, copies]))
     }
 

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::cache::Part;
 use crate::cache_view::{CacheView, TableView};
-use crate::claim::{Claim, ClaimError};
+use crate::claim::{self, Claim, ClaimError};
 use crate::config::{Config, Placement};
 use crate::metrics::Metrics;
 use crate::plan::{Choice, Plan};
@@ -112,12 +112,12 @@ struct Found {
 /// there can be no lock yet: then one is tried for whenever it is written.
 ///
 /// # Errors
-/// Where another process keeps it.
+/// Where another process keeps it, or could by another name.
 pub(crate) fn claim(config: &Config) -> anyhow::Result<Option<Claim>> {
-    let Some(path) = kept(config) else {
+    let Some(path) = kept(config)? else {
         return Ok(None);
     };
-    match Claim::take(path) {
+    match Claim::take(&path) {
         Err(error) if error.is_taken() => Err(refusal(&error)),
         Err(_) => Ok(None),
         Ok(claim) => {
@@ -135,16 +135,24 @@ pub(crate) fn claim(config: &Config) -> anyhow::Result<Option<Claim>> {
 /// Looks whether a start could take the file.
 ///
 /// # Errors
-/// Where another process keeps it.
+/// As [`claim`].
 pub(crate) fn refuse_taken(config: &Config) -> anyhow::Result<()> {
-    let looked = kept(config).map_or(Ok(()), Claim::look);
+    let looked = kept(config)?.map_or(Ok(()), |path| Claim::look(&path));
     looked.map_err(|error| refusal(&error))
 }
 
 /// The file that is to be kept.
-fn kept(config: &Config) -> Option<&Path> {
-    let path = config.cache.warm_file.as_deref()?;
-    (!config.tables.is_empty() && !is_foreign(path)).then_some(path)
+fn kept(config: &Config) -> anyhow::Result<Option<PathBuf>> {
+    let path = file(config)?;
+    Ok(path.filter(|path| !config.tables.is_empty() && !is_foreign(path)))
+}
+
+/// The file that the configuration names, if it does: what a link leads to.
+fn file(config: &Config) -> anyhow::Result<Option<PathBuf>> {
+    let path = config.cache.warm_file.clone();
+    let only =
+        path.map(|path| claim::only_name(path).map_err(|why| anyhow!("cache.warm_file: {why}")));
+    only.transpose()
 }
 
 fn refusal(error: &ClaimError) -> anyhow::Error {
@@ -165,7 +173,7 @@ pub(crate) fn begin(
     parts: &mut [Part],
     claim: Option<Claim>,
 ) -> anyhow::Result<(Option<Keeper>, Option<Choice>)> {
-    let Some(path) = config.cache.warm_file.clone() else {
+    let Some(path) = file(config)? else {
         return Ok((None, None));
     };
     if cache.tables.is_empty() {
@@ -197,16 +205,21 @@ pub(crate) fn begin(
 }
 
 /// What a start would find in the file, where the configuration names one. Nothing is loaded, and nothing written.
-pub fn check(config: &Config, plan: &Plan) -> Option<Choice> {
-    let path = config.cache.warm_file.as_ref()?;
+///
+/// # Errors
+/// Where the file has other names, or a link leads nowhere.
+pub fn check(config: &Config, plan: &Plan) -> anyhow::Result<Option<Choice>> {
+    let Some(path) = file(config)? else {
+        return Ok(None);
+    };
     let cache = plan.cache.view(&plan.generation, &[]);
     if cache.tables.is_empty() {
-        return Some(nothing_listed());
+        return Ok(Some(nothing_listed()));
     }
     let is_cached =
         |table: &TableView| plan.cache.placement(table.number) == Some(Placement::Cached);
     let name = name(config, plan.generation.number());
-    Some(find(path, &name, &cache, is_cached).choice)
+    Ok(Some(find(&path, &name, &cache, is_cached).choice))
 }
 
 fn nothing_listed() -> Choice {

@@ -29,7 +29,19 @@ impl Generation {
     /// An error of its own for each promise of the manifest that is impossible or that the files do not
     /// keep; see [`TableError`].
     pub fn open(dir: impl AsRef<Path>) -> Result<Generation, TableError> {
+        Generation::open_telling(dir, &|_| ())
+    }
+
+    /// The same, which calls `tell` with the path of each file before it is opened: a disk may not answer.
+    ///
+    /// # Errors
+    /// As [`Generation::open`].
+    pub fn open_telling(
+        dir: impl AsRef<Path>,
+        tell: &dyn Fn(&Path),
+    ) -> Result<Generation, TableError> {
         let dir = dir.as_ref().to_owned();
+        tell(&dir.join(MANIFEST_FILE));
         let manifest = parse_manifest(&read_manifest(&dir)?)?;
         let generation = Generation { dir, manifest };
         generation.sized_file(
@@ -37,6 +49,7 @@ impl Generation {
             generation.manifest.checksum_bytes(),
         )?;
         for table in generation.tables() {
+            tell(&generation.path(table));
             generation.check_header(table)?;
         }
         Ok(generation)

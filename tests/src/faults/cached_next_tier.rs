@@ -12,7 +12,7 @@ use super::cached::{
 };
 use super::cached_disk::alone;
 use super::disk::{self, Disk, Manner};
-use super::site::{Service, Settings, Site, patience, until};
+use super::site::{Running, Service, Settings, Site, patience, until};
 use super::watch::{beside_an_innocent, beside_an_innocent_of};
 
 /// The other table, as [`COLD`] but for the next tier.
@@ -97,15 +97,26 @@ pub(super) fn silent(site: &Site) -> Result<Verdict> {
             anyhow::Ok(rows + ids.len())
         });
         let held = disk.held();
+        let bypassed = state(scene.service);
         // A service whose reads are held could not end.
         disk.be(Manner::Good)?;
-        let rows = told?;
+        let (rows, bypassed) = (told?, bypassed?);
         ensure!(held > 0, "no read is held");
+        ensure!(bypassed == "bypassed", "its file is said to be {bypassed}");
         until_passed_on(scene.service, rows as u64)?;
         let stalled = figure_of(scene.service, COLD, "stalled")?;
         ensure!(stalled == 0, "{stalled} rows were given up");
+        // It is read again as soon as it has answered for all workers: they ask it for a row whenever they are asked for some.
+        let mut asker = Asker::connect(scene.service, scene.tables)?;
+        let mut cold = (0..COLD_ROWS).step_by(1001).cycle();
+        let is_read = until(patience(), || {
+            let ids: Vec<u32> = cold.by_ref().take(16).collect();
+            let is_answered = asker.is_answered(&ids).is_ok();
+            is_answered && state(scene.service).is_ok_and(|state| state == "read")
+        });
+        is_read.context("its file is not read again")?;
         Ok(format!(
-            "{rows} rows from the copy, while the disk held {held} reads"
+            "{rows} rows from the copy, while the disk held {held} reads, and the file read again then"
         ))
     })
 }
@@ -127,6 +138,33 @@ pub(super) fn start(site: &Site) -> Result<Verdict> {
         disk.be(Manner::Good)?;
         Ok(format!("{came} rows from the copy"))
     })
+}
+
+/// A disk that answers nothing before the start: `--check` says which file it waits for, and goes on once it answers.
+pub(super) fn start_hangs(site: &Site) -> Result<Verdict> {
+    if let Some(why) = disk::why_not(site)? {
+        return Ok(Verdict::Skipped(why));
+    }
+    let (settings, disk, mut command) = on_a_disk(site, PATIENT)?;
+    let config = site.configure(&settings)?;
+    disk.be(Manner::Silent)?;
+    let path = site.path("check");
+    let output = fs::File::create(&path).context("a file for output")?;
+    command.arg("--check").arg("--config").arg(&config);
+    command.stderr(output.try_clone()?).stdout(output);
+    let mut check = Running(command.spawn().context("starting rowmilld")?);
+    let said = || fs::read_to_string(&path).unwrap_or_default();
+    let name = file(site)?;
+    let name = settings.model.join(name.file_name().context("a name")?);
+    let waits = format!("waiting for {} for ", name.display());
+    let is_said = until(patience(), || said().contains(&waits));
+    disk.be(Manner::Good)?;
+    is_said.with_context(|| format!("it does not say `{waits}`: {}", said()))?;
+    let status = check.end(patience()).context("it does not end")?;
+    ensure!(status.success(), "{status}: {}", said());
+    Ok(Verdict::Pass(format!(
+        "`{waits}` is said, and then the rest"
+    )))
 }
 
 /// Settings with [`COLD`] on a disk of its own, of which there is a whole copy, and what starts a service that sees that disk.
@@ -186,6 +224,15 @@ fn until_passed_on(service: &Service, least: u64) -> Result<u64> {
     });
     is_so.with_context(|| format!("{count} rows were asked of the copy, not {least}"))?;
     Ok(count)
+}
+
+/// The word for how the model's own file of [`COLD`] is.
+fn state(service: &Service) -> Result<String> {
+    let page = service.status()?;
+    let mut files = page["files"].as_array().context("files")?.iter();
+    let own = files.find(|file| (&file["table"], &file["tier"]) == (&COLD.into(), &"file".into()));
+    let state = own.context("its file")?["state"].as_str();
+    Ok(state.context("a state")?.to_owned())
 }
 
 /// Waits until so many rows of a table are counted as damaged at least.

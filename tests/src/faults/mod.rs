@@ -8,6 +8,7 @@ mod cached;
 mod cached_disk;
 mod cached_exhausted;
 mod cached_moves;
+mod cached_neighbour;
 mod cached_next_tier;
 mod cached_starts;
 mod capi;

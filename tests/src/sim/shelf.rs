@@ -175,7 +175,7 @@ impl Drawn {
         };
         let all = (0..tables as u32).map(Some).collect();
         // More than the first one takes, so that rows wait for the second, too.
-        let chain = Chain::new(2 * self.fetches as u32).then(Box::new(first), all);
+        let chain = Chain::new(2 * self.fetches as u32, tables as u32).then(Box::new(first), all);
         Box::new(chain.then(Box::new(next), (0..tables).map(number).collect()))
     }
 }

@@ -2,18 +2,29 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 
-use super::{EachRow, FetchesFull, Tier, TierCounts, TierError, Wanted};
+use super::breaker::Breaker;
+use super::{EachRow, FetchesFull, FileReads, Tier, TierCounts, TierError, Wanted};
+use crate::quotas::Quotas;
+
+/// Tokens from here on are of probes, of which nobody is told: one for each table.
+const PROBES: u64 = 1 << 32;
 
 /// Tiers that are tried in their order, each for its own tables.
 ///
 /// A tier has an equal part of what is left of a fetch's time, the last one that has the table all of it: so one that never answers takes
 /// no more than its part, one that fails at once leaves all to those behind it, and a table that only one tier has is fetched as if there
-/// were no other. Nor does one that has taken all it can and answers nothing: after such a part of a fetch's time fetches are asked of
-/// those behind it, until it answers again or takes one. A fetch fails with what the last tier of its table says, or once its time is over.
+/// were no other. A fetch fails with what the last tier of its table says, or once its time is over.
+///
+/// Nor does one take any time that has not answered for a table lately. After 8 fetches in a row that were late, those behind it are asked at once, and
+/// it is asked for one row now and then, once in a fetch's time, of which nobody hears but this: it counts again from when it answers. The same
+/// where it has taken no more of a table, and answered nothing for it, for such a part of a fetch's time.
 pub struct Chain {
     links: Vec<Link>,
     book: Book,
+    /// Of the first tier of each table.
+    breakers: Box<[Breaker]>,
     passed_on: u64,
 }
 
@@ -23,14 +34,15 @@ struct Link {
     tables: Box<[Option<u32>]>,
     /// Fetches that a tier before has failed and that this one has not taken yet, in the order in which they came.
     waiting: VecDeque<u32>,
-    /// Since when it has taken nothing and answered nothing.
-    stuck_since_ns: Option<u64>,
+    /// Tables of which it took no more in this poll.
+    is_passed: Box<[bool]>,
 }
 
 /// What was asked of the chain, by the number that is the token for its tiers.
 struct Book {
     fetches: Box<[Option<Asked>]>,
     free: Vec<u32>,
+    quotas: Quotas,
 }
 
 #[derive(Clone, Copy)]
@@ -38,6 +50,8 @@ struct Asked {
     wanted: Wanted,
     /// Tiers that may still give the row, with the one that is asked.
     left: u32,
+    /// Whether none was asked before.
+    is_first: bool,
 }
 
 impl fmt::Debug for Chain {
@@ -50,29 +64,56 @@ impl fmt::Debug for Chain {
 }
 
 impl Chain {
-    /// Without tiers, and with room for so many fetches over all that come.
-    pub fn new(fetches: u32) -> Chain {
+    /// Without tiers, and with room for so many fetches over all that come, of tables with numbers below `tables`.
+    pub fn new(fetches: u32, tables: u32) -> Chain {
         Chain {
             links: Vec::new(),
             book: Book {
                 fetches: vec![None; fetches as usize].into_boxed_slice(),
                 free: (0..fetches).rev().collect(),
+                quotas: Quotas::new(fetches, &vec![true; tables as usize]),
             },
+            breakers: (0..tables).map(|_| Breaker::default()).collect(),
             passed_on: 0,
         }
     }
 
     /// The same with one more tier behind the others. `tables` has the tier's number of each table by the chain's number, and nothing
     /// for those that are not to be asked of it.
+    ///
+    /// # Panics
+    /// If it has not as many tables as the chain.
     pub fn then(mut self, tier: Box<dyn Tier + Send>, tables: Vec<Option<u32>>) -> Chain {
+        assert_eq!(tables.len(), self.breakers.len(), "tables of the chain");
         self.links.push(Link {
             tier,
+            is_passed: vec![false; tables.len()].into_boxed_slice(),
             tables: tables.into(),
             // Each fetch stands in one queue at most.
             waiting: VecDeque::with_capacity(self.book.fetches.len()),
-            stuck_since_ns: None,
         });
         self
+    }
+
+    /// The same, which shows in these files' reads whether tables' first tiers are passed by. In the order of the chain's tables.
+    pub fn shown_in(self, reads: Vec<Arc<FileReads>>) -> Chain {
+        Chain {
+            breakers: reads.into_iter().map(Breaker::shown_in).collect(),
+            ..self
+        }
+    }
+
+    /// Asks the first tier of a table that is passed by for a row, if that is due: for nobody.
+    fn probe(&mut self, now_ns: u64, wanted: Wanted, left: u32) {
+        let breaker = &mut self.breakers[wanted.table as usize];
+        let Some(row) = breaker.probe(now_ns, wanted.deadline_ns) else {
+            return;
+        };
+        let token = PROBES + u64::from(wanted.table);
+        let first = self.links.iter_mut().find(|link| link.has(wanted.table));
+        let first = first.expect("a table of one of the tiers");
+        let taken = first.ask(now_ns, token, Wanted { row, ..wanted }, left);
+        breaker.set_probed(taken.is_ok());
     }
 }
 
@@ -84,10 +125,11 @@ impl Book {
 
     /// A fetch is answered. Returns the token that it came with.
     fn end(&mut self, number: u32) -> u64 {
-        let token = self.asked(number).wanted.token;
+        let wanted = self.asked(number).wanted;
         self.fetches[number as usize] = None;
         self.free.push(number);
-        token
+        self.quotas.give_back(wanted.table as usize, 1);
+        wanted.token
     }
 }
 
@@ -97,64 +139,89 @@ impl Link {
         self.tables.get(table as usize).is_some_and(Option::is_some)
     }
 
-    /// Asks the tier, which has the table.
-    fn ask(&mut self, now_ns: u64, number: u32, asked: Asked) -> Result<(), FetchesFull> {
-        let Asked { wanted, left } = asked;
-        let left_ns = wanted.deadline_ns.saturating_sub(now_ns);
+    /// Asks the tier, which has the table, where so many may still give the row.
+    fn ask(
+        &mut self,
+        now_ns: u64,
+        token: u64,
+        wanted: Wanted,
+        left: u32,
+    ) -> Result<(), FetchesFull> {
         let table = self.tables[wanted.table as usize];
         let wanted = Wanted {
             table: table.expect("a table of the tier"),
-            token: number.into(),
-            deadline_ns: now_ns + left_ns / u64::from(left),
+            token,
+            deadline_ns: now_ns + part_ns(now_ns, wanted, left),
             ..wanted
         };
-        let taken = self.tier.fetch(now_ns, wanted);
-        match taken {
-            Ok(()) => self.stuck_since_ns = None,
-            Err(_) => _ = self.stuck_since_ns.get_or_insert(now_ns),
-        }
-        taken
-    }
-
-    /// Whether it has taken and answered nothing for its part of a fetch's time.
-    fn is_stuck(&self, now_ns: u64, asked: Asked) -> bool {
-        let left_ns = asked.wanted.deadline_ns.saturating_sub(now_ns);
-        let since_ns = self.stuck_since_ns.unwrap_or(now_ns);
-        now_ns.saturating_sub(since_ns) >= left_ns / u64::from(asked.left)
+        self.tier.fetch(now_ns, wanted)
     }
 
     /// Asks for what waits, as far as the tier takes it.
     fn take_waiting(&mut self, now_ns: u64, book: &mut Book, each: EachRow<'_>) {
-        self.waiting.retain(|&number| {
-            let is_late = book.asked(number).wanted.deadline_ns <= now_ns;
-            if is_late {
+        let mut waiting = std::mem::take(&mut self.waiting);
+        self.is_passed.fill(false);
+        let mut is_full = false;
+        waiting.retain(|&number| {
+            let Asked { wanted, left, .. } = *book.asked(number);
+            if wanted.deadline_ns <= now_ns {
                 each(book.end(number), Err(TierError::Late));
+                return false;
             }
-            !is_late
+            if is_full || self.is_passed[wanted.table as usize] {
+                return true;
+            }
+            let taken = self.ask(now_ns, number.into(), wanted, left);
+            is_full = taken == Err(FetchesFull::ForAll);
+            self.is_passed[wanted.table as usize] = taken.is_err();
+            taken.is_err()
         });
-        while let Some(&number) = self.waiting.front() {
-            if self.ask(now_ns, number, *book.asked(number)).is_err() {
-                return;
-            }
-            self.waiting.pop_front();
-        }
+        self.waiting = waiting;
     }
+}
+
+/// The part of a fetch's time that one of so many tiers has.
+fn part_ns(now_ns: u64, wanted: Wanted, tiers: u32) -> u64 {
+    wanted.deadline_ns.saturating_sub(now_ns) / u64::from(tiers)
 }
 
 impl Tier for Chain {
     fn fetch(&mut self, now_ns: u64, wanted: Wanted) -> Result<(), FetchesFull> {
-        let &number = self.book.free.last().ok_or(FetchesFull::ForAll)?;
+        let table = wanted.table as usize;
+        self.book.quotas.lets(table, 1)?;
+        let &number = self.book.free.last().expect("one is free");
         let having = self.links.iter().filter(|link| link.has(wanted.table));
         let left = having.count() as u32;
+        let mut asked = Asked {
+            wanted,
+            left,
+            is_first: true,
+        };
+        let is_passed_by = left > 1 && self.breakers[table].is_open();
+        if is_passed_by {
+            self.probe(now_ns, wanted, left);
+        }
         let mut having = self.links.iter_mut().filter(|link| link.has(wanted.table));
         let first = having.next().expect("a table of one of the tiers");
-        let mut asked = Asked { wanted, left };
-        if let Err(full) = first.ask(now_ns, number, asked) {
-            let next = having.next().filter(|_| first.is_stuck(now_ns, asked));
-            next.ok_or(full)?.waiting.push_back(number);
-            asked.left -= 1;
-            self.passed_on += 1;
+        let breaker = &mut self.breakers[table];
+        let taken = match is_passed_by {
+            true => Err(FetchesFull::ForTable),
+            false => first.ask(now_ns, number.into(), wanted, left),
+        };
+        match taken {
+            Ok(()) => breaker.took(),
+            Err(full) => {
+                let part_ns = part_ns(now_ns, wanted, left);
+                let is_stuck =
+                    is_passed_by || now_ns.saturating_sub(breaker.refused(now_ns)) >= part_ns;
+                let next = having.next().filter(|_| is_stuck);
+                next.ok_or(full)?.waiting.push_back(number);
+                breaker.open(wanted.row, wanted.deadline_ns);
+                (asked.left, asked.is_first) = (left - 1, false);
+                self.passed_on += 1;
+            }
         }
+        self.book.quotas.take(table, 1);
         self.book.free.pop();
         self.book.fetches[number as usize] = Some(asked);
         Ok(())
@@ -164,25 +231,38 @@ impl Tier for Chain {
         let Chain {
             links,
             book,
+            breakers,
             passed_on,
         } = self;
         for at in 0..links.len() {
             let (own, behind) = links[at..].split_first_mut().expect("one of them");
             own.take_waiting(now_ns, book, each);
-            let stuck_since_ns = &mut own.stuck_since_ns;
             own.tier.poll(now_ns, &mut |token, outcome| {
-                if outcome != Err(TierError::Late) {
-                    *stuck_since_ns = None;
+                let is_late = outcome == Err(TierError::Late);
+                if let Some(table) = token.checked_sub(PROBES) {
+                    let breaker = &mut breakers[table as usize];
+                    match is_late {
+                        true => breaker.set_probed(false),
+                        false => breaker.answered(),
+                    }
+                    return;
                 }
                 let number = token as u32;
                 let asked = book.asked(number);
-                let has_time = asked.wanted.deadline_ns > now_ns;
+                let wanted = asked.wanted;
+                if asked.is_first {
+                    let breaker = &mut breakers[wanted.table as usize];
+                    match is_late {
+                        true => breaker.was_late(wanted.row, wanted.deadline_ns),
+                        false => breaker.answered(),
+                    }
+                }
+                let has_time = wanted.deadline_ns > now_ns;
                 if outcome.is_ok() || asked.left == 1 || !has_time {
                     return each(book.end(number), outcome);
                 }
-                asked.left -= 1;
-                let table = asked.wanted.table;
-                let next = behind.iter_mut().find(|link| link.has(table));
+                (asked.left, asked.is_first) = (asked.left - 1, false);
+                let next = behind.iter_mut().find(|link| link.has(wanted.table));
                 let next = next.expect("there is one left");
                 next.waiting.push_back(number);
                 *passed_on += 1;
@@ -233,7 +313,7 @@ mod tests {
     /// All have the one table.
     fn chain<const N: usize>(tiers: [Box<dyn Tier + Send>; N], fetches: u32) -> Chain {
         let tiers = tiers.into_iter();
-        tiers.fold(Chain::new(fetches), |chain, tier| {
+        tiers.fold(Chain::new(fetches, 1), |chain, tier| {
             chain.then(tier, vec![Some(0)])
         })
     }
@@ -326,7 +406,7 @@ mod tests {
     fn a_tier_that_is_full_and_answers_nothing_is_passed_by_after_its_part_of_the_time() {
         // Row 0 is given up by the tier itself, and keeps its room: as reads do that the kernel never ends.
         let stuck = Box::new(Stuck { room: 1 });
-        let mut chain = Chain::new(9)
+        let mut chain = Chain::new(9, 2)
             .then(stuck, vec![Some(0), Some(1)])
             .then(tier(2, 9, |_| AT_ONCE), vec![Some(0), None]);
         let at = |row, now_ns| wanted(row, now_ns + 300);
@@ -376,7 +456,7 @@ mod tests {
         // The rows of the last tier say by which number it knows their table.
         let row = |wanted: &Wanted| vec![wanted.table as u8];
         let last = Box::new(ScriptedTier::new(9, row, |_: &Wanted| AT_ONCE));
-        let mut chain = (Chain::new(9))
+        let mut chain = (Chain::new(9, 3))
             .then(tier(1, 9, never), vec![Some(0), Some(1), Some(2)])
             .then(tier(2, 9, never), vec![None, None, Some(0)])
             .then(last, vec![Some(40), None, Some(42)]);
@@ -409,5 +489,94 @@ mod tests {
         }
         assert_eq!(chain.counts().passed_on, 3);
         assert_eq!(chain.unanswered(), 0);
+    }
+
+    #[test]
+    fn a_tier_that_is_late_again_and_again_is_probed_until_it_answers() {
+        use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+        let is_well = Arc::new(AtomicBool::new(false));
+        let asked_well = Arc::clone(&is_well);
+        let script = move |_: &Wanted| match asked_well.load(Relaxed) {
+            true => AT_ONCE,
+            false => Answer::Never,
+        };
+        let first = ScriptedTier::new(99, |_: &Wanted| vec![1], script);
+        let reads = Arc::<FileReads>::default();
+        let mut chain = Chain::new(99, 1)
+            .then(Box::new(first), vec![Some(0)])
+            .then(tier(2, 99, |_| AT_ONCE), vec![Some(0)])
+            .shown_in(vec![Arc::clone(&reads)]);
+        for row in 0..8 {
+            chain.fetch(0, wanted(row, 100)).unwrap();
+        }
+        assert_eq!(poll(&mut chain, 49), []);
+        assert!(!reads.is_bypassed());
+        let late = poll(&mut chain, 50);
+        assert!(late.len() == 8 && late.iter().all(|(_, row)| *row == Ok(vec![2])));
+        assert!(reads.is_bypassed());
+        // From now on rows come at once, whether there is a probe or not: one in a fetch's time, and two requests in this one.
+        let mut asked = chain.links[0].tier.unanswered();
+        for now_ns in (60..1000).step_by(20) {
+            chain.fetch(now_ns, wanted(7, now_ns + 100)).unwrap();
+            let row = poll(&mut chain, now_ns);
+            assert_eq!(row, [(1007, Ok(vec![2]))], "at {now_ns}");
+            asked += chain.links[0].tier.unanswered();
+        }
+        // A probe has half of a fetch's time, and is seen in three of five polls.
+        assert_eq!(asked, 27);
+        is_well.store(true, Relaxed);
+        let first = (1000..2000).step_by(20).find(|&now_ns| {
+            chain.fetch(now_ns, wanted(7, now_ns + 100)).unwrap();
+            poll(&mut chain, now_ns) == [(1007, Ok(vec![1]))]
+        });
+        assert!(first.is_some_and(|now_ns| now_ns <= 1200), "{first:?}");
+        assert!(!reads.is_bypassed());
+        assert_eq!(chain.unanswered(), 0);
+    }
+
+    #[test]
+    fn a_table_that_a_tier_takes_no_more_of_keeps_no_others_back() {
+        let slow = |wanted: &Wanted| match wanted.table {
+            0 => Answer::Never,
+            _ => AT_ONCE,
+        };
+        let gone = |_: &Wanted| fails(0, TierError::Gone);
+        let second = Box::new(ByTable(tier(2, 99, slow)));
+        let both = vec![Some(0), Some(1)];
+        let mut chain = Chain::new(40, 2)
+            .then(tier(1, 99, gone), both.clone())
+            .then(second, both);
+        let of = |table, row| Wanted {
+            table,
+            ..wanted(row, 1000)
+        };
+        let hung = (0..40).take_while(|&row| chain.fetch(0, of(0, row)).is_ok());
+        assert_eq!(hung.count(), 35);
+        for now_ns in 1..100 {
+            assert_eq!(poll(&mut chain, now_ns), []);
+            chain.fetch(now_ns, of(1, 50)).unwrap();
+            assert_eq!(poll(&mut chain, now_ns), [(1050, Ok(vec![2]))]);
+        }
+        assert_eq!(poll(&mut chain, 1000).len(), 35);
+    }
+
+    /// Takes one fetch of table 0 at a time.
+    struct ByTable(Box<dyn Tier + Send>);
+
+    impl Tier for ByTable {
+        fn fetch(&mut self, now_ns: u64, wanted: Wanted) -> Result<(), FetchesFull> {
+            match wanted.table == 0 && self.0.unanswered() > 0 {
+                true => Err(FetchesFull::ForTable),
+                false => self.0.fetch(now_ns, wanted),
+            }
+        }
+
+        fn poll(&mut self, now_ns: u64, each: EachRow<'_>) {
+            self.0.poll(now_ns, each);
+        }
+
+        fn unanswered(&self) -> usize {
+            self.0.unanswered()
+        }
     }
 }

@@ -3,6 +3,7 @@
 //! A [`Tier`] is asked for rows and answers when it has them, in any order. [`FileTier`] reads them from a generation's
 //! files; [`ScriptedTier`] answers as a test tells it to; [`Chain`] is several of them. None knows the time: it is an argument.
 
+mod breaker;
 mod chain;
 mod device;
 mod edges;

@@ -2,7 +2,8 @@
 
 use super::{AT_START, UNHARMED, UNHARMED_BY_DISK};
 use crate::faults::{
-    Fault, cached, cached_disk, cached_exhausted, cached_moves, cached_next_tier, cached_starts,
+    Fault, cached, cached_disk, cached_exhausted, cached_moves, cached_neighbour, cached_next_tier,
+    cached_starts,
 };
 
 pub(super) const FAULTS: &[Fault] = &[
@@ -33,15 +34,27 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
     Fault::new(
         "cached-next-tier-silent",
-        "OK, from the copy",
+        "OK, from the copy; the file bypassed, and read again once it answers",
         UNHARMED,
         cached_next_tier::silent,
+    ),
+    Fault::new(
+        "cached-neighbour-hangs",
+        "OK for the other table; RowUnavailable for its own",
+        UNHARMED,
+        cached_neighbour::hangs,
     ),
     Fault::new(
         "cached-next-tier-start",
         "OK, from the copy",
         UNHARMED,
         cached_next_tier::start,
+    ),
+    Fault::new(
+        "cached-start-hangs",
+        "a line that names the file; OK once its disk answers",
+        AT_START,
+        cached_next_tier::start_hangs,
     ),
     Fault::new(
         "cached-page-zeros",
