@@ -2,8 +2,9 @@
 //!
 //! Two clients offer the same load, half of what the second's requests that miss can be done at. The first asks for rows that are in the
 //! cache. The second does, too, or a part of its rows was never asked for before: then a tenth of all rows that are asked for miss.
-//! What is told is the 99th percentile of the first's requests, with the misses beside without them, of the pairs of rounds in which the
-//! machine was most its own.
+//! What is told is the 99th percentile of the first's requests with the misses, beside what it is without them, of those rounds in which
+//! the machine was most its own. And beside what it is where nobody misses anything and this process reads as many pages of the same file:
+//! a disk's interrupts come to some CPU whoever it is that reads, and cost those who use it.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -12,7 +13,9 @@ use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use rowmill_arena::{DirectFile, DirectReader, FileId, HugePages, PageCache, ReaderOptions};
 use rowmill_client::{Batch, Ticket};
+use rowmill_table::{Generation, PAGE_BYTES};
 
 use crate::driver::{Driver, histogram, median, pin_to_first_cpu, quantile_us, record};
 use crate::machine;
@@ -35,10 +38,10 @@ const BAG_LENGTH: u32 = 20;
 const NEW_ONE_IN: u32 = 5;
 /// Requests of each client in a round: a hundred are above the 99th percentile of all rounds.
 const REQUESTS: usize = 1_000;
-/// Pairs of rounds, each with misses and without, and how many of them count: those in which a hypervisor took the CPUs away for the
+/// Times that each kind of round has its turn, and how many of these count: those in which a hypervisor took the CPUs away for the
 /// shortest time. It does so for 10 ms at a time where it has a quota for the machine, the disk's work counts for that, and a hundredth of
 /// a round's requests are those of some 10 ms.
-const PAIRS: usize = 18;
+const TURNS: usize = 18;
 /// See above.
 const COUNTED: usize = 9;
 /// Requests of a client in flight at most.
@@ -47,7 +50,73 @@ const DEPTH: usize = 64;
 const SHARE: f64 = 0.5;
 /// Requests that this is seen by.
 const TRIAL: usize = 500;
+/// Reads in flight at most where this process reads, and those that the kernel is told of at a time: as a worker's.
+const READS: u32 = 128;
+const TOLD: usize = 4;
 const CASE: &str = "port=shm/format=f32/dim=64/misses=0.1/load=open/requests=hits";
+
+/// What happens beside the first client's requests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// The second client's miss nothing either.
+    Hits,
+    /// Nor do they now, but as many pages are read as if they did.
+    Reads,
+    /// They miss rows.
+    Misses,
+}
+
+impl Kind {
+    /// All of them.
+    const ALL: [Kind; 3] = [Kind::Hits, Kind::Reads, Kind::Misses];
+}
+
+/// This process' reads of the table's file.
+struct Reads {
+    reader: DirectReader,
+    file: FileId,
+    pages: u64,
+    random: StdRng,
+    asked: u64,
+}
+
+impl Reads {
+    fn new(model: &Model) -> Result<Reads> {
+        let generation = Generation::open(&model.directory)?;
+        let info = &generation.tables()[0];
+        let mut reader = DirectReader::new(ReaderOptions {
+            slots: READS,
+            slot_bytes: PAGE_BYTES,
+            files: 1,
+            polled: false,
+            huge_pages: HugePages::Off,
+        })?;
+        let file = DirectFile::open(generation.path(info), PageCache::Refuse)?;
+        Ok(Reads {
+            pages: file.bytes() / PAGE_BYTES as u64,
+            file: reader.add(file)?,
+            reader,
+            random: StdRng::seed_from_u64(2),
+            asked: 0,
+        })
+    }
+
+    /// Takes what has come, and asks for what is due of so many reads in all.
+    fn go_on(&mut self, due: u64) -> Result<()> {
+        if self.asked + TOLD as u64 <= due && self.reader.in_flight() + TOLD as u32 <= READS {
+            for _ in 0..TOLD {
+                let page = self.random.random_range(0..self.pages);
+                let at = page * PAGE_BYTES as u64;
+                self.reader.submit(self.file, at, PAGE_BYTES, 0)?;
+            }
+            self.asked += TOLD as u64;
+        }
+        let mut outcome = Ok(());
+        let taken = |_, read: Result<&[u8], _>| outcome = read.map(drop);
+        self.reader.poll(TOLD, taken)?;
+        outcome.context("reading the table's file")
+    }
+}
 
 /// Requests of a kind.
 struct Requests {
@@ -207,26 +276,35 @@ pub(crate) fn run(reporter: &mut Reporter) -> Result<()> {
     let rate = SHARE * TRIAL as f64 / took.as_secs_f64();
     eprintln!("cache: {CASE}, {rate:.0} requests/s of either client");
 
-    let mut pairs = Vec::new();
-    for pair in 0..=PAIRS {
-        // Who goes first finds the disk and the caches as the other one left them.
-        let mut rounds = [Round::default(); 2];
+    let mut reads = Reads::new(&model)?;
+    let misses_a_request = f64::from(BAGS * BAG_LENGTH / NEW_ONE_IN);
+    let mut turns = Vec::new();
+    for turn in 0..=TURNS {
+        // Who goes first finds the disk and the caches as the one before left them.
+        let mut rounds = [Round::default(); Kind::ALL.len()];
         let stolen = machine::stolen();
-        for misses in [pair % 2 == 0, pair % 2 != 0] {
-            let of_second = requests.take(REQUESTS, misses)?;
+        for place in 0..Kind::ALL.len() {
+            let place = (place + turn) % Kind::ALL.len();
+            let kind = Kind::ALL[place];
+            let of_second = requests.take(REQUESTS, kind == Kind::Misses)?;
             let of_first = requests.take(REQUESTS, false)?;
-            let seed = 2 * pair as u64;
+            let seed = 2 * turn as u64;
             sides[0].prepare(&of_first, rate, seed)?;
             sides[1].prepare(&of_second, rate, seed + 1)?;
             let before = counted(&service)?;
+            reads.asked = 0;
             let began = Instant::now();
             while !sides.iter().all(Side::is_done) {
                 sides.iter_mut().try_for_each(|side| side.go_on(began))?;
+                if kind == Kind::Reads {
+                    let requests = (rate * began.elapsed().as_secs_f64()).min(REQUESTS as f64);
+                    reads.go_on((requests * misses_a_request) as u64)?;
+                }
                 std::hint::spin_loop();
             }
             let after = counted(&service)?;
             let [p50, p99] = [0.5, 0.99].map(|q| quantile_us(&sides[0].times, q));
-            rounds[usize::from(misses)] = Round {
+            rounds[place] = Round {
                 p50,
                 p99,
                 others_p99: quantile_us(&sides[1].times, 0.99),
@@ -234,37 +312,45 @@ pub(crate) fn run(reporter: &mut Reporter) -> Result<()> {
             };
         }
         // The targets' first pages came with the first ones.
-        if pair > 0 {
-            pairs.push((machine::stolen() - stolen, rounds));
+        if turn > 0 {
+            turns.push((machine::stolen() - stolen, rounds));
         }
     }
     service.stop()?;
-    pairs.sort_by_key(|(stolen, _)| *stolen);
-    let stolen_of = |pairs: &[(u64, _)]| pairs.iter().map(|(stolen, _)| stolen).sum::<u64>();
+    turns.sort_by_key(|(stolen, _)| *stolen);
+    let stolen_of = |turns: &[(u64, _)]| turns.iter().map(|(stolen, _)| stolen).sum::<u64>();
     eprintln!(
-        "cache: the CPUs were taken away for {} ms in the {COUNTED} pairs of rounds that count, {} ms in all {PAIRS}",
-        10 * stolen_of(&pairs[..COUNTED]),
-        10 * stolen_of(&pairs)
+        "cache: the CPUs were taken away for {} ms in the {COUNTED} turns that count, {} ms in all {TURNS}",
+        10 * stolen_of(&turns[..COUNTED]),
+        10 * stolen_of(&turns)
     );
-    pairs.truncate(COUNTED);
-    let of = |misses: bool, what: Figure| -> Vec<f64> {
-        let rounds = pairs.iter().map(|(_, rounds)| &rounds[usize::from(misses)]);
+    turns.truncate(COUNTED);
+    let of = |kind: Kind, what: Figure| -> Vec<f64> {
+        let rounds = turns.iter().map(|(_, rounds)| &rounds[kind as usize]);
         rounds.map(what).collect()
     };
     let ratio = |with: &[f64], without: &[f64]| {
         median(with.iter().zip(without).map(|(w, o)| o / w).collect())
     };
-    let plain = |metric, value, unit| Measurement::plain("cache", CASE, metric, value, unit);
+    let plain =
+        |case: &str, metric, value, unit| Measurement::plain("cache", case, metric, value, unit);
     let quantiles: [(_, Figure); 2] = [("latency_p50", |r| r.p50), ("latency_p99", |r| r.p99)];
     for (metric, what) in quantiles {
-        let (with, without) = (of(true, what), of(false, what));
-        let ratio = ratio(&with, &without);
-        let found = plain(metric, median(with), "us");
-        reporter.add(found.beside("no misses", median(without), ratio));
+        let with = of(Kind::Misses, what);
+        for (case, kind, name) in [
+            (CASE.to_owned(), Kind::Hits, "no misses"),
+            (format!("{CASE}/beside=reads"), Kind::Reads, "only reads"),
+        ] {
+            let without = of(kind, what);
+            let ratio = ratio(&with, &without);
+            let found = plain(&case, metric, median(with.clone()), "us");
+            reporter.add(found.beside(name, median(without), ratio));
+        }
     }
-    let others = median(of(true, |r| r.others_p99));
-    reporter.add(plain("others_p99", others, "us"));
-    reporter.add(plain("missed", median(of(true, |r| r.missed)), "fraction"));
-    reporter.add(plain("rate", rate, "requests/s"));
+    let others = median(of(Kind::Misses, |r| r.others_p99));
+    reporter.add(plain(CASE, "others_p99", others, "us"));
+    let missed = median(of(Kind::Misses, |r| r.missed));
+    reporter.add(plain(CASE, "missed", missed, "fraction"));
+    reporter.add(plain(CASE, "rate", rate, "requests/s"));
     Ok(())
 }

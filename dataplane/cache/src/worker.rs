@@ -52,7 +52,7 @@ pub struct Worker {
     /// By the number of a fetch: its table, with the slot that was taken for it, or what the row counts as when it comes.
     slots: Box<[Option<(u32, Kept)>]>,
     ahead: Ahead,
-    /// Rows that the tier was just asked for, with when they are looked up next.
+    /// Rows that the tier was asked for and that have no slot yet, with when they are looked up next: the last is the first to get one.
     begun: Vec<(u32, fetch::Read)>,
     tier: Box<dyn Tier + Send>,
     owners: Owners,

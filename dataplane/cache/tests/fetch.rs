@@ -190,24 +190,6 @@ impl Oracle {
         }
     }
 
-    /// Whether a bag or another worker waits for a row.
-    fn is_waited_for(&self, key: (u32, u32)) -> bool {
-        let mut bags = self.bags.values();
-        bags.any(|bag| bag.table == key.0 && bag.missing.contains(&key.1))
-            || self.asks.values().any(|asked| *asked == key)
-    }
-
-    /// What nobody waits for any more may not be on its way any more.
-    fn leave_out(&mut self, fetches: &Fetches) {
-        let numbers = (0..fetches.most()).filter_map(|number| fetches.of_number(number));
-        let rows: HashSet<(u32, u32)> = numbers.filter_map(|ticket| fetches.row(ticket)).collect();
-        let left_out = self.fetching.extract_if(|key, _| !rows.contains(key));
-        for (key, row) in left_out.collect::<Vec<_>>() {
-            assert!(row.wanted && !row.is_out, "{key:?}");
-            assert!(!self.is_waited_for(key), "somebody waits for {key:?}");
-        }
-    }
-
     /// What the tier has not answered in time is late.
     fn answer_late(&mut self, now: u64, fetches: &mut Fetches, reads: &mut Vec<Read>) {
         let is_late = |read: &mut Read| source(read.row) == Source::Tier && read.deadline_ns <= now;
@@ -339,7 +321,6 @@ fn run(ops: Vec<Op>) {
                     } else {
                         fetches.next_read(now)
                     };
-                    oracle.leave_out(&fetches);
                     let Some(read) = read else {
                         continue;
                     };
@@ -538,31 +519,6 @@ fn nothing_is_allocated_after_the_start() {
     });
     assert_eq!(counted.count_total, 0);
     assert!(fetches.counters().late > 50 && fetches.counters().arrived > 5000);
-}
-
-#[test]
-fn rows_that_were_wanted_and_are_not_any_more_are_left_out() {
-    let mut fetches = Fetches::new(LIMITS, ASKS, &[true; TABLES as usize], 5);
-    let (mut first, mut second) = ([1, 2, 4], [4, 5]);
-    let bag = park_in(&mut fetches, &mut first);
-    park_in(&mut fetches, &mut second);
-    fetches.ask(0, Lane::default(), 0, 2, 0);
-    fetches.release(bag, &first);
-    // Another worker wants row 2, and the other bag rows 4 and 5.
-    let reads = std::iter::from_fn(|| fetches.next_read(0)).map(|read| read.row);
-    assert_eq!(reads.collect::<Vec<_>>(), [2, 4, 5]);
-    assert_eq!(fetches.counters().left_out, 1);
-    assert_eq!(fetches.on_the_way(), 3);
-    // It is fetched if it is wanted again.
-    let mut again = [1];
-    park_in(&mut fetches, &mut again);
-    assert_eq!(fetches.next_read(0).map(|read| read.row), Some(1));
-}
-
-fn park_in(fetches: &mut Fetches, rows: &mut [u32]) -> BagId {
-    let tier = |_, _, _: &mut [u8]| Source::Tier;
-    let bag = fetches.park(0, Lane::default(), 0, rows, tier);
-    bag.expect("room")
 }
 
 /// Rows of a table that are not taken out, and others that are.

@@ -59,9 +59,9 @@ pub(crate) const PARKED_BYTES: u64 = 2 << 10;
 /// See above.
 pub(crate) const MISSED_BYTES: u64 = 6 << 10;
 
-/// While requests can go on, rows that others wait for are taken and asked for after so many micro-batches' time: half of a worker's time is
-/// theirs then, since doing so takes as long as a micro-batch or two.
-pub(crate) const ROWS_WAIT: u64 = 2;
+/// While requests can go on, rows that others wait for are taken and asked for after so many micro-batches' time: a sixth or so of a
+/// worker's time is theirs then.
+pub(crate) const ROWS_WAIT: u64 = 1;
 
 /// The first guess, before a rate is measured: 20 GB/s, so that half of 50 us are 0.5 MB.
 pub(crate) const BYTES_PER_NS_FIRST: u64 = 20;

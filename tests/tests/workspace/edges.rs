@@ -82,6 +82,7 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
         "control/admission",
         &["rowmill-policy"],
     ),
+    ("rowmill-state", "control/state", &[]),
     (
         "rowmill-cli",
         "control/rowmill",

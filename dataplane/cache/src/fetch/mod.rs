@@ -69,8 +69,6 @@ struct Fetch {
     place: u32,
     /// The first of those that wait, or [`NONE`].
     wait: u32,
-    /// Other workers that wait.
-    asks: u32,
     /// Since when it waits for its turn; or, where it is asked of another worker, when it was.
     since_ns: u64,
 }
@@ -161,7 +159,6 @@ impl Fetches {
             turn: 0,
             place: NONE,
             wait: NONE,
-            asks: 0,
             since_ns: 0,
         };
         let bag = Bag {
@@ -365,7 +362,6 @@ impl Fetches {
         let wait = self.asks_from + ask;
         let fetch = &mut self.fetches[ticket.index as usize];
         self.waits[wait as usize].next = core::mem::replace(&mut fetch.wait, wait);
-        fetch.asks += 1;
     }
 
     /// The next ask for whose row an answer, or none in time, has just come: what [`Fetches::arrived`] was told, or
@@ -436,7 +432,6 @@ impl Fetches {
             turn: fetch.turn,
             place: NONE,
             wait: NONE,
-            asks: 0,
             since_ns: now_ns,
         };
         self.rows.insert(key, index, &self.fetches);

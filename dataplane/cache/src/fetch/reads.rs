@@ -7,8 +7,6 @@ use crate::tier::TierError;
 /// Rows that nobody wants and that are read at a time: what somebody wants is read behind these. A quarter of a worker's reads where nothing
 /// else is configured, and enough to keep a disk busy.
 pub const READ_AHEAD: u32 = 32;
-/// Rows that nobody wants any more and that are left out before one that somebody does: each takes a tenth of a microsecond or so.
-const LEFT_OUT: u32 = 8;
 
 impl Fetches {
     /// Whether there are rows to be read, if only such that are [passed by](Fetches::pass_by).
@@ -17,19 +15,12 @@ impl Fetches {
     }
 
     /// The next row to be read from the tier: those that somebody waits for come first, from each lane one in turn, each lane's of a table in the order in
-    /// which they were wanted. Those that were wanted and are not any more are left out, some at a time. Whoever takes it tells
-    /// [`Fetches::arrived`], by its deadline at the latest.
+    /// which they were wanted. Whoever takes it tells [`Fetches::arrived`], by its deadline at the latest.
     pub fn next_read(&mut self, now_ns: u64) -> Option<Read> {
-        for _ in 0..LEFT_OUT {
-            let is_open = |number: usize| !self.is_passed[number];
-            let Some(index) = self.queued.pop(is_open) else {
-                break;
-            };
-            if !self.leave_out(index) {
-                return Some(self.take_out(now_ns, index));
-            }
-        }
         let is_open = |number: usize| !self.is_passed[number];
+        if let Some(index) = self.queued.pop(is_open) {
+            return Some(self.take_out(now_ns, index));
+        }
         let read_ahead = &self.read_ahead;
         let may_be = |number| is_open(number) && read_ahead.lets(number, 1).is_ok();
         let index = self.queued.pop_last(may_be)?;
@@ -40,27 +31,8 @@ impl Fetches {
 
     /// The next row to be asked of another worker, as [`Fetches::next_read`] but for the deadline: that worker has one.
     pub fn next_ask(&mut self, now_ns: u64) -> Option<Read> {
-        for _ in 0..LEFT_OUT {
-            let index = self.away.pop(|number| !self.is_away_passed[number])?;
-            if !self.leave_out(index) {
-                return Some(self.take_out(now_ns, index));
-            }
-        }
-        None
-    }
-
-    /// Ends the fetch of a row that was just taken out of its lane, if nobody wants it any more: the bags have gone, and it has its place
-    /// alone. Returns whether it has.
-    fn leave_out(&mut self, index: u32) -> bool {
-        let fetch = self.fetches[index as usize];
-        let is_left = fetch.asks == 0 && self.slab.users(fetch.place) == 1;
-        if is_left {
-            self.counters.left_out += 1;
-            // It is in no lane.
-            self.fetches[index as usize].state = State::Reading;
-            self.end(self.ticket(index), Err(TierError::Late));
-        }
-        is_left
+        let index = self.away.pop(|number| !self.is_away_passed[number])?;
+        Some(self.take_out(now_ns, index))
     }
 
     fn take_out(&mut self, now_ns: u64, index: u32) -> Read {

@@ -69,11 +69,6 @@ impl Slab {
         &mut self.bytes[at..at + self.stride]
     }
 
-    /// How many users a place has.
-    pub(crate) fn users(&self, place: u32) -> u32 {
-        self.users[place as usize]
-    }
-
     /// One more user of a place that is taken.
     pub(crate) fn share(&mut self, place: u32) {
         let users = &mut self.users[place as usize];

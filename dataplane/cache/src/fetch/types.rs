@@ -119,8 +119,6 @@ pub struct Counters {
     pub arrived: u64,
     /// Rows that were given up before they were asked of the tier, or while another worker was asked.
     pub late: u64,
-    /// Rows that were not asked for, since all who wanted them had given up.
-    pub left_out: u64,
     /// Rows that could not be read, or were read wrongly.
     pub failed: u64,
     /// Bags that were parked.

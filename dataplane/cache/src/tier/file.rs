@@ -16,8 +16,11 @@ use super::{EachRow, FetchesFull, Tier, TierError, Wanted};
 use crate::figures::TierFigures;
 
 const _: () = assert!(PAGE_BYTES == DIRECT_ALIGN);
-/// Reads whose answers a poll takes at most: comparing a page with its checksum and giving a row to who waits for it take some 3 us.
+/// Reads whose answers a poll takes at most: comparing a page with its checksum and giving a row to who waits for it take a microsecond
+/// or two.
 const ANSWERS: usize = 4;
+/// The same of a poll that tells the device of reads, which takes as long as several answers.
+const ANSWERS_BESIDE: usize = 1;
 /// The shortest buffer: the widest row has 8192 bytes, and lies in three pages where it starts within one.
 pub const MIN_READ_BYTES: usize = 3 * PAGE_BYTES;
 /// The longest: which pages are damaged is kept in the bits of a word.
@@ -305,13 +308,15 @@ impl<D: Device> Tier for FileTier<D> {
         };
         let waiting = fetches.waiting();
         let most = pace.reads(now_ns, waiting, fetches.reads() - waiting);
+        let mut answers = ANSWERS;
         fetches.begin(most, |number, span| {
+            answers = ANSWERS_BESIDE;
             let (offset, len) = span.bytes();
             device.submit(member(span).file, offset, len, number.into());
             counts.reads += 1;
             counts.read_bytes += len as u64;
         });
-        let polled = device.poll(ANSWERS, &mut |number, outcome| {
+        let polled = device.poll(answers, &mut |number, outcome| {
             let mut damaged = None;
             fetches.finish(number as u32, |span, fetch| {
                 let member = member(span);
@@ -335,7 +340,7 @@ impl<D: Device> Tier for FileTier<D> {
         counts.stalls += u64::from(polled.is_err());
         figures.publish(counts);
         // What has come is taken first, however late it is looked at.
-        if polled.is_ok_and(|taken| taken == ANSWERS) {
+        if polled.is_ok_and(|taken| taken == answers) {
             return;
         }
         fetches.expire(patience.at(now_ns), |span, fetch| {

@@ -1,5 +1,7 @@
 //! A worker's poll: what has come is taken, and what is wanted is asked for.
 
+use core::cmp::Reverse;
+
 use super::Worker;
 use crate::fetch::Ticket;
 use crate::figures::Count;
@@ -16,9 +18,11 @@ const MAIL: usize = 128;
 /// are looked at for that, most of which may be of other tables.
 const ANSWERED: usize = 64;
 const LOOKED: usize = 1024;
-/// Rows that a poll begins to fetch: finding a slot for one and where it is read from take a microsecond or so, and of fewer those that are
+/// Rows that a poll begins to fetch: looking where one is read from takes a third of a microsecond or so, and of fewer those that are
 /// looked up first would not be found as well.
 pub(super) const BEGUN: usize = 16;
+/// Rows that a poll takes slots for: finding one takes one or two microseconds, all together no more than telling the kernel of reads.
+const SLOTS: usize = 4;
 /// A poll that has taken more rows than these, or has asked for reads, begins none: it has been long enough.
 const FEW: usize = 2;
 /// A time without a poll is a pause if it is this part of a row's budget, and longer than a worker ever takes between two.
@@ -42,6 +46,23 @@ impl Worker {
         }
         self.polled_ns = now_ns;
         let has_mail = self.take_mail(now_ns);
+        // A row that was asked for has its slot, if it gets one, before anything is taken from the tier.
+        let has_moved = if self.begun.is_empty() {
+            self.go_on(now_ns)
+        } else {
+            self.take_slots();
+            true
+        };
+        let tables = self.tables.iter_mut().flatten();
+        for table in tables.filter_map(Home::table_mut) {
+            table.advance();
+        }
+        self.owners.ring();
+        has_mail || has_moved
+    }
+
+    /// Takes rows that have come, and begins to fetch others. Returns whether there were some.
+    fn go_on(&mut self, now_ns: u64) -> bool {
         let reads = self.tier.counts().reads;
         let taken = self.take_rows(now_ns);
         let has_read = self.tier.counts().reads > reads;
@@ -49,12 +70,7 @@ impl Worker {
         self.take_hints(now_ns);
         self.load_warm(now_ns);
         let has_begun = taken <= FEW && !has_read && self.fetch(now_ns);
-        let tables = self.tables.iter_mut().flatten();
-        for table in tables.filter_map(Home::table_mut) {
-            table.advance();
-        }
-        self.owners.ring();
-        has_mail || taken > 0 || has_read || has_begun
+        taken > 0 || has_read || has_begun
     }
 
     /// After a table has [become resident](Worker::replace), before a poll: answers some of its rows that are on their way from `rows`,
@@ -323,7 +339,10 @@ impl Worker {
             self.begun.push((next_use.unwrap_or(u32::MAX), read));
         }
         has_asked |= !self.begun.is_empty();
-        self.take_slots();
+        // Those that are looked up sooner come first: what comes later is refused where it would not have been kept, and takes no slot
+        // that one after it would have had a better right to.
+        self.begun
+            .sort_unstable_by_key(|(next, read)| Reverse((*next, read.ticket.number())));
         while let Some(read) = self.fetches.next_ask(now_ns) {
             let shard = home(&mut self.tables, read.table).spread().shard(read.row);
             let owner = self.owners.owner(shard);
@@ -341,21 +360,26 @@ impl Worker {
         has_asked
     }
 
-    /// Takes slots for the rows whose fetches were just begun. Those that are looked up sooner come first: what comes later is refused
-    /// where it would not have been kept, and takes no slot that one after it would have had a better right to.
+    /// Takes slots for some of the rows that the tier was asked for.
     fn take_slots(&mut self) {
         let Worker {
             tables,
+            fetches,
             slots,
             ahead,
             begun,
             ..
         } = self;
-        begun.sort_unstable_by_key(|(next, read)| (*next, read.ticket.number()));
-        for (_, read) in begun.drain(..) {
+        let first = begun.len().saturating_sub(SLOTS);
+        for (_, read) in begun.drain(first..).rev() {
             let home = home(tables, read.table);
             home.figures().count(Count::Fetched, 1);
             let number = read.ticket.number();
+            if fetches.row(read.ticket).is_none() {
+                // Answered from a table that has become resident.
+                home.figures().count(Count::Unneeded, 1);
+                continue;
+            }
             let Some(table) = home.table_mut() else {
                 slots[number] = Some((read.table, Err(Count::Unkept)));
                 continue;

@@ -1,0 +1,357 @@
+//! The file.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use redb::{
+    Builder, Database, DatabaseError, ReadOnlyTable, ReadableDatabase, StorageBackend,
+    StorageError, TableDefinition, TableError,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::record::{self, Fault, Record};
+
+/// Records by kind and key. Plain bytes both: of other types redb's encoding has changed between its versions.
+const RECORDS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("records");
+type Records = ReadOnlyTable<&'static [u8], &'static [u8]>;
+/// A key and its record, as they are stored.
+type Stored = (Vec<u8>, Vec<u8>);
+/// Bytes of the file that are kept in memory at most: all of it, as a rule.
+const CACHE_BYTES: usize = 4 << 20;
+
+/// Why the state can't be read or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// Another process has it open.
+    #[error("{} is in use by another process: one control plane at a time has a state", path.display())]
+    InUse {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It is not what was written.
+    #[error(
+        "{} is damaged ({why}): bring back a copy of it, or let the control plane set it aside and begin anew",
+        path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What was found.
+        why: String,
+    },
+    /// It is of another version of the file's format.
+    #[error("{} has version {version} of the file's format, which this program can't read: open it with the program that wrote it, or bring back a copy", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: u8,
+    },
+    /// The file system has failed.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What it said.
+        source: std::io::Error,
+    },
+    /// A record can't be read.
+    #[error("{}, {kind} `{key}`: {fault}", path.display())]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// The record's kind.
+        kind: &'static str,
+        /// Its key.
+        key: String,
+        /// Why.
+        fault: Fault,
+    },
+}
+
+/// Records that a process has to itself.
+#[derive(Debug)]
+pub struct State {
+    database: Database,
+    path: PathBuf,
+    epoch: u64,
+}
+
+/// A change that is being put together.
+#[derive(Debug, Default)]
+pub struct Change {
+    /// Keys, each with what is written there or `None` where what there is goes.
+    entries: Vec<(Vec<u8>, Option<Vec<u8>>)>,
+}
+
+/// How often the state was opened.
+#[derive(Serialize, Deserialize)]
+struct Starts {
+    epoch: u64,
+}
+
+impl Record for Starts {
+    const KIND: &'static str = "starts";
+    const VERSION: u32 = 1;
+}
+
+impl Change {
+    /// Nothing.
+    pub fn new() -> Change {
+        Change::default()
+    }
+
+    /// A record is put under a key, in the place of what is there.
+    pub fn put<R: Record>(&mut self, key: &str, record: &R) {
+        let bytes = record::encode(record);
+        self.entries.push((record::key_of::<R>(key), Some(bytes)));
+    }
+
+    /// What is under a key goes, if there is something.
+    pub fn remove<R: Record>(&mut self, key: &str) {
+        self.entries.push((record::key_of::<R>(key), None));
+    }
+}
+
+impl State {
+    /// Opens a file, or makes an empty one, and begins the next epoch.
+    ///
+    /// # Errors
+    /// If another process has it, it is damaged, another version's, or can't be read or written. It is left as it is then.
+    pub fn open(path: &Path) -> Result<State, StateError> {
+        if !path.exists() {
+            make(path)?;
+        }
+        let opened = builder().open(path);
+        State::over(path, opened)
+    }
+
+    /// The same of something else than a file, which [`State::open`] would have made before. `path` is what it is called in errors.
+    ///
+    /// # Errors
+    /// As [`State::open`].
+    pub fn open_backend(path: &Path, backend: impl StorageBackend) -> Result<State, StateError> {
+        let opened = builder().create_with_backend(backend);
+        State::over(path, opened)
+    }
+
+    /// As [`State::open`], where a damaged file is renamed first: to its name with `.damaged-1` and so on behind it, which is
+    /// returned with why. Nothing is ever removed.
+    ///
+    /// # Errors
+    /// As [`State::open`], but for damage.
+    pub fn open_or_set_aside(
+        path: &Path,
+    ) -> Result<(State, Option<(PathBuf, String)>), StateError> {
+        let why = match State::open(path) {
+            Ok(state) => return Ok((state, None)),
+            Err(StateError::Damaged { why, .. }) => why,
+            Err(error) => return Err(error),
+        };
+        let io = |source| StateError::Io {
+            path: path.to_owned(),
+            source,
+        };
+        let named = |number: u32| {
+            let mut name = path.as_os_str().to_owned();
+            name.push(format!(".damaged-{number}"));
+            PathBuf::from(name)
+        };
+        let free = (1..).map(named).find(|name| !name.exists());
+        let aside = free.expect("there are more numbers than files");
+        fs::rename(path, &aside).map_err(io)?;
+        Ok((State::open(path)?, Some((aside, why))))
+    }
+
+    fn over(path: &Path, opened: Result<Database, DatabaseError>) -> Result<State, StateError> {
+        let path = path.to_owned();
+        let database = match opened {
+            Ok(database) => database,
+            Err(DatabaseError::DatabaseAlreadyOpen | DatabaseError::LockProtocolMismatch) => {
+                return Err(StateError::InUse { path });
+            }
+            Err(DatabaseError::UpgradeRequired(version)) => {
+                return Err(StateError::Format { path, version });
+            }
+            Err(DatabaseError::Storage(error)) => return Err(failed(&path, error)),
+            Err(error) => {
+                let why = error.to_string();
+                return Err(StateError::Damaged { path, why });
+            }
+        };
+        let mut state = State {
+            database,
+            path,
+            epoch: 0,
+        };
+        let before: Option<Starts> = state.get("")?;
+        state.epoch = before.map_or(0, |starts| starts.epoch) + 1;
+        let mut change = Change::new();
+        change.put("", &Starts { epoch: state.epoch });
+        state.change(change)?;
+        Ok(state)
+    }
+
+    /// The number of this start, from 1: larger than that of all before it.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Makes a change: when it returns, all of it is on the disk.
+    ///
+    /// # Errors
+    /// If the file can't be written: the change may be there or not, as a whole, after the next start. Nothing can be changed until then.
+    pub fn change(&self, change: Change) -> Result<(), StateError> {
+        let commit = || -> Result<(), redb::Error> {
+            let mut transaction = self.database.begin_write()?;
+            // What was there before stays readable whatever becomes of the new, and needs no checksum to be told from it.
+            transaction.set_two_phase_commit(true);
+            {
+                let mut records = transaction.open_table(RECORDS)?;
+                for (key, value) in &change.entries {
+                    match value {
+                        Some(value) => records.insert(&key[..], &value[..])?,
+                        None => records.remove(&key[..])?,
+                    };
+                }
+            }
+            Ok(transaction.commit()?)
+        };
+        commit().map_err(|error| self.failed(error))
+    }
+
+    /// The record under a key.
+    ///
+    /// # Errors
+    /// If it can't be read.
+    pub fn get<R: Record>(&self, key: &str) -> Result<Option<R>, StateError> {
+        let stored = || -> Result<Option<Vec<u8>>, redb::Error> {
+            let Some(records) = self.records()? else {
+                return Ok(None);
+            };
+            let value = records.get(&record::key_of::<R>(key)[..])?;
+            Ok(value.map(|value| value.value().to_vec()))
+        };
+        let bytes = stored().map_err(|error| self.failed(error))?;
+        bytes.map(|bytes| self.decode(key, &bytes)).transpose()
+    }
+
+    /// All records of a kind with their keys, in the keys' order.
+    ///
+    /// # Errors
+    /// If one can't be read.
+    pub fn all<R: Record>(&self) -> Result<Vec<(String, R)>, StateError> {
+        let first = record::key_of::<R>("");
+        let stored = || -> Result<Vec<Stored>, redb::Error> {
+            let mut found = Vec::new();
+            if let Some(records) = self.records()? {
+                for entry in records.range(&first[..]..)? {
+                    let (key, value) = entry?;
+                    let Some(key) = key.value().strip_prefix(&first[..]) else {
+                        break;
+                    };
+                    found.push((key.to_vec(), value.value().to_vec()));
+                }
+            }
+            Ok(found)
+        };
+        let stored = stored().map_err(|error| self.failed(error))?;
+        let decoded = stored.into_iter().map(|(key, bytes)| {
+            let key = String::from_utf8_lossy(&key).into_owned();
+            let record = self.decode(&key, &bytes)?;
+            Ok((key, record))
+        });
+        decoded.collect()
+    }
+
+    /// The records, once there are some.
+    fn records(&self) -> Result<Option<Records>, redb::Error> {
+        match self.database.begin_read()?.open_table(RECORDS) {
+            Ok(records) => Ok(Some(records)),
+            Err(TableError::TableDoesNotExist(_)) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn decode<R: Record>(&self, key: &str, bytes: &[u8]) -> Result<R, StateError> {
+        record::decode(bytes).map_err(|fault| StateError::Record {
+            path: self.path.clone(),
+            kind: R::KIND,
+            key: key.to_owned(),
+            fault,
+        })
+    }
+
+    fn failed(&self, error: redb::Error) -> StateError {
+        match error {
+            redb::Error::Io(source) => StateError::Io {
+                path: self.path.clone(),
+                source,
+            },
+            error => StateError::Damaged {
+                path: self.path.clone(),
+                why: error.to_string(),
+            },
+        }
+    }
+}
+
+/// Makes an empty file: under another name first, since a file that is made in part is none.
+fn make(path: &Path) -> Result<(), StateError> {
+    let io = |source| StateError::Io {
+        path: path.to_owned(),
+        source,
+    };
+    let folder = path.parent().filter(|folder| *folder != Path::new(""));
+    let folder = folder.unwrap_or(Path::new("."));
+    let made = tempfile::Builder::new()
+        .prefix(".new-state-")
+        .tempfile_in(folder)
+        .map_err(io)?;
+    match builder().create(made.path()) {
+        Ok(database) => drop(database),
+        Err(DatabaseError::Storage(error)) => return Err(failed(path, error)),
+        Err(error) => return Err(io(std::io::Error::other(error))),
+    }
+    match made.persist_noclobber(path) {
+        Ok(_) => {}
+        // Another process was faster: it has it then, or will be found to have left it.
+        Err(error) if error.error.kind() == ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(io(error.error)),
+    }
+    // The name, too, has to be there after power went.
+    fs::File::open(folder)
+        .and_then(|folder| folder.sync_all())
+        .map_err(io)
+}
+
+fn builder() -> Builder {
+    let mut builder = Database::builder();
+    builder.set_cache_size(CACHE_BYTES);
+    // All checksums are looked at, lest damage be found in the middle of something: the file is small.
+    builder.set_check_integrity_on_open(true);
+    builder
+}
+
+/// What a failure to open means.
+fn failed(path: &Path, error: StorageError) -> StateError {
+    let path = path.to_owned();
+    match error {
+        // redb tells so of a file that is none of its own, or shorter than it says.
+        StorageError::Io(source)
+            if matches!(
+                source.kind(),
+                ErrorKind::InvalidData | ErrorKind::UnexpectedEof
+            ) =>
+        {
+            let why = source.to_string();
+            StateError::Damaged { path, why }
+        }
+        StorageError::Io(source) => StateError::Io { path, source },
+        error => {
+            let why = error.to_string();
+            StateError::Damaged { path, why }
+        }
+    }
+}
