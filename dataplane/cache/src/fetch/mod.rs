@@ -14,7 +14,7 @@
 //! two budgets after it was wanted or the tier last answered, whichever is later: one in which it waits for its turn, and one in which it is read. Turns go round
 //! among clients (`lanes.rs`).
 //!
-//! All that there is only so much of is shared by dynamic thresholds among tables ([`Quotas`]): places of staging, bags that wait and what they
+//! All that there is only so much of is shared by dynamic thresholds among tables (`quotas.rs`): places of staging, bags that wait and what they
 //! wait by, rows that nobody wants yet. So a table whose file hangs leaves some of each to the others.
 //!
 //! A row of another worker's shard waits for memory to ask with, as long as others answer, then in that one's turns: one more budget, if the tier
