@@ -39,7 +39,7 @@ if rustup toolchain list 2>/dev/null | grep -q nightly; then
     # models: loom leaks where it finds a mistake, and some are planted.
     stage sanitizer 1800 env RUSTFLAGS="-Zsanitizer=address" CARGO_TARGET_DIR=target/sanitizer \
         cargo +nightly test --release --target "$(rustc -vV | sed -n 's/^host: //p')" --lib --test '[!m]*' --test modes \
-        -p rowmill-pooling -p rowmill-cache -p rowmill-port -p rowmill-engine
+        -p rowmill-pooling -p rowmill-policy -p rowmill-cache -p rowmill-port -p rowmill-engine
     # ThreadSanitizer over threads that share a connection; it has to see into the standard library's locks.
     if rustup component list --installed --toolchain nightly | grep -q rust-src; then
         stage races 1800 env RUSTFLAGS="-Zsanitizer=thread" CARGO_TARGET_DIR=target/sanitizer-threads \

@@ -137,6 +137,11 @@ impl Hits {
             .for_each(|from| self.look_up_and_pool(from));
     }
 
+    /// Rows whose place is below the threshold are sampled from now on.
+    pub(crate) fn sample(&mut self, threshold: u32) {
+        self.cache.adaptive.sample(threshold);
+    }
+
     /// The slots of what is asked for.
     fn slots_asked(&mut self) -> Vec<u32> {
         let mut places = vec![0; self.asked.len()];
@@ -193,6 +198,7 @@ impl Cache {
     fn find(&mut self, rows: &[u32], places: &mut [u32]) {
         let misses = self.adaptive.find(rows, places);
         assert_eq!(misses, 0, "all rows are there");
+        self.adaptive.count(rows.len());
     }
 
     /// All slots, for kernels.

@@ -5,6 +5,7 @@ mod batches;
 mod beside_misses;
 mod cache;
 mod cache_hits;
+mod control;
 mod control_group;
 mod demo;
 mod driver;
@@ -24,6 +25,7 @@ mod python;
 mod python_client;
 mod rdma;
 mod report;
+mod sampling;
 mod serve;
 mod service;
 mod sharing;
@@ -82,6 +84,9 @@ struct Cli {
     /// cache: one policy instead of all
     #[arg(long, value_name = "NAME")]
     policy: Option<String>,
+    /// count: the part of all rows that is sampled
+    #[arg(long, default_value_t = 0.0, hide = true)]
+    rate: f64,
     /// demo: seconds of queries
     #[arg(long, default_value_t = 10)]
     seconds: u64,
@@ -110,10 +115,15 @@ enum Suite {
     Rdma,
     /// Hit rates of the cache's policy beside known ones, on traces and at sizes; rows from files beside fio; requests that miss nothing beside others that do
     Cache,
+    /// The control plane with as many dataplanes and tables as it is to have on one core
+    Control,
     /// The machine itself: gaps in the time a thread gets, latency of memory
     Host,
     /// Every bound in bench/targets.toml: PASS, SHORT or NOT MEASURED
     Targets,
+    /// Looks rows up, for a case of `cache` that has it counted
+    #[value(hide = true)]
+    Count,
     /// A demo model, a service and queries whose every answer is checked
     Demo,
 }
@@ -189,9 +199,15 @@ fn run(cli: Cli) -> Result<ExitCode> {
             if cli.trace.is_none() && cli.rows.is_none() && cli.policy.is_none() {
                 tier::run(cli.full, &mut reporter)?;
                 beside_misses::run(&mut reporter)?;
+                sampling::run(&mut reporter)?;
                 // Last, since it stays on one CPU.
                 cache_hits::run(cli.full, &mut reporter)?;
             }
+        }
+        Suite::Control => control::run(&mut reporter)?,
+        Suite::Count => {
+            return sampling::lookups(cli.rate, cli.rounds.unwrap_or(1))
+                .map(|()| ExitCode::SUCCESS);
         }
         Suite::Host => host::run(&mut reporter)?,
         Suite::Targets => return targets::run(cli.json),

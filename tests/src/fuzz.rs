@@ -5,6 +5,7 @@
 //! (`tests/tests/fuzz_smoke.rs`).
 
 use rowmill_cache::warm::Warm;
+use rowmill_link::{BODY_MAX, Samples};
 use rowmill_port::rdma::endpoint::host_and_port;
 use rowmill_port::rdma::private_data::{
     Asked, REPLY_BYTES, REQUEST_BYTES, TEXT_MAX, encode_refusal, encode_reply, parse_refusal,
@@ -257,6 +258,23 @@ fn one_manifest(bytes: &[u8]) {
         }
         Err(error) => assert!(!error.to_string().is_empty()),
     }
+}
+
+/// Sampled lookups of a dataplane, which the control plane reads.
+pub fn samples(data: &[u8]) {
+    let Ok(samples) = Samples::decode(data) else {
+        return;
+    };
+    assert!(data.len() <= BODY_MAX);
+    for part in &samples.tables {
+        assert!(
+            part.samples
+                .iter()
+                .all(|sample| sample.place < part.threshold)
+        );
+    }
+    assert_eq!(samples.encoded_len(), data.len());
+    assert_eq!(samples.encode(), data);
 }
 
 /// The file of warm rows: these bytes, and again with the checksum that they have.

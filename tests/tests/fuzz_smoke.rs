@@ -15,6 +15,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use rowmill_cache::warm::{Warm, WarmTable};
+use rowmill_link::{Sample, Samples, TableSamples};
 use rowmill_port::rdma::bounds::{FRAGMENT_BYTES, FRAGMENT_HEADER};
 use rowmill_port::rdma::private_data::{Asked, encode_refusal, encode_reply};
 use rowmill_port::rdma::stream::fragment;
@@ -44,6 +45,7 @@ fn seeds(target: &str) -> BTreeMap<String, Vec<u8>> {
         "table_manifest" => manifests(),
         "table_index" => indexes(),
         "warm_rows" => warm_rows(),
+        "samples" => samples(),
         "safetensors_header" => safetensors_headers(),
         "npy_header" => npy_headers(),
         kind => {
@@ -103,6 +105,41 @@ fn connection_messages() -> BTreeMap<String, Vec<u8>> {
         ("lane", Asked::Lane { session, lane: 3 }.encode().to_vec()),
         ("reply", reply),
         ("refusal", encode_refusal(Status::LimitReached, "no room")),
+    ]
+    .map(|(name, bytes)| (name.to_owned(), bytes))
+    .into()
+}
+
+/// Bodies with a table, several, and none.
+fn samples() -> BTreeMap<String, Vec<u8>> {
+    let part = |table: &str, rows: &[u32]| TableSamples {
+        table: table.into(),
+        lookups: 5000,
+        dropped: 1,
+        threshold: 1000,
+        samples: rows
+            .iter()
+            .map(|&row| Sample {
+                row,
+                place: row % 1000,
+            })
+            .collect(),
+    };
+    let body = |tables| {
+        Samples {
+            instance: 7,
+            number: 3,
+            tables,
+        }
+        .encode()
+    };
+    [
+        ("none", body(vec![])),
+        ("one", body(vec![part("cat_0", &[7, 1, 7])])),
+        (
+            "two",
+            body(vec![part("cat_0", &[1, 4_000_000_000]), part("user", &[])]),
+        ),
     ]
     .map(|(name, bytes)| (name.to_owned(), bytes))
     .into()
@@ -344,6 +381,11 @@ fn table_manifest() {
 #[test]
 fn table_index() {
     drive("table_index", fuzz::table_index);
+}
+
+#[test]
+fn samples_of_dataplanes() {
+    drive("samples", fuzz::samples);
 }
 
 #[test]

@@ -64,6 +64,7 @@ impl Adaptive {
         let options = Options {
             limits: fetch::Limits {
                 staged: ids as u32,
+                longest: ids as u32,
                 prefetched: 0,
                 asked: 0,
                 bags: 1,
@@ -87,6 +88,7 @@ impl Adaptive {
         let table = TableOptions {
             begins_cached: true,
             shape,
+            most_sets: shape.shard_sets(),
             in_tier: 0,
             on_failure: OnFailure::Error,
         };
@@ -105,6 +107,17 @@ impl Adaptive {
     pub(crate) fn find(&mut self, rows: &[u32], places: &mut [u32]) -> usize {
         let (found, _) = self.worker.find(self.turns.turn(), 0, rows, places);
         found.misses()
+    }
+
+    /// Counts the lookups of the last [`find`](Self::find), which all hit, and takes what was sampled of them.
+    pub(crate) fn count(&mut self, lookups: usize) {
+        self.worker.count(0, lookups as u64, lookups as u64);
+        while self.worker.samples().take().is_some() {}
+    }
+
+    /// Rows whose place is below the threshold are sampled from now on.
+    pub(crate) fn sample(&mut self, threshold: u32) {
+        self.worker.sample(0, threshold);
     }
 
     /// The worker.

@@ -22,7 +22,7 @@ use trace::Trace;
 const PUBLIC_TRACE: &str = "../shared/traces/reuse_medium_500k.txt";
 
 /// Sizes of the cache, in rows.
-const CAPACITIES: [usize; 5] = [1_000, 5_000, 10_000, 25_000, 50_000];
+const CAPACITIES: [usize; 6] = [1_000, 5_000, 10_000, 25_000, 50_000, 100_000];
 
 /// The built-in policy.
 const ADAPTIVE: &str = "adaptive";

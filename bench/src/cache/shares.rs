@@ -169,11 +169,11 @@ fn searched(table: &Table, arena: u64) -> Result<Curve> {
 fn learnt(table: &Table, arena: u64) -> Model {
     let most = table.rows.min(arena / table.row_bytes);
     let seen = &table.lookups[..table.lookups.len() / 2];
-    let sampling = Sampling::new(11, (SAMPLED / seen.len() as f64).min(1.0));
+    let sampling = Sampling::new((SAMPLED / seen.len() as f64).min(1.0));
     let mut model = Model::new(sampling, most, 12);
     for lookups in seen.chunks(1000) {
-        let sampled = sampling.of(lookups);
-        model.learn(lookups.len() as u64, &sampled);
+        let sampled = sampling.of(11, lookups);
+        model.learn(sampling, lookups.len() as u64, &sampled);
     }
     model
 }

@@ -45,8 +45,8 @@ pub fn divide(arena: u64, demands: &[Demand]) -> Result<Vec<u64>, TooSmall> {
     let bytes = shares
         .iter()
         .zip(demands)
-        .map(|(rows, of)| rows * of.row_bytes);
-    let least = bytes.sum();
+        .map(|(rows, of)| rows.saturating_mul(of.row_bytes));
+    let least = bytes.fold(0, u64::saturating_add);
     let mut left = arena.checked_sub(least).ok_or(TooSmall { arena, least })?;
     let mut segments: Vec<Segment> = demands.iter().enumerate().flat_map(segments).collect();
     // Those of one table are in order: of a hull the slopes fall. Of equals, the first table's come first.

@@ -3,7 +3,7 @@
 //! A table is sampled by row ([`Sampling`]): all lookups of some rows, none of the others. A [`Model`] of the table lets the dataplane's
 //! own policy run over the sample at several sizes, each in a cache so much smaller that it is as crowded as the large one would be
 //! ([`Miniature`]). That gives the table's hits by size, a [`Curve`]; and [`divide`] gives the arena to tables as long as the next
-//! bytes gain most there.
+//! bytes gain most there. A [`Planner`] does that for all dataplanes, from what they tell, in steps.
 //!
 //! Pure: there is no clock, no thread and no draw that doesn't follow from a seed, so that a recorded sample has the same result each time.
 #![forbid(unsafe_code)]
@@ -13,10 +13,15 @@ mod division;
 mod hash;
 mod miniature;
 mod model;
+mod planner;
 mod sampling;
 
 pub use curve::{Curve, Point};
 pub use division::{Demand, TooSmall, divide};
 pub use miniature::Miniature;
 pub use model::Model;
-pub use sampling::Sampling;
+pub use planner::{
+    DataplaneView, Event, Limits, Planner, Recorded, Refused, RowView, Settings, SettingsError,
+    ShareMove, ShareView, TURN_NS, TableView, Tried,
+};
+pub use sampling::{Sampling, place};

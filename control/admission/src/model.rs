@@ -1,5 +1,7 @@
 //! What is known of a table: its hits by size, from sampled lookups.
 
+use rowmill_link::Sample;
+
 use crate::curve::{Curve, Point};
 use crate::miniature::Miniature;
 use crate::sampling::Sampling;
@@ -8,11 +10,15 @@ use crate::sampling::Sampling;
 /// 0.13 points of the best way (`rowmill-bench cache --case trace=mixture`); other numbers were not tried.
 const SLOTS: u32 = 1024;
 /// A size of which a miniature would have fewer slots is not tried.
-const SLOTS_LEAST: u32 = 128;
+pub(crate) const SLOTS_LEAST: u32 = 128;
 /// From one size that is tried to the next.
 const STEP: f64 = 1.5;
 /// Sampled lookups, expected of the exact count, before a size's hits count.
 const LOOKUPS_LEAST: f64 = 500.0;
+/// Half of what was counted of a size is forgotten in this time, but not before so many sampled lookups of it: with fewer its hits are
+/// known to a point or so, and a table whose lookups are few is not known better by forgetting them.
+const HALF_LIFE_NS: f64 = 2e9;
+const HALF_LIFE_LOOKUPS: f64 = 2_000.0;
 
 /// A size that is tried.
 #[derive(Debug)]
@@ -24,41 +30,29 @@ struct Probe {
     expected: f64,
     sampled: f64,
     hits: f64,
+    /// Lookups that should have been sampled since it faded.
+    since: f64,
 }
 
 /// A table's sampled lookups at several sizes of its cache.
 #[derive(Debug)]
 pub struct Model {
     sampling: Sampling,
+    seed: u64,
+    /// By size.
     probes: Vec<Probe>,
 }
 
 impl Model {
     /// A model of a table that is sampled like this, at sizes from as few rows as the sample can tell of up to `most`.
     pub fn new(sampling: Sampling, most: u64, seed: u64) -> Model {
-        let least = (f64::from(SLOTS_LEAST) / sampling.rate()).ceil();
-        let sizes = std::iter::successors(Some(least), |rows| Some(rows * STEP));
-        let sizes = sizes
-            .map(|rows| rows as u64)
-            .take_while(|&rows| rows < most);
-        let last = (most as f64 >= least).then_some(most);
-        let probe = |rows: u64| {
-            let rate = sampling.rate().min(f64::from(SLOTS) / rows as f64);
-            let sampling = sampling.at_rate(rate);
-            let slots = (rows as f64 * rate).round() as u32;
-            Probe {
-                rows,
-                sampling,
-                miniature: Miniature::new(slots.max(Miniature::SLOTS_MIN), seed ^ rows),
-                expected: 0.0,
-                sampled: 0.0,
-                hits: 0.0,
-            }
-        };
-        Model {
+        let mut model = Model {
             sampling,
-            probes: sizes.chain(last).map(probe).collect(),
-        }
+            seed,
+            probes: Vec::new(),
+        };
+        model.adapt(sampling, most);
+        model
     }
 
     /// How the table is to be sampled.
@@ -66,28 +60,51 @@ impl Model {
         self.sampling
     }
 
-    /// So many more lookups were done, of which `sampled` are those of sampled rows, in their order.
-    pub fn learn(&mut self, lookups: u64, sampled: &[u32]) {
+    /// From now on the table is sampled like this, and sizes up to `most` count. What is known of sizes that are tried as before stays.
+    pub fn adapt(&mut self, sampling: Sampling, most: u64) {
+        self.sampling = sampling;
+        let mut known = std::mem::take(&mut self.probes);
+        for rows in sizes(sampling, most) {
+            let rarer = sampling.rarer(f64::from(SLOTS) / rows as f64);
+            let same = |probe: &Probe| (probe.rows, probe.sampling) == (rows, rarer);
+            self.probes.push(match known.iter().position(same) {
+                Some(at) => known.swap_remove(at),
+                None => Probe::new(rows, rarer, self.seed),
+            });
+        }
+    }
+
+    /// So many more lookups were done while the table was sampled like `drawn`, of which `sampled` are those of sampled rows, in their
+    /// order. Sizes that want more of the rows than were drawn learn nothing.
+    pub fn learn(&mut self, drawn: Sampling, lookups: u64, sampled: &[Sample]) {
         for probe in &mut self.probes {
-            probe.expected += lookups as f64 * probe.sampling.rate();
-            for &row in sampled.iter().filter(|&&row| probe.sampling.takes(row)) {
+            if probe.sampling > drawn {
+                continue;
+            }
+            let expected = lookups as f64 * probe.sampling.rate();
+            probe.expected += expected;
+            probe.since += expected;
+            for sample in sampled.iter().filter(|s| probe.sampling.takes(s.place)) {
                 probe.sampled += 1.0;
-                probe.hits += f64::from(u8::from(probe.miniature.access(row)));
+                probe.hits += f64::from(u8::from(probe.miniature.access(sample.row)));
             }
         }
     }
 
-    /// Lets what was counted so far count less: `left` of it is left. What the miniatures hold stays.
-    ///
-    /// # Panics
-    /// If `left` is no part of all.
-    pub fn fade(&mut self, left: f64) {
-        assert!((0.0..=1.0).contains(&left), "{left} left");
+    /// So much time has passed: what was counted before counts less. What the miniatures hold stays, and what little was learnt meanwhile
+    /// makes little forgotten.
+    pub fn fade(&mut self, passed_ns: u64) {
         for probe in &mut self.probes {
-            probe.expected *= left;
-            probe.sampled *= left;
-            probe.hits *= left;
+            let by_time = passed_ns as f64 / HALF_LIFE_NS;
+            let by_lookups = probe.since / HALF_LIFE_LOOKUPS;
+            probe.since = 0.0;
+            probe.forget(0.5_f64.powf(by_time.min(by_lookups)));
         }
+    }
+
+    /// Half of what was counted is forgotten: popularity is seen to be another one.
+    pub fn shifted(&mut self) {
+        self.probes.iter_mut().for_each(|probe| probe.forget(0.5));
     }
 
     /// Hits by size, as far as is known: none as long as too little was looked up.
@@ -95,16 +112,52 @@ impl Model {
     /// Where more or fewer lookups were sampled than the rate lets expect, there are too many or too few of the few rows that are looked
     /// up most, which hit at any size: so the difference is taken off, or counted as hits (SHARDS-adj of the paper named at [`Sampling`]).
     pub fn curve(&self) -> Option<Curve> {
-        let known = self
-            .probes
-            .iter()
-            .filter(|probe| probe.expected >= LOOKUPS_LEAST);
-        let points: Vec<Point> = known.map(Probe::point).collect();
+        let points: Vec<Point> = self.known().map(Probe::point).collect();
         (!points.is_empty()).then(|| Curve::new(points))
+    }
+
+    /// Sampled lookups that stand behind the [curve](Self::curve), where fewest do.
+    pub fn weight(&self) -> f64 {
+        let least = self.known().map(|probe| probe.expected);
+        least.reduce(f64::min).unwrap_or(0.0)
+    }
+
+    fn known(&self) -> impl Iterator<Item = &Probe> {
+        let known = |probe: &&Probe| probe.expected >= LOOKUPS_LEAST;
+        self.probes.iter().filter(known)
     }
 }
 
+/// Sizes that such a sample can tell of, up to `most` and with it. They lie on the same steps whatever the sample.
+fn sizes(sampling: Sampling, most: u64) -> impl Iterator<Item = u64> {
+    let least = f64::from(SLOTS_LEAST) / sampling.rate();
+    let steps = std::iter::successors(Some(f64::from(SLOTS_LEAST)), |rows| Some(rows * STEP));
+    let told = move |&rows: &u64| rows as f64 >= least;
+    let steps = steps.map(|rows| rows as u64);
+    let steps = steps.take_while(move |&rows| rows < most);
+    steps.chain([most]).filter(told)
+}
+
 impl Probe {
+    fn new(rows: u64, sampling: Sampling, seed: u64) -> Probe {
+        let slots = (rows as f64 * sampling.rate()).round() as u32;
+        Probe {
+            rows,
+            sampling,
+            miniature: Miniature::new(slots.max(Miniature::SLOTS_MIN), seed ^ rows),
+            expected: 0.0,
+            sampled: 0.0,
+            hits: 0.0,
+            since: 0.0,
+        }
+    }
+
+    fn forget(&mut self, left: f64) {
+        self.expected *= left;
+        self.sampled *= left;
+        self.hits *= left;
+    }
+
     fn point(&self) -> Point {
         let hits = (self.hits + self.expected - self.sampled) / self.expected;
         Point {
@@ -127,12 +180,16 @@ mod tests {
             .collect()
     }
 
+    fn learn(model: &mut Model, places: u64, lookups: &[u32]) {
+        let sampling = model.sampling();
+        let sampled = sampling.of(places, lookups);
+        model.learn(sampling, lookups.len() as u64, &sampled);
+    }
+
     fn learnt(rate: f64, most: u64, lookups: &[u32]) -> Model {
-        let mut model = Model::new(Sampling::new(5, rate), most, 1);
+        let mut model = Model::new(Sampling::new(rate), most, 1);
         for lookups in lookups.chunks(1000) {
-            let sampling = model.sampling();
-            let sampled = sampling.of(lookups);
-            model.learn(lookups.len() as u64, &sampled);
+            learn(&mut model, 5, lookups);
         }
         model
     }
@@ -157,10 +214,8 @@ mod tests {
         let lookups = zipf(200_000, 300_000, 3);
         let raw = |probe: &Probe| probe.hits / probe.sampled;
         let shift = (0..6).map(|seed| {
-            let mut model = Model::new(Sampling::new(seed, 0.05), 20_000, 1);
-            let sampling = model.sampling();
-            let sampled = sampling.of(&lookups);
-            model.learn(lookups.len() as u64, &sampled);
+            let mut model = Model::new(Sampling::new(0.05), 20_000, 1);
+            learn(&mut model, seed, &lookups);
             let last = model.probes.last().unwrap();
             (raw(last), last.point().hits)
         });
@@ -178,23 +233,50 @@ mod tests {
 
     #[test]
     fn nothing_is_told_of_too_little_and_what_is_old_fades() {
-        let mut model = Model::new(Sampling::new(1, 1.0), 4_000, 1);
+        let mut model = Model::new(Sampling::new(1.0), 1_000, 1);
         assert_eq!(model.curve(), None);
         let rows: Vec<u32> = (0..300).collect();
-        model.learn(300, &rows);
-        assert_eq!(model.curve(), None);
-        model.learn(300, &rows);
-        let first = model.curve().unwrap().at(4_000);
-        assert!((first - 0.5).abs() < 1e-9, "{first}");
-        model.fade(0.5);
+        learn(&mut model, 1, &rows);
+        assert_eq!((model.curve(), model.weight()), (None, 0.0));
+        learn(&mut model, 1, &rows);
+        let at = |model: &Model| model.curve().unwrap().at(1_000);
+        assert!((at(&model) - 0.5).abs() < 1e-6, "{}", at(&model));
+        model.shifted();
         assert_eq!(model.curve(), None, "300 lookups");
-        (0..10).for_each(|_| model.learn(300, &rows));
-        let later = model.curve().unwrap().at(4_000);
-        assert!((later - 3150.0 / 3300.0).abs() < 0.01, "{later}");
+        (0..10).for_each(|_| learn(&mut model, 1, &rows));
+        assert!((at(&model) - 3150.0 / 3300.0).abs() < 0.01);
+        assert!((model.weight() - 3300.0).abs() < 1.0);
+        // In a long time half is forgotten for each 2,000 lookups, in a short one by time; and nothing where nothing was looked up.
+        model.fade(1_000_000_000_000);
+        assert!((model.weight() - 3300.0 * 0.5_f64.powf(1.8)).abs() < 1.0);
+        let before = model.weight();
+        model.fade(1_000_000_000_000);
+        assert!((model.weight() - before).abs() < 1e-9);
+        (0..10).for_each(|_| learn(&mut model, 1, &rows));
+        let before = model.weight();
+        model.fade(2_000_000_000);
+        assert!((model.weight() - before / 2.0).abs() < 1.0);
         // A table that is smaller than what the sample can tell of has no sizes.
-        assert_eq!(
-            Model::new(Sampling::new(1, 0.001), 4_000, 1).probes.len(),
-            0
-        );
+        let rare = Sampling::new(0.001);
+        assert_eq!(Model::new(rare, 4_000, 1).probes.len(), 0);
+    }
+
+    #[test]
+    fn what_is_tried_as_before_stays_known() {
+        let lookups = zipf(100_000, 100_000, 3);
+        let mut model = learnt(0.25, 30_000, &lookups);
+        let before = model.curve().unwrap();
+        model.adapt(Sampling::new(0.125), 30_000);
+        let after = model.curve().unwrap();
+        // What was drawn more rarely already is as it was; the last point, that of the most, too.
+        let kept = |point: &&Point| point.rows >= 8 * u64::from(SLOTS);
+        let kept: Vec<Point> = before.points().iter().filter(kept).copied().collect();
+        assert!(kept.len() > 2);
+        assert_eq!(after.points()[1..], kept);
+        // What is drawn too rarely for a size teaches it nothing, and is no reason to think that nothing was looked up.
+        let before = model.curve();
+        let none = Sampling::NONE;
+        model.learn(none, 1_000_000, &[]);
+        assert_eq!(model.curve(), before);
     }
 }

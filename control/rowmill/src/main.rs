@@ -1,11 +1,13 @@
 //! `rowmill`: the operator's command.
 #![forbid(unsafe_code)]
 
+mod control;
 mod import;
 mod interrupt;
 mod lookup;
 mod output;
 mod place;
+mod policy;
 mod progress;
 mod status;
 mod table;
@@ -35,6 +37,11 @@ enum Command {
     Status(status::Status),
     /// Have a table cached, or resident again, while it is served
     Place(place::Place),
+    /// Tables that the control plane knows: shares, hits, what the next MiB would gain
+    Tables(policy::Tables),
+    /// What the control plane wants, and why
+    #[command(subcommand)]
+    Policy(policy::PolicyCommand),
     /// What it does: rates of workers and cached tables, a table every second
     Watch(watch::Watch),
 }
@@ -45,6 +52,8 @@ fn main() -> ExitCode {
         Command::Lookup(command) => command.run(),
         Command::Status(command) => command.run(),
         Command::Place(command) => command.run(),
+        Command::Tables(command) => command.run(),
+        Command::Policy(command) => command.run(),
         Command::Watch(command) => command.run(),
     };
     match result {

@@ -1,4 +1,4 @@
-//! `rowmill place`: a table becomes cached, or resident again, while it is served.
+//! `rowmill place`: a table becomes cached, or resident again, or has another share of the memory, while it is served.
 
 use core::time::Duration;
 use std::thread::sleep;
@@ -22,8 +22,12 @@ const AGAIN: u32 = 30;
 pub(crate) struct Place {
     /// The table's name
     name: String,
-    /// Where its rows are to be: some in memory and the rest in its file, or all in memory
+    /// Where its rows are to be: some in memory and the rest in its file, or all in memory. A table that was resident has none in memory at
+    /// first when it becomes cached
     to: To,
+    /// The bytes of memory that it has when it is cached: rows, and 6 bytes a row besides. Default: as many as it had
+    #[arg(long, value_name = "N")]
+    cache_bytes: Option<u64>,
     /// The admin address of rowmilld, whose configuration has admin.allow_changes
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7401")]
     admin: String,
@@ -47,10 +51,18 @@ impl To {
 impl Place {
     /// Begins the change, waits until it is through, and says what came of it.
     pub(crate) fn run(self) -> Result<()> {
-        let Place { name, to, admin } = self;
+        let Place {
+            name,
+            to,
+            cache_bytes,
+            admin,
+        } = self;
         let is_name = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         ensure!(name.chars().all(is_name), "`{name}` is no name of a table");
-        let path = format!("/tables/{name}?placement={}", to.name());
+        let mut path = format!("/tables/{name}?placement={}", to.name());
+        if let Some(bytes) = cache_bytes {
+            path += &format!("&cache_bytes={bytes}");
+        }
         let (code, text) = post(&admin, &path)?;
         if !(200..300).contains(&code) {
             bail!("{}", shown(text.trim()));
@@ -75,7 +87,7 @@ impl Place {
         let detail = change["detail"].as_str().unwrap_or_default();
         let detail = shown(detail);
         if change["state"] != "done" {
-            bail!("{name} stays where it was: {detail}");
+            bail!("{name} stays as it was: {detail}");
         }
         print(&format!("{name}: {detail}\n"))
     }
@@ -112,9 +124,15 @@ mod tests {
 
     /// Moves table `a` with an address that gives these answers.
     fn place(to: To, answers: &[&str]) -> Result<()> {
+        place_in((to, None), answers)
+    }
+
+    /// The same with a share.
+    fn place_in((to, cache_bytes): (To, Option<u64>), answers: &[&str]) -> Result<()> {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let admin = listener.local_addr().expect("bound").to_string();
-        let asked = format!("POST /tables/a?placement={} HTTP/1.1\r\n", to.name());
+        let share = cache_bytes.map_or(String::new(), |bytes| format!("&cache_bytes={bytes}"));
+        let asked = format!("POST /tables/a?placement={}{share} HTTP/1.1\r\n", to.name());
         let answers: Vec<String> = answers.iter().map(|&answer| answer.into()).collect();
         let others = core::iter::repeat("GET /status HTTP/1.1\r\n".to_owned());
         let requests = core::iter::once(asked).chain(others);
@@ -128,7 +146,13 @@ mod tests {
             }
         });
         let name = "a".into();
-        let outcome = Place { name, to, admin }.run();
+        let outcome = Place {
+            name,
+            to,
+            cache_bytes,
+            admin,
+        }
+        .run();
         answerer.join().expect("all was asked for");
         outcome
     }
@@ -148,6 +172,7 @@ mod tests {
     fn it_waits_until_the_change_is_through() {
         let (running, done) = (page("running", ""), page("done", "cached"));
         place(To::Cached, &[BEGUN, &running, &running, &done]).expect("it is done");
+        place_in((To::Cached, Some(4096)), &[BEGUN, &done]).expect("it is done");
         place(To::Resident, &["HTTP/1.1 200 OK\r\n\r\n{}"]).expect("it is there");
     }
 
@@ -167,10 +192,7 @@ mod tests {
         let refused = "HTTP/1.1 409 Conflict\r\n\r\ntable b is on its way\n";
         let gone = "HTTP/1.1 200 OK\r\n\r\n{\"changes\": []}";
         let cases = [
-            (
-                vec![BEGUN, &failed],
-                "a stays where it was: too little memory",
-            ),
+            (vec![BEGUN, &failed], "a stays as it was: too little memory"),
             (vec![refused], "table b is on its way"),
             (vec![BEGUN, gone], "change 4 is none of them"),
         ];

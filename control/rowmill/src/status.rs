@@ -148,6 +148,7 @@ const LISTS: [(&str, &[&str]); 7] = [
             "table",
             "placement",
             "share_bytes",
+            "wanted_bytes",
             "share_rows",
             "held_rows",
             "lookups",
@@ -171,7 +172,10 @@ const LISTS: [(&str, &[&str]); 7] = [
         ],
     ),
     ("tiers", &["tier", "reads", "read_bytes", "joined"]),
-    ("changes", &["number", "table", "to", "state", "detail"]),
+    (
+        "changes",
+        &["number", "table", "to", "share_bytes", "state", "detail"],
+    ),
 ];
 
 /// The page as text.

@@ -225,7 +225,7 @@ impl Rates {
             let then = then.unwrap_or(&Value::Null);
             let delta = |key| Rates::delta(then, now, key);
             let share = match now["placement"].as_str() {
-                Some("cached") => bytes(now["share_bytes"].as_u64().unwrap_or(0)),
+                Some("cached") => share(now),
                 _ => "resident".into(),
             };
             let (lookups, hits) = (delta("lookups"), delta("hits"));
@@ -233,7 +233,7 @@ impl Rates {
                 0 => "-".into(),
                 all => format!("{:.1} %", 100.0 * hits as f64 / all as f64),
             };
-            let failed = ["late", "stalled", "corrupt", "gone", "failed"].map(delta);
+            let failed = ["late", "stalled", "starved", "corrupt", "gone", "failed"].map(delta);
             // Hints that were dropped, and bags that had to wait.
             let crowded = ["hints_dropped", "parks_refused"].map(delta);
             table.add_row([
@@ -253,6 +253,16 @@ impl Rates {
             ]);
         }
         to_the_right(table)
+    }
+}
+
+/// What a cached table has of the memory, and what it is on the way to have.
+fn share(table: &Value) -> String {
+    let of = |key: &str| table[key].as_u64().unwrap_or(0);
+    let has = of("share_bytes");
+    match table["wanted_bytes"].as_u64() {
+        Some(wanted) if wanted != has => format!("{} > {}", bytes(has), bytes(wanted)),
+        _ => bytes(has),
     }
 }
 
@@ -354,6 +364,15 @@ mod tests {
             1.0,
         );
         assert!(text.contains('?') && text.contains('-'), "{text}");
+    }
+
+    #[test]
+    fn shares_on_their_way_are_shown_with_what_they_become() {
+        let mib =
+            |has: u64, wanted: u64| json!({"share_bytes": has << 20, "wanted_bytes": wanted << 20});
+        assert_eq!(share(&mib(3, 3)), "3.0 MiB");
+        assert_eq!(share(&mib(3, 2)), "3.0 MiB > 2.0 MiB");
+        assert_eq!(share(&json!({"share_bytes": 1 << 20})), "1.0 MiB");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Private memory for tables: huge pages where they can be had, filled once, then read-only.
 
-use core::ops::Deref;
+use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -186,7 +186,7 @@ fn reserved(
     let Ok(mapping) = Mapping::anonymous(len, MapFlags::HUGETLB | size_flag) else {
         return Ok(None);
     };
-    match populate(&mapping, progress) {
+    match populate(&mapping, 0..mapping.len(), progress) {
         Ok(()) => Ok(Some(Arena {
             mapping,
             bytes,
@@ -240,24 +240,28 @@ fn small(bytes: usize, progress: &mut dyn FnMut(usize)) -> Result<Arena, ArenaEr
 }
 
 fn populate_small(mapping: &Mapping, progress: &mut dyn FnMut(usize)) -> Result<(), ArenaError> {
-    populate(mapping, progress)
+    populate(mapping, 0..mapping.len(), progress)
         .map_err(|errno| ArenaError::os("madvise(MADV_POPULATE_WRITE)", errno))
 }
 
-/// Makes every page present and writable, by several threads in steps of [`POPULATE_BYTES`], so that
+/// Makes every page of a range present and writable, by several threads in steps of [`POPULATE_BYTES`], so that
 /// the kernel zeroes as fast as the memory allows and progress can be shown.
-fn populate(mapping: &Mapping, progress: &mut dyn FnMut(usize)) -> rustix::io::Result<()> {
-    let steps = mapping.len().div_ceil(POPULATE_BYTES);
+pub(crate) fn populate(
+    mapping: &Mapping,
+    range: Range<usize>,
+    progress: &mut dyn FnMut(usize),
+) -> rustix::io::Result<()> {
+    let steps = range.len().div_ceil(POPULATE_BYTES);
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let next = AtomicUsize::new(0);
+    let next = AtomicUsize::new(range.start);
     let (report, reports) = mpsc::channel();
     let work = |report: mpsc::Sender<_>| {
         loop {
             let offset = next.fetch_add(POPULATE_BYTES, Relaxed);
-            if offset >= mapping.len() {
+            if offset >= range.end {
                 return;
             }
-            let len = POPULATE_BYTES.min(mapping.len() - offset);
+            let len = POPULATE_BYTES.min(range.end - offset);
             let result = advise(mapping, offset, len, Advice::LinuxPopulateWrite).map(|()| len);
             if report.send(result).is_err() {
                 return; // another thread failed
@@ -279,7 +283,12 @@ fn populate(mapping: &Mapping, progress: &mut dyn FnMut(usize)) -> rustix::io::R
     })
 }
 
-fn advise(mapping: &Mapping, offset: usize, len: usize, advice: Advice) -> rustix::io::Result<()> {
+pub(crate) fn advise(
+    mapping: &Mapping,
+    offset: usize,
+    len: usize,
+    advice: Advice,
+) -> rustix::io::Result<()> {
     assert!(
         offset <= mapping.len() && len <= mapping.len() - offset,
         "advice inside the mapping"

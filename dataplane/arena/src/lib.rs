@@ -1,6 +1,7 @@
 //! Memory: huge-page arenas, regions shared with peers, mapped files, and the SIGBUS handler.
 //!
 //! * [`Arena`] is private memory for tables: allocated once, filled, then frozen read-only, or shared by threads that write it.
+//! * [`Reserve`] is memory that becomes larger and smaller while threads use it.
 //! * [`Region`] is a sealed memfd of a peer, reachable only through a [`Window`].
 //! * [`Strip`] and [`Staging`] say which bytes of a region results fill, and where they are until then.
 //! * [`MappedFile`] is a file mapped for tools.
@@ -21,6 +22,7 @@ mod memory;
 mod pages;
 mod prefetch;
 mod region;
+mod reserve;
 mod sigbus;
 mod strip;
 mod window;
@@ -36,6 +38,7 @@ pub use memory::{address_space_left, available_bytes};
 pub use pages::{Backing, HUGE_1G, HUGE_2M, HugePages, Pool, Pools};
 pub use prefetch::{prefetch_line, prefetch_read};
 pub use region::{Region, sealed_memfd};
+pub use reserve::Reserve;
 pub use sigbus::{MAX_WATCHED, install_sigbus_handler};
 pub use strip::{Laid, Layout, MAX_STRIPS, Staging, Strip};
 pub use window::{ReadWindow, Window};

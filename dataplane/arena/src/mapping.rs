@@ -1,10 +1,11 @@
 //! An owned mapping: unmapped when dropped.
 
 use core::ffi::c_void;
+use core::ops::Range;
 use core::ptr::{self, NonNull};
 use std::os::fd::BorrowedFd;
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mremap_fixed, munmap};
 
 use crate::{ArenaError, HUGE_2M};
 
@@ -79,6 +80,51 @@ impl Mapping {
         // SAFETY: the address is the kernel's choice, so no existing mapping is touched.
         let start = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0)? };
         Ok(Mapping::own(start, len))
+    }
+
+    /// Puts new memory without pages in the place of a part, whose pages are given back.
+    ///
+    /// # Safety
+    /// Nobody needs what is there, and the range is of whole pages.
+    pub(crate) unsafe fn renew(&self, range: Range<usize>) -> rustix::io::Result<()> {
+        assert!(
+            range.start < range.end && range.end <= self.len,
+            "a part of the mapping"
+        );
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: the range is of our own mapping (asserted), which stays mapped as a whole, and its contents are nobody's by the
+        // caller's contract.
+        unsafe {
+            let start = self.start.as_ptr().add(range.start).cast();
+            mmap_anonymous(start, range.len(), protection, flags)?;
+        }
+        Ok(())
+    }
+
+    /// Moves another mapping's pages to `offset`, in the place of what is there.
+    ///
+    /// # Safety
+    /// Nobody needs what is there, and `offset` is a multiple of the size of `pages`' pages, as is the start of this mapping.
+    pub(crate) unsafe fn take_in(&self, offset: usize, pages: Mapping) -> rustix::io::Result<()> {
+        assert!(
+            offset <= self.len && pages.len <= self.len - offset,
+            "a part of the mapping"
+        );
+        // SAFETY: both ranges are mapped and belong to us alone (asserted); what is at the target is nobody's by the caller's
+        // contract, and nobody can have the address of `pages`, which is given up.
+        unsafe {
+            let to = self.start.as_ptr().add(offset).cast();
+            mremap_fixed(
+                pages.start.as_ptr().cast(),
+                pages.len,
+                pages.len,
+                MremapFlags::MAYMOVE,
+                to,
+            )?;
+        }
+        core::mem::forget(pages);
+        Ok(())
     }
 
     fn own(start: *mut c_void, len: usize) -> Mapping {

@@ -159,6 +159,12 @@ impl Pools {
         if fits_large_pages(bytes) && self.large.take(bytes.div_ceil(HUGE_1G as u64)) {
             return (0, true);
         }
+        self.take_common(bytes)
+    }
+
+    /// Takes pages of 2 MiB for so many bytes, as a [`Reserve`](crate::Reserve) does. Returns how many they are, and whether there were
+    /// as many.
+    pub fn take_common(&mut self, bytes: u64) -> (u64, bool) {
         let pages = bytes.div_ceil(HUGE_2M as u64);
         (pages, self.common.take(pages))
     }
@@ -186,34 +192,37 @@ pub(crate) fn fits_large_pages(bytes: u64) -> bool {
     bytes.next_multiple_of(HUGE_1G as u64) - bytes <= bytes / 25
 }
 
-/// The share of huge pages, 0 to 1, of the mappings that overlap `start..start + len`.
-///
-/// The kernel counts whole mappings and may have joined neighbours of the same kind, so the ratio of
-/// the sums is taken.
+/// The share of the mappings in an address range that lies in transparent huge pages, by the text of `/proc/self/smaps`.
 pub(crate) fn transparent_fraction(smaps: &str, start: usize, len: usize) -> f64 {
-    let (mut size_kib, mut huge_kib, mut inside) = (0u64, 0u64, false);
+    match bytes_of(smaps, start, len, "Size:") {
+        0 => 0.0,
+        bytes => huge_bytes(smaps, start, len) as f64 / bytes as f64,
+    }
+}
+
+/// The bytes of these mappings in transparent huge pages.
+pub(crate) fn huge_bytes(smaps: &str, start: usize, len: usize) -> usize {
+    bytes_of(smaps, start, len, "AnonHugePages:")
+}
+
+/// The bytes of these mappings that have pages.
+#[cfg(test)]
+pub(crate) fn present_bytes(smaps: &str, start: usize, len: usize) -> usize {
+    bytes_of(smaps, start, len, "Rss:")
+}
+
+/// The sum of what a line of `smaps` says of each mapping in an address range.
+fn bytes_of(smaps: &str, start: usize, len: usize, key: &str) -> usize {
+    let (mut kib, mut inside) = (0, false);
     for line in smaps.lines() {
         if let Some((from, to)) = address_range(line) {
             inside = from < start + len && start < to;
-        } else if inside {
-            let kib = |rest: &str| {
-                rest.trim()
-                    .trim_end_matches(" kB")
-                    .parse::<u64>()
-                    .unwrap_or(0)
-            };
-            if let Some(rest) = line.strip_prefix("Size:") {
-                size_kib += kib(rest);
-            } else if let Some(rest) = line.strip_prefix("AnonHugePages:") {
-                huge_kib += kib(rest);
-            }
+        } else if inside && let Some(rest) = line.strip_prefix(key) {
+            let rest = rest.trim().trim_end_matches(" kB");
+            kib += rest.parse::<usize>().unwrap_or(0);
         }
     }
-    if size_kib == 0 {
-        0.0
-    } else {
-        huge_kib as f64 / size_kib as f64
-    }
+    kib * 1024
 }
 
 /// The addresses of a mapping if `line` is a mapping's first line in smaps.

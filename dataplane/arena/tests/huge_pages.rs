@@ -6,7 +6,9 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rowmill_arena::{Arena, ArenaError, Backing, HUGE_2M, HugePages, Region, sealed_memfd};
+use rowmill_arena::{
+    Arena, ArenaError, Backing, HUGE_2M, HugePages, Region, Reserve, sealed_memfd,
+};
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 
 const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
@@ -78,6 +80,41 @@ fn arena_of_reserved_pages() {
     assert_eq!(*small.backing(), Backing::Small);
     let error = Arena::allocate(1 << 36, HugePages::Require).unwrap_err();
     assert!(matches!(error, ArenaError::NoHugePages { .. }), "{error}");
+}
+
+#[test]
+fn reserved_pages_come_and_go() {
+    let Some(_pages) = Pages::add(4) else {
+        return skipped();
+    };
+    for policy in [HugePages::Require, HugePages::Prefer] {
+        let reserve = Reserve::new(&[(64 * HUGE_2M, HUGE_2M), (HUGE_2M, HUGE_2M)], policy).unwrap();
+        assert_eq!(*reserve.backing(), Backing::Huge2M);
+        let free = || number("free_hugepages");
+        let left = free();
+        let window = reserve.window();
+        window.write(HUGE_2M - 1, &[7]);
+        assert!(reserve.resize(0, 2 * HUGE_2M + 1).unwrap(), "of the pool");
+        assert_eq!((free(), reserve.present(0)), (left - 2, 3 * HUGE_2M));
+        let mut seen = [0; 2];
+        window.read(HUGE_2M - 1, &mut seen);
+        assert_eq!(seen, [7, 0]);
+        window.write(3 * HUGE_2M - 1, &[8]);
+        // There is none left.
+        match (policy, reserve.resize(0, 4 * HUGE_2M)) {
+            (HugePages::Prefer, Ok(false)) => assert_eq!(reserve.present(0), 4 * HUGE_2M),
+            (HugePages::Require, Err(ArenaError::NoHugePages { .. })) => {
+                assert_eq!(reserve.present(0), 3 * HUGE_2M);
+            }
+            (policy, outcome) => panic!("{policy}: {outcome:?}"),
+        }
+        window.read(3 * HUGE_2M - 1, &mut seen[..1]);
+        assert_eq!(seen[0], 8, "what was there stays");
+        reserve.resize(0, HUGE_2M).unwrap();
+        assert_eq!((free(), reserve.present(0)), (left, HUGE_2M));
+        window.read(HUGE_2M - 1, &mut seen);
+        assert_eq!(seen, [7, 0]);
+    }
 }
 
 #[test]

@@ -66,6 +66,8 @@ pub enum Count {
     Unneeded,
     /// Rows that were given up before they were asked for, since the tier answered nothing.
     Stalled,
+    /// Rows that were given up before they were asked for, since other tables' rows had what the tier can be asked for at a time.
+    Starved,
     /// Rows in pages that don't match their checksums.
     Corrupt,
     /// Rows behind the end of their file.
@@ -89,10 +91,14 @@ pub enum Count {
     HintsDropped,
     /// Times that there was no room to park a bag.
     ParksRefused,
+    /// Lookups that were sampled, for the control plane.
+    Sampled,
+    /// Lookups that would have been sampled, and nobody took those before them in time.
+    SamplesDropped,
 }
 
 /// Every [`Count`] with its name in metrics and what it counts, in their order.
-pub const COUNTS: [(Count, &str, &str); 18] = [
+pub const COUNTS: [(Count, &str, &str); 21] = [
     (
         Count::Lookups,
         "lookups",
@@ -106,7 +112,7 @@ pub const COUNTS: [(Count, &str, &str); 18] = [
     (
         Count::Fetched,
         "fetched",
-        "Rows asked for, of whichever tier.",
+        "Rows asked for, of whichever tier. What came of those that were on their way when the table was moved is counted after that.",
     ),
     (Count::Arrived, "arrived", "Of these, rows that came."),
     (
@@ -123,6 +129,11 @@ pub const COUNTS: [(Count, &str, &str); 18] = [
         Count::Stalled,
         "stalled",
         "Rows given up before they were asked for, since no tier answered.",
+    ),
+    (
+        Count::Starved,
+        "starved",
+        "Rows given up before they were asked for, since other tables' rows held all reads.",
     ),
     (
         Count::Corrupt,
@@ -178,6 +189,16 @@ pub const COUNTS: [(Count, &str, &str); 18] = [
         Count::ParksRefused,
         "parks_refused",
         "Times that a bag found no room to wait for its rows, and its request waited for that.",
+    ),
+    (
+        Count::Sampled,
+        "sampled",
+        "Lookups sampled for the control plane.",
+    ),
+    (
+        Count::SamplesDropped,
+        "samples_dropped",
+        "Lookups that would have been sampled, and of which nobody could be told.",
     ),
 ];
 

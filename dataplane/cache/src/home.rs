@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::figures::TableFigures;
+use crate::pins::Rules;
 use crate::store::Spread;
 use crate::table::{CachedTable, OnFailure};
 
@@ -15,6 +16,10 @@ pub(crate) struct Home {
     spread: Spread,
     /// Counted on while it is cached again.
     figures: Arc<TableFigures>,
+    /// Of its rows those with a place below it are sampled, whenever it is cached.
+    pub(crate) threshold: u32,
+    /// Which of them come and which stay, whenever it is cached.
+    rules: Rules,
     table: Option<CachedTable>,
 }
 
@@ -26,6 +31,8 @@ impl Home {
             on_failure: table.when_it_fails(),
             spread: *table.spread(),
             figures: Arc::clone(table.figures()),
+            threshold: 0,
+            rules: Rules::default(),
             table: Some(table),
         }
     }
@@ -42,6 +49,8 @@ impl Home {
             on_failure,
             spread,
             figures,
+            threshold: 0,
+            rules: Rules::default(),
             table: None,
         }
     }
@@ -54,6 +63,14 @@ impl Home {
     /// The same, to be changed.
     pub(crate) fn table_mut(&mut self) -> Option<&mut CachedTable> {
         self.table.as_mut()
+    }
+
+    /// Which rows come and which stay from now on.
+    pub(crate) fn rule(&mut self, rules: &Rules) {
+        self.rules = rules.clone();
+        if let Some(table) = &mut self.table {
+            table.rule(rules.clone());
+        }
     }
 
     /// Copies a row of a shard that this worker writes to the beginning of `out`, if the table is cached and the row is there.
@@ -72,9 +89,13 @@ impl Home {
     ///
     /// # Panics
     /// If its rows are spread in another way, or it counts elsewhere.
-    pub(crate) fn replace(&mut self, new: Option<CachedTable>) -> Option<CachedTable> {
-        if let Some(new) = &new {
-            assert_eq!(*new.spread(), self.spread, "rows keep their owners");
+    pub(crate) fn replace(&mut self, mut new: Option<CachedTable>) -> Option<CachedTable> {
+        if let Some(new) = &mut new {
+            new.rule(self.rules.clone());
+            assert!(
+                new.spread().shards_as(&self.spread),
+                "rows keep their owners"
+            );
             let is_counted = Arc::ptr_eq(new.figures(), &self.figures);
             assert!(is_counted, "a table is counted in one place");
         }

@@ -34,6 +34,11 @@ impl Moves {
         }
     }
 
+    /// Whether none is on its way.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.begun.is_empty()
+    }
+
     /// Whether no more can be begun.
     pub(crate) fn is_full(&self) -> bool {
         self.begun.len() == MOST

@@ -1,6 +1,6 @@
 //! Bags that miss rows are parked, and each row is looked for where it is to be had.
 
-use crate::fetch::{BagId, Fetches, Lane, Source};
+use crate::fetch::{BagId, Fetches, Kept, Lane, Room, Source};
 use crate::owners::Owners;
 use crate::store::{Found, MISS, Spread};
 
@@ -14,14 +14,9 @@ pub struct Parker<'w> {
 }
 
 impl Parker<'_> {
-    /// Whether there is room now for so many bags of so many rows together.
-    pub fn has_room(&self, rows: u32, bags: u32) -> bool {
-        self.fetches.has_room(rows, bags)
-    }
-
-    /// Whether a table has so much already that a bag of so many of its rows has to leave room to others.
-    pub fn is_over(&self, table: usize, rows: u32) -> bool {
-        self.fetches.is_over(table, rows)
+    /// Where there is room now for a bag of so many rows of a table, which need not be the looked up one.
+    pub fn room_for_bag(&self, table: usize, rows: u32, kept: Kept) -> Room {
+        self.fetches.room_for_bag(table, rows, kept)
     }
 
     /// Parks the bag whose rows are those of `found` from a position on; missing ones are read in the turns of `lane`. Each row is replaced by its place in staging. `None`

@@ -1,24 +1,24 @@
 //! A cached table as one worker has it: the store, which all workers share, and the shards that this one writes.
 
+mod choice;
+mod sweep;
+
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use rowmill_arena::ReadWindow;
-use rowmill_policy::{Draw, Newcomer, Policy, Resident, Reuses, Word};
+use rowmill_policy::{Draw, Newcomer, Policy, Reuses, Word};
+
+use choice::{is_empty, resident};
 
 use crate::figures::{Count, TableFigures};
 use crate::moves::Moves;
+use crate::pins::Rules;
 use crate::store::{
-    Candidate, Evicted, Found, Held, Sample, Spread, Store, Ticket, Turn, WAYS, Writer,
+    Drawn, Evicted, Found, Held, Sample, Spread, Store, Ticket, Turn, WAYS, Writer,
 };
 use crate::tier::TierError;
-
-/// A row that is looked up within so many lookups doesn't move, since for a turn or two it could not be found.
-const MOVE_LOOKUPS: u32 = 512;
-
-/// Rows of those that a newcomer could replace that may move for it. Each has 16 slots more to choose from, which takes half a
-/// microsecond in all. With 1,000 rows and batches of 64 x 80 lookups hits are 63.51 % without moves and 63.65 % with them, with one
-/// batch more waiting 65.88 and 66.19; twice as many give 0.04 more.
-const MOVERS: usize = 8;
+use crate::touching::Touching;
 
 /// What becomes of a bag that wants a row which could not be fetched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -49,8 +49,14 @@ pub struct CachedTable {
     moves: Moves,
     draw: Draw,
     sample: Sample,
+    touching: Touching,
     /// Whether the last row that was asked for was late.
     is_silent: bool,
+    /// The sets of a shard that the policy knows of.
+    shard_sets: u32,
+    /// Whether rows of own shards move to where they are in a store of another size.
+    is_resizing: bool,
+    rules: Rules,
     figures: Arc<TableFigures>,
 }
 
@@ -66,9 +72,10 @@ pub(crate) struct Taken {
 impl CachedTable {
     /// A table as the worker sees it that writes the shards of `writers`. Its tier knows it by the number `in_tier`.
     pub fn new(in_tier: u32, store: Arc<Store>, writers: Vec<Writer>, seed: u64) -> CachedTable {
-        let shape = *store.shape();
+        let shape = store.shape();
         let own: Box<[u32]> = writers.iter().map(Writer::shard).collect();
-        let slots = own.len() as u32 * shape.shard_sets() * WAYS as u32;
+        let [slots, most] = [shape.shard_sets(), store.most().shard_sets()]
+            .map(|shard_sets| own.len() as u32 * shard_sets * WAYS as u32);
         let mut by_shard: Vec<Option<Writer>> = (0..shape.shards()).map(|_| None).collect();
         for writer in writers {
             let shard = writer.shard() as usize;
@@ -78,13 +85,17 @@ impl CachedTable {
             in_tier,
             writers: by_shard.into_boxed_slice(),
             own,
-            policy: Policy::new(slots, shape.slots(), seed),
+            policy: Policy::with_room(slots, shape.slots(), most, seed),
             reuses: Reuses::new(),
             moves: Moves::new(shape.row_bytes()),
             draw: Draw::new(!seed),
             on_failure: OnFailure::default(),
-            sample: Sample::new(store.sample_every(), seed),
+            sample: Sample::new(NonZeroU32::MIN, seed),
+            touching: Touching::new(),
             is_silent: false,
+            shard_sets: shape.shard_sets(),
+            is_resizing: false,
+            rules: Rules::default(),
             store,
             figures: Arc::default(),
         }
@@ -121,8 +132,14 @@ impl CachedTable {
         turn: Turn<'t>,
         rows: &[u32],
         places: &'t mut [u32],
+        drawn: &mut Drawn,
     ) -> Found<'t> {
-        let found = self.store.find(turn, rows, places);
+        self.touch_one_in(match self.store.is_near() {
+            true => NonZeroU32::MIN,
+            false => self.touching.every(),
+        });
+        let found = self.store.find_and_draw(turn, rows, places, drawn);
+        self.touching.count(rows.len(), found.misses());
         let (now, reuses) = (self.policy.now(), &mut self.reuses);
         // A copy, which stays in a register: stored after each draw it would have to be waited for.
         let mut draw = self.draw.clone();
@@ -132,17 +149,26 @@ impl CachedTable {
             word.touched(now, &mut draw).bits()
         });
         self.draw = draw;
-        let shard_sets = self.store.shape().shard_sets();
+        let shard_sets = self.shard_sets;
         let words = |set| words(&self.writers, &self.own, shard_sets, set);
-        let one_in = self.store.sample_every().get();
+        let one_in = self.sample.every().get();
         let (usage, lookups) = (self.store.usage(), rows.len() as u64);
         self.policy.advance(lookups, reuses, one_in, usage, words);
         found
     }
 
+    /// One hit in so many is touched from now on.
+    fn touch_one_in(&mut self, every: NonZeroU32) {
+        if every != self.sample.every() {
+            // Those that were counted stand for as many as before.
+            self.catch_up();
+            self.sample.set_every(every);
+        }
+    }
+
     /// All slots, the bytes from one to the next, and how many there are.
     pub(crate) fn slots(&self) -> (ReadWindow<'_>, usize, u32) {
-        let shape = self.store.shape();
+        let shape = self.store.most();
         (self.store.slots(), shape.stride(), shape.slots())
     }
 
@@ -153,7 +179,7 @@ impl CachedTable {
 
     /// Bytes of a row.
     pub(crate) fn row_bytes(&self) -> usize {
-        self.store.shape().row_bytes()
+        self.store.most().row_bytes()
     }
 
     /// What all workers share.
@@ -169,6 +195,16 @@ impl CachedTable {
     /// Whether a row of a shard that this worker writes is there.
     pub(crate) fn has(&self, row: u32) -> bool {
         self.writer(row).slot_of(row).is_some()
+    }
+
+    /// Which rows come and which stay from now on. What is there stays until others take its place.
+    pub(crate) fn rule(&mut self, rules: Rules) {
+        self.rules = rules;
+    }
+
+    /// Which rows come and which stay.
+    pub(crate) fn rules(&self) -> &Rules {
+        &self.rules
     }
 
     /// Whether a row of a shard that this worker writes could come without another's having to go.
@@ -212,6 +248,10 @@ impl CachedTable {
             return Err(Count::Unkept); // It was prefetched though it is there, or it comes back at once.
         }
         let newcomer = self.policy.newcomer(row);
+        if self.rules.only_pins && !self.rules.is_pinned(row) {
+            self.policy.refused(newcomer);
+            return Err(Count::Refused);
+        }
         let chosen = self.choose(&newcomer, &next_use);
         let moves = self.roomier(&newcomer, chosen, &next_use);
         let Some(slot) = moves.map(|(mover, _)| mover.slot).or(chosen) else {
@@ -250,63 +290,6 @@ impl CachedTable {
         })
     }
 
-    /// The slot that a newcomer is to have of its own: an empty one, or, as long as rows come, that of a row which is worth less.
-    fn choose(&self, newcomer: &Newcomer, next_use: impl Fn(u32) -> Option<u32>) -> Option<u32> {
-        let (row, writer) = (newcomer.row, self.writer(newcomer.row));
-        let is_empty = |candidate: &Candidate| candidate.held == Held::Nothing;
-        if let Some(empty) = writer.candidates(row).find(is_empty) {
-            return Some(empty.slot);
-        }
-        if self.is_silent {
-            return None;
-        }
-        // Where tags are far away, a row in its second set costs a line more in each lookup. To have both to choose from is worth a
-        // point of hits with 1,000 slots, and less than 0.1 points with 25,000.
-        let together = if self.store.is_near() { 2 * WAYS } else { WAYS };
-        let first = writer.candidates(row).take(together);
-        let first = first.filter_map(resident);
-        let others = writer.candidates(row).skip(together).filter_map(resident);
-        let victim = self.policy.victim(newcomer, first, &next_use);
-        victim.or_else(|| self.policy.victim(newcomer, others, &next_use))
-    }
-
-    /// Where the chosen slot's row is known to be looked up, or none was chosen for a row that is: a row to take the slot of instead, and
-    /// the slot that it moves to, if what is held there is wanted later or not at all.
-    fn roomier(
-        &self,
-        newcomer: &Newcomer,
-        chosen: Option<u32>,
-        next_use: impl Fn(u32) -> Option<u32>,
-    ) -> Option<(Resident, u32)> {
-        let wanted = next_use(newcomer.row)?;
-        if !self.store.is_near() || self.moves.is_full() || self.is_silent {
-            return None;
-        }
-        let writer = self.writer(newcomer.row);
-        let own = || writer.candidates(newcomer.row).filter_map(resident);
-        let stays = |mover: &Resident| next_use(mover.row).is_some_and(|next| next < MOVE_LOOKUPS);
-        let latest = match chosen {
-            Some(slot) => next_use(own().find(|own| own.slot == slot)?.row)?,
-            None => wanted,
-        };
-        let movers = || {
-            own()
-                .filter(|mover| !stays(mover))
-                .step_by(2 * WAYS / MOVERS)
-        };
-        let others = |mover: Resident| {
-            let others = writer.elsewhere(mover.row, mover.slot);
-            others.filter_map(resident)
-        };
-        let to = self
-            .policy
-            .victim(newcomer, movers().flat_map(others), &next_use)?;
-        let goes = |mover: Resident| others(mover).find(|other| other.slot == to);
-        let (mover, gone) = movers().find_map(|mover| Some((mover, goes(mover)?)))?;
-        let is_later = next_use(gone.row).is_none_or(|next| next > latest);
-        is_later.then_some((mover, to))
-    }
-
     /// The row of a slot has come.
     pub(crate) fn publish(&mut self, taken: Taken, bytes: &[u8]) {
         let writer = writer(&mut self.writers, &self.store, &taken.ticket);
@@ -314,8 +297,23 @@ impl CachedTable {
             writer.advance(); // It came within a turn.
             self.moves.finish(writer);
         }
-        let why = if writer.slot_of(taken.ticket.row()).is_some() {
+        let row = taken.ticket.row();
+        let why = if writer.slot_of(row).is_some() {
             Count::Unkept // Its former slot was given back to it meanwhile.
+        } else if !writer.may_hold(taken.ticket.slot(), row) {
+            // The size has changed meanwhile, and the slot is no longer one of its own.
+            let empty = writer
+                .candidates(row)
+                .find(is_empty)
+                .map(|empty| empty.slot);
+            let other = empty.and_then(|empty| writer.begin(row, empty).ok());
+            if let Some((ticket, _)) = other {
+                writer.publish(ticket, bytes, taken.newcomer.word.bits());
+                self.figures.count(Count::Admitted, 1);
+                return self.give_back(taken);
+            }
+            self.policy.refused(taken.newcomer);
+            Count::Crowded
         } else if writer.is_free(&taken.ticket) {
             writer.publish(taken.ticket, bytes, taken.newcomer.word.bits());
             self.figures.count(Count::Evicted, taken.evicts.into());
@@ -339,7 +337,11 @@ impl CachedTable {
     fn give_back(&mut self, taken: Taken) {
         let Taken { ticket, evicts, .. } = taken;
         let writer = writer(&mut self.writers, &self.store, &ticket);
-        let is_lacked = |row: &u32| writer.slot_of(*row).is_none() && !self.moves.has(*row);
+        let is_lacked = |row: &u32| {
+            writer.slot_of(*row).is_none()
+                && !self.moves.has(*row)
+                && writer.may_hold(ticket.slot(), *row)
+        };
         match ticket.former().filter(|row| evicts && is_lacked(row)) {
             Some(row) => {
                 writer.restore(ticket);
@@ -365,9 +367,9 @@ impl CachedTable {
 
     /// Learns from what other workers looked up. Before slots are taken.
     pub(crate) fn catch_up(&mut self) {
-        let shard_sets = self.store.shape().shard_sets();
+        let shard_sets = self.shard_sets;
         let words = |set| words(&self.writers, &self.own, shard_sets, set);
-        let one_in = self.store.sample_every().get();
+        let one_in = self.sample.every().get();
         let reuses = &mut self.reuses;
         self.policy
             .catch_up(reuses, one_in, self.store.usage(), words);
@@ -401,18 +403,6 @@ fn words(
     residents.map(|resident| resident.word)
 }
 
-/// The row in a slot, if there is one.
-fn resident(candidate: Candidate) -> Option<Resident> {
-    match candidate.held {
-        Held::Row(row) => Some(Resident {
-            slot: candidate.slot,
-            row,
-            word: Word::from_bits(candidate.meta),
-        }),
-        Held::Nothing | Held::Taken => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use rowmill_arena::HugePages;
@@ -433,7 +423,7 @@ mod tests {
         let mut refused = 0;
         for row in 0..1000 {
             let turn = workers[0].turn();
-            table.find(turn, &[0], &mut place);
+            table.find(turn, &[0], &mut place, &mut Drawn::nothing());
             assert!(row < 1 || place != [MISS], "row 0 at {row}");
             let taken = table.begin(row, |_| None);
             table.advance();
@@ -451,7 +441,7 @@ mod tests {
         assert_eq!(count(Count::Admitted), count(Count::Evicted) + 64);
         assert_eq!(count(Count::Crowded), 0);
         let turn = workers[0].turn();
-        table.find(turn, &[1], &mut place);
+        table.find(turn, &[1], &mut place, &mut Drawn::nothing());
         assert_eq!(place, [MISS]);
     }
 

@@ -19,7 +19,7 @@ pub struct WarmRows {
 pub(crate) struct Warming {
     tables: Arc<[WarmRows]>,
     /// Which row of each table is next, and which table.
-    positions: Box<[usize]>,
+    positions: Vec<usize>,
     table: usize,
     /// Rows that are left.
     left: usize,
@@ -27,12 +27,28 @@ pub(crate) struct Warming {
 
 impl Warming {
     pub(crate) fn new(tables: Arc<[WarmRows]>) -> Warming {
+        let mut warming = Warming::with_room(tables.len());
+        warming.begin(tables);
+        warming
+    }
+
+    /// Nothing to load, and room for lists of so many tables.
+    pub(crate) fn with_room(tables: usize) -> Warming {
         Warming {
-            positions: vec![0; tables.len()].into_boxed_slice(),
+            tables: Arc::new([]),
+            positions: Vec::with_capacity(tables),
             table: 0,
-            left: tables.iter().map(|table| table.rows.len()).sum(),
-            tables,
+            left: 0,
         }
+    }
+
+    /// These instead of what is left. No memory is taken if there is room for as many tables, and none is freed while another thread
+    /// has the list of before.
+    pub(crate) fn begin(&mut self, tables: Arc<[WarmRows]>) {
+        self.positions.clear();
+        self.positions.resize(tables.len(), 0);
+        self.left = tables.iter().map(|table| table.rows.len()).sum();
+        (self.tables, self.table) = (tables, 0);
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -87,6 +103,20 @@ mod tests {
         }
         assert_eq!(taken, [(3, 7), (0, 4), (3, 8), (3, 9)]);
         assert!(Warming::new(Arc::new([])).is_done());
+
+        // Another list instead of one that is under way, without memory of its own.
+        warming.begin([rows(0, &[1, 2]), rows(2, &[3])].into());
+        warming.go_on(|_, row| row == 1);
+        let next: Arc<[WarmRows]> = [rows(2, &[5, 6])].into();
+        let counted = allocation_counter::measure(|| warming.begin(Arc::clone(&next)));
+        assert_eq!(counted.count_total, 0);
+        let mut taken = vec![];
+        warming.go_on(|table, row| {
+            taken.push((table, row));
+            true
+        });
+        assert_eq!(taken, [(2, 5), (2, 6)]);
+        assert!(warming.is_done());
     }
 
     #[test]

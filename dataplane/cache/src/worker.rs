@@ -9,15 +9,20 @@ use poll::{BEGUN, cached};
 use rowmill_arena::ReadWindow;
 
 use crate::ahead::Ahead;
-use crate::fetch::{self, BagId, Fetches, Limits, Ready};
+use crate::fetch::{self, BagId, Fetches, Kept, Limits, Ready, Room};
 use crate::figures::{Count, TableFigures};
 use crate::home::Home;
-use crate::owners::{Hint, Owners, Room};
+use crate::owners::{self, Hint, Owners};
 use crate::parker::Parker;
-use crate::store::{Found, MISS, Store, Turn};
+use crate::pins::Rules;
+use crate::samples::Samples;
+use crate::store::{Drawn, Found, MISS, Resize, Store, Turn};
 use crate::table::{CachedTable, OnFailure, Taken};
 use crate::tier::{EachRow, FetchesFull, Tier, Wanted};
 use crate::warming::{WarmRows, Warming};
+
+/// Rows of a piece that are drawn, at most: all of the longest.
+const DRAWN: usize = 8192;
 
 /// No tier, for a worker without cached tables.
 struct Nowhere;
@@ -42,7 +47,7 @@ pub struct Counters {
 }
 
 /// What becomes of a row on its way, as [`CachedTable::begin`] has it.
-type Kept = Result<Taken, Count>;
+type Keeping = Result<Taken, Count>;
 
 /// What one worker knows of cached tables: the rows that are there, and the fetches that it has begun.
 pub struct Worker {
@@ -50,13 +55,20 @@ pub struct Worker {
     tables: Box<[Option<Home>]>,
     fetches: Fetches,
     /// By the number of a fetch: its table, with the slot that was taken for it, or what the row counts as when it comes.
-    slots: Box<[Option<(u32, Kept)>]>,
+    slots: Box<[Option<(u32, Keeping)>]>,
     ahead: Ahead,
     /// Rows that the tier was asked for and that have no slot yet, with when they are looked up next: the last is the first to get one.
     begun: Vec<(u32, fetch::Read)>,
     tier: Box<dyn Tier + Send>,
     owners: Owners,
     warming: Option<Warming>,
+    /// The same of rows that are to stay.
+    pinning: Warming,
+    /// Whether a store may be changing its size.
+    is_resizing: bool,
+    /// What was sampled of the last piece that was looked up, until it is [counted](Worker::count).
+    drawn: Drawn,
+    samples: Arc<Samples>,
     counters: Counters,
     /// When a row on its way was asked of the tier, by the number of its fetch.
     asked_ns: Box<[u64]>,
@@ -83,6 +95,7 @@ impl Worker {
     pub fn none() -> Worker {
         let limits = Limits {
             staged: 0,
+            longest: 0,
             prefetched: 0,
             asked: 0,
             bags: 0,
@@ -103,7 +116,7 @@ impl Worker {
         seed: u64,
     ) -> Worker {
         let listed: Vec<bool> = tables.iter().map(Option::is_some).collect();
-        let owners = Owners::all(Room::of(&limits), vec![Box::new(|| ())], &listed);
+        let owners = Owners::all(owners::Room::of(&limits), vec![Box::new(|| ())], &listed);
         let owners = owners.into_iter().next().expect("one worker");
         let tables = tables.into_iter().map(|table| table.map(Home::cached));
         Worker::new(tables.collect(), limits, tier, owners, seed)
@@ -130,6 +143,7 @@ impl Worker {
         let listed: Vec<bool> = tables.iter().map(Option::is_some).collect();
         let fetches = Fetches::new(limits, owners.most_taken(), &listed, seed);
         let asked_ns = vec![0; fetches.most()].into_boxed_slice();
+        let pinning = Warming::with_room(tables.len());
         Worker {
             ahead: Ahead::new(tables.iter().flatten().next().is_none()),
             tables,
@@ -139,6 +153,10 @@ impl Worker {
             tier,
             owners,
             warming: None,
+            pinning,
+            is_resizing: false,
+            drawn: Drawn::new(DRAWN),
+            samples: Arc::new(Samples::new()),
             counters: Counters::default(),
             asked_ns,
             spare: vec![0; limits.row_bytes].into_boxed_slice(),
@@ -182,6 +200,16 @@ impl Worker {
         home.replace(new)
     }
 
+    /// The store of a table that is cached is about to have another size, as [`Store::resize`] says: the rows of shards that this worker
+    /// writes move in the polls from now on. Where the table is not cached any more nothing is done. Between two turns.
+    pub fn resize(&mut self, table: usize, resize: Resize) {
+        let home = self.tables[table].as_mut().expect("a listed table");
+        if let Some(table) = home.table_mut() {
+            table.resize(resize);
+            self.is_resizing = true;
+        }
+    }
+
     /// What becomes of bags of a cached table whose rows could not all be fetched.
     pub fn on_failure(&self, table: usize) -> OnFailure {
         let home = self.tables[table].as_ref();
@@ -193,10 +221,12 @@ impl Worker {
         self.fetches.limits()
     }
 
-    /// Whether nothing is parked, no row is on its way or to be [loaded](Worker::warm), and no other worker has asked for any.
+    /// Whether nothing is parked, no row is on its way, to be [loaded](Worker::warm) or to [move](Worker::resize), and no other worker has
+    /// asked for any.
     pub fn is_idle(&self) -> bool {
         let fetches = &self.fetches;
-        let is_waited_for = self.warming.is_some() || self.owners.has_mail();
+        let is_loading = self.warming.is_some() || !self.pinning.is_done();
+        let is_waited_for = is_loading || self.is_resizing || self.owners.has_mail();
         fetches.on_the_way() == 0 && fetches.parked() == 0 && !is_waited_for
     }
 
@@ -247,9 +277,11 @@ impl Worker {
         rows: &[u32],
         places: &'t mut [u32],
     ) -> (Found<'t>, Parker<'t>) {
+        let threshold = self.tables[table].as_ref().map_or(0, |home| home.threshold);
+        self.drawn.begin(threshold);
         let cached = cached(&mut self.tables, table as u32);
         let spread = *cached.spread();
-        let found = cached.find(turn, rows, places);
+        let found = cached.find(turn, rows, places, &mut self.drawn);
         let parker = Parker {
             fetches: &mut self.fetches,
             owners: &self.owners,
@@ -259,11 +291,33 @@ impl Worker {
         (found, parker)
     }
 
-    /// Counts lookups that were made use of, and how many of them were hits. (One that finds no room is made again.)
-    pub fn count(&self, table: usize, lookups: u64, hits: u64) {
-        let table = self.cached(table);
-        table.figures().count(Count::Lookups, lookups);
-        table.figures().count(Count::Hits, hits);
+    /// Counts the lookups of the last piece that were made use of, its first ones, and how many of them were hits. (Those that find no
+    /// room are made again.) Whoever wants [samples](Self::samples) is told of those of them that are sampled.
+    pub fn count(&mut self, table: usize, lookups: u64, hits: u64) {
+        let figures = self.cached(table).figures();
+        figures.count(Count::Lookups, lookups);
+        figures.count(Count::Hits, hits);
+        if self.drawn.rows().is_empty() {
+            return;
+        }
+        let (put, dropped) = self.samples.put(table as u32, &self.drawn, lookups);
+        figures.count(Count::Sampled, put);
+        figures.count(Count::SamplesDropped, dropped);
+    }
+
+    /// From now on lookups of rows are sampled whose place is below `threshold`, of 2^32, each time that the table is cached; of none
+    /// where it is 0, as at first.
+    ///
+    /// # Panics
+    /// If the table is always resident.
+    pub fn sample(&mut self, table: usize, threshold: u32) {
+        let home = self.tables[table].as_mut().expect("a listed table");
+        home.threshold = threshold;
+    }
+
+    /// Lookups that were sampled, for another thread to take.
+    pub fn samples(&self) -> &Arc<Samples> {
+        &self.samples
     }
 
     /// Counts a bag that found no room to be parked.
@@ -366,15 +420,36 @@ impl Worker {
         self.warming = Some(Warming::new(tables)).filter(|warming| !warming.is_done());
     }
 
+    /// Which rows of a table come into the cache and which stay there from now on, each time that it is cached. Nothing is freed here as
+    /// long as another thread has the set of before, too. Between two turns.
+    ///
+    /// # Panics
+    /// If the table is always resident.
+    pub fn rule(&mut self, table: usize, rules: &Rules) {
+        let home = self.tables[table].as_mut();
+        home.expect("a listed table").rule(rules);
+    }
+
+    /// Loads rows that are to [stay](Worker::rule), as [`warm`](Self::warm) does, but that they take the place of others. What was given
+    /// before and is not loaded yet is not loaded any more. Where [`Limits::prefetched`] is 0 nothing is loaded: such rows come when they
+    /// are looked up. Between two turns.
+    ///
+    /// # Panics
+    /// In a poll, if there is no such cached table or row.
+    pub fn load_pinned(&mut self, tables: Arc<[WarmRows]>) {
+        if self.fetches.limits().prefetched > 0 {
+            self.pinning.begin(tables);
+        }
+    }
+
     /// Whether rows are still to be loaded that were there before a restart.
     pub fn is_warming(&self) -> bool {
         self.warming.is_some()
     }
 
-    /// Rows that there is room for in staging, and for how many in all.
-    pub fn room(&self) -> (u32, u32) {
-        let all = self.fetches.limits().staged;
-        (all - self.fetches.staged() as u32, all)
+    /// Rows of a table that there is room for in staging, and for how many if nobody had any.
+    pub fn room(&self, table: usize) -> (u32, u32) {
+        self.fetches.room(table)
     }
 
     /// Rows that a table has in staging.
@@ -382,14 +457,9 @@ impl Worker {
         self.fetches.staged_of(table)
     }
 
-    /// Whether so many bags of so many rows together can be parked now.
-    pub fn has_room(&self, rows: u32, bags: u32) -> bool {
-        self.fetches.has_room(rows, bags)
-    }
-
-    /// Whether a table has so much already that a bag of so many of its rows has to leave room to others.
-    pub fn is_over(&self, table: usize, rows: u32) -> bool {
-        self.fetches.is_over(table, rows)
+    /// Where there is room to park a bag of so many rows of a table.
+    pub fn room_for_bag(&self, table: usize, rows: u32, kept: Kept) -> Room {
+        self.fetches.room_for_bag(table, rows, kept)
     }
 
     /// The next parked bag that waits for nothing any more.

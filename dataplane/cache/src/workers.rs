@@ -19,6 +19,9 @@ use crate::worker::Worker;
 pub struct TableOptions {
     /// The rows that are kept, in at least as many shards as there are workers: shard `s` is written by worker `s` modulo their number.
     pub shape: Shape,
+    /// The sets of a shard that its store may ever be [given](Store::resize): addresses for as many are taken, and no memory. As many as the
+    /// shape has where it stays as it is.
+    pub most_sets: u32,
     /// The number by which all tiers know the table.
     pub in_tier: u32,
     /// What becomes of bags whose rows could not all be fetched.
@@ -77,8 +80,21 @@ impl Shares {
     /// # Panics
     /// If the table is always resident, or has fewer shards than there are workers.
     pub fn table(&self, number: usize) -> Result<Vec<CachedTable>, ArenaError> {
+        let options = self.tables[number].expect("a listed table");
+        self.table_of(number, options.shape.shard_sets())
+    }
+
+    /// The same with another number of sets a shard than its options say.
+    ///
+    /// # Errors
+    /// As [`table`](Self::table).
+    ///
+    /// # Panics
+    /// As [`table`](Self::table), and if there are fewer than two sets or more than the table's most.
+    pub fn table_of(&self, number: usize, shard_sets: u32) -> Result<Vec<CachedTable>, ArenaError> {
         let TableOptions {
             shape,
+            most_sets,
             in_tier,
             on_failure,
             ..
@@ -90,7 +106,9 @@ impl Shares {
             huge_pages,
             ..
         } = self.options;
-        let (store, writers) = Store::new(shape, seed, limbo, &self.epochs, tags, huge_pages)?;
+        let (shape, epochs) = (shape.over(shard_sets), &self.epochs);
+        let made = Store::with_room(shape, most_sets, seed, limbo, epochs, tags, huge_pages);
+        let (store, writers) = made?;
         let mut writers_of: Vec<Vec<Writer>> = (0..count).map(|_| Vec::new()).collect();
         for (shard, writer) in writers.into_iter().enumerate() {
             writers_of[shard % count].push(writer);

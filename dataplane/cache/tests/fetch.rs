@@ -8,6 +8,7 @@ use rowmill_cache::tier::TierError;
 
 const LIMITS: Limits = Limits {
     staged: 12,
+    longest: 6,
     prefetched: 3,
     asked: 0,
     bags: 4,
@@ -293,8 +294,8 @@ fn run(ops: Vec<Op>) {
                 let has_any = all < LIMITS.prefetched;
                 assert_eq!(fetches.can_prefetch(), has_any);
                 let known = oracle.fetching.contains_key(&(table, number));
-                // Eight times what is left then.
-                let room = has_any && (own == 0 || own < 8 * (LIMITS.prefetched - all - 1));
+                // One is each table's own, and the third either's.
+                let room = own == 0 || (own == 1 && all - own <= 1);
                 assert_eq!(fetches.prefetch(now, table, number), known || room);
                 if !known && room {
                     let row = Fetching {
@@ -521,64 +522,73 @@ fn nothing_is_allocated_after_the_start() {
     assert!(fetches.counters().late > 50 && fetches.counters().arrived > 5000);
 }
 
-/// Rows of a table that are not taken out, and others that are.
+/// Rows of tables that are not taken out, and others that are.
 #[test]
-fn a_table_that_gives_no_rows_leaves_room_to_others() {
+fn tables_that_give_no_rows_leave_room_to_others() {
     let limits = Limits {
         staged: 100,
         prefetched: 100,
         bags: 100,
         ..LIMITS
     };
-    let mut fetches = Fetches::new(limits, ASKS, &[true; TABLES as usize], 4);
+    let mut fetches = Fetches::new(limits, ASKS, &[true; 4], 4);
     let tier = |_, _, _: &mut [u8]| Source::Tier;
     let park = |fetches: &mut Fetches, now, table, row| {
         let mut rows = [row];
         let bag = fetches.park(now, Lane::default(), table, &mut rows, tier)?;
         Some((bag, rows))
     };
+    // Three take all that they may, one after another.
     let mut hung = vec![];
-    hung.extend((0..100).map_while(|row| park(&mut fetches, 0, 0, row)));
-    assert_eq!(hung.len(), 88);
-    let hints = 1000..1000 + limits.prefetched;
-    let hinted = hints.filter(|&row| fetches.prefetch(0, 0, row)).count();
-    assert_eq!(hinted, 88);
-    // It is asked for some rows, and answers nothing; of the others there is one to be had at a time.
+    for (table, most) in [(0, 73), (1, 14), (2, 7)] {
+        let before = hung.len();
+        hung.extend((0..100).map_while(|row| park(&mut fetches, 0, table, row)));
+        let mut hints = 1000..1000 + limits.prefetched;
+        let hinted = hints.position(|row| !fetches.prefetch(0, table, row));
+        assert_eq!((hung.len() - before, hinted), (most, Some(most)));
+    }
+    // They are asked for some rows, and answer nothing; of the fourth there are some to be had at a time.
     let mut reads: Vec<Read> = (0..4).filter_map(|_| fetches.next_read(0)).collect();
-    let passed = fetches.next_read(0).expect("there are more");
-    fetches.pass_by(passed);
+    for table in [1, 2, 0] {
+        let passed = fetches.next_read(0).expect("there are more");
+        assert_eq!(passed.table, table);
+        fetches.pass_by(passed);
+    }
     for row in 0..100 {
-        let (bag, places) = park(&mut fetches, 0, 1, row).expect("room for another table");
-        assert!(fetches.prefetch(0, 1, 1000 + row % 10));
+        let (bag, places) = park(&mut fetches, 0, 3, row).expect("room for another table");
+        assert!(fetches.prefetch(0, 3, 1000 + row % 6));
         let read = fetches.next_read(0).expect("it is not kept back");
-        assert_eq!((read.table, read.row), (1, row));
-        fetches.heard(0, 1, Ok(()));
+        assert_eq!((read.table, read.row), (3, row));
+        fetches.heard(0, 3, Ok(()));
         fetches.arrived(read.ticket, Ok(&[row as u8; 8]));
         assert_eq!(fetches.next_ready().map(|ready| ready.bag), Some(bag));
         fetches.release(bag, &places);
     }
-    // Those of the other that nobody waits for come next, as many as may be read.
+    // Those of it that nobody waits for come next, as many as may be read.
     let ahead = std::iter::from_fn(|| fetches.next_read(0)).map(|read| read.table);
-    assert!(ahead.eq(vec![1; 10]));
-    // Once rows of the hung table are late, only it counts what it answers: those that wait are given up, however often others come.
+    assert!(ahead.eq(vec![3; 6]));
+    // Once rows of the hung tables are late, only they count what they answer: those that wait are given up, however often others come.
     let late = |fetches: &mut Fetches, now| {
-        fetches.heard(now, 1, Ok(()));
+        fetches.heard(now, 3, Ok(()));
         let late = fetches.next_late(now, &mut 1000, |_, _| (0, false))?;
         let (table, _) = fetches.row(late).expect("it waits");
         fetches.give_up(late);
         Some(table)
     };
     assert_eq!(late(&mut fetches, limits.budget_ns), None);
-    fetches.heard(limits.budget_ns, 0, Err(TierError::Late));
+    for table in 0..3 {
+        fetches.heard(limits.budget_ns, table, Err(TierError::Late));
+    }
     for read in reads.drain(..) {
         fetches.arrived(read.ticket, Err(TierError::Late));
     }
-    let given_up = std::iter::from_fn(|| late(&mut fetches, limits.budget_ns));
-    assert!(given_up.eq(vec![0; 88 - 4 + 88]));
+    let given_up: Vec<u32> = std::iter::from_fn(|| late(&mut fetches, limits.budget_ns)).collect();
+    assert_eq!(given_up.len(), 94 - 4 + 94);
+    assert!(!given_up.contains(&3));
     for (bag, places) in hung {
         fetches.release(bag, &places);
     }
-    assert_eq!(fetches.on_the_way(), 10);
+    assert_eq!(fetches.on_the_way(), 6);
     fetches.pass_none();
     assert!(fetches.next_read(0).is_none());
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use rowmill_arena::HugePages;
 use rowmill_cache::store::{
-    Epochs, Evicted, Held, Isa, LimboFull, MISS, Shape, Store, Tags, Ticket, Worker, Writer,
+    Candidate, Epochs, Evicted, Held, Isa, Judge, LimboFull, MISS, ResizeError, Shape, Store,
+    Swept, Tags, Ticket, Worker, Writer,
 };
 
 /// Rows that there are: some three for each slot, so that sets are full and rows come again.
@@ -14,6 +15,8 @@ const ROWS: u32 = 300;
 /// Slots that may be in limbo in each of the two shards.
 const LIMBO: usize = 6;
 const SHARDS: u32 = 2;
+/// Sets that a shard may have.
+const MOST_SETS: u32 = 40;
 const WORKERS: usize = 3;
 const ROW_BYTES: usize = 24;
 
@@ -32,6 +35,12 @@ enum Act {
     Remove { row: u32 },
     /// A writer looks what is free.
     Advance { shard: u32 },
+    /// The store is to have another size.
+    Resize { shard_sets: u32 },
+    /// A writer moves some rows for that.
+    Sweep { shard: u32 },
+    /// It is looked whether that is done.
+    Settle,
     /// A worker begins a turn and looks everything up.
     Turn { worker: usize },
     /// A worker has nothing to do.
@@ -47,6 +56,9 @@ fn act() -> impl Strategy<Value = Act> {
         2 => (0_usize..64).prop_map(|ticket| Act::Restore { ticket }),
         1 => row.prop_map(|row| Act::Remove { row }),
         3 => (0..SHARDS).prop_map(|shard| Act::Advance { shard }),
+        1 => (2..=MOST_SETS).prop_map(|shard_sets| Act::Resize { shard_sets }),
+        12 => (0..SHARDS).prop_map(|shard| Act::Sweep { shard }),
+        2 => Just(Act::Settle),
         2 => worker.clone().prop_map(|worker| Act::Turn { worker }),
         1 => worker.prop_map(|worker| Act::Rest { worker }),
     ]
@@ -62,6 +74,32 @@ fn bytes(row: u32, coming: u32) -> [u8; ROW_BYTES] {
 struct Reader {
     worker: Worker,
     found: Vec<(u32, [u8; ROW_BYTES])>,
+}
+
+/// Lets rows make way for others now and then, and notes which have gone.
+#[derive(Default)]
+struct Draws {
+    gone: Vec<Evicted>,
+}
+
+impl Judge for Draws {
+    fn victim(&self, mover: Candidate, others: &mut dyn Iterator<Item = Candidate>) -> Option<u32> {
+        let Held::Row(row) = mover.held else {
+            panic!("{mover:?} has no row");
+        };
+        let others: Vec<Candidate> = others.collect();
+        assert!(
+            others
+                .iter()
+                .all(|other| matches!(other.held, Held::Row(other) if other != row))
+        );
+        let other = others.get(row as usize % 48)?;
+        Some(other.slot)
+    }
+
+    fn evicted(&mut self, evicted: Evicted) {
+        self.gone.push(evicted);
+    }
 }
 
 /// Everything, and what must be so.
@@ -85,7 +123,7 @@ impl World {
     fn new(seed: u64, tags: Tags) -> World {
         let (epochs, workers) = Epochs::new(WORKERS);
         let shape = Shape::new(2 * 16 * 3, SHARDS, ROW_BYTES, ROW_BYTES + 8).expect("a shape");
-        let made = Store::new(shape, seed, LIMBO, &epochs, tags, HugePages::Off);
+        let made = Store::with_room(shape, MOST_SETS, seed, LIMBO, &epochs, tags, HugePages::Off);
         let (store, writers) = made.expect("memory");
         let reader = |worker| Reader {
             worker,
@@ -122,6 +160,12 @@ impl World {
                 }
             }
             Act::Advance { shard } => self.writers[shard as usize].advance(),
+            Act::Resize { shard_sets } => match self.store.resize(shard_sets) {
+                Ok(_) => assert_eq!(self.store.shape().shard_sets(), shard_sets),
+                Err(error) => assert!(matches!(error, ResizeError::Busy), "{error}"),
+            },
+            Act::Sweep { shard } => _ = self.sweep(shard),
+            Act::Settle => _ = self.store.settle().expect("memory is taken back"),
             Act::Turn { worker } => self.turn(worker),
             Act::Rest { worker } => {
                 self.readers[worker].found.clear();
@@ -135,12 +179,24 @@ impl World {
         &mut self.writers[shard as usize]
     }
 
+    fn sweep(&mut self, shard: u32) -> Swept {
+        let mut draws = Draws::default();
+        let swept = self.writers[shard as usize].sweep(&mut draws);
+        for evicted in draws.gone {
+            self.leave(Some(evicted.row), Some(evicted));
+        }
+        swept
+    }
+
     fn begin(&mut self, row: u32, way: usize) {
         let writer = self.writer(row);
         if writer.slot_of(row).is_some() {
             return;
         }
-        let candidate = writer.candidates(row).nth(way).expect("32 candidates");
+        let count = writer.candidates(row).count();
+        assert!(count == 32 || count == 16, "{count} candidates");
+        let candidate = writer.candidates(row).nth(way % count);
+        let candidate = candidate.expect("one of them");
         if candidate.held == Held::Taken {
             return;
         }
@@ -182,7 +238,7 @@ impl World {
         };
         let writer = self.writer(ticket.row());
         match ticket.former() {
-            Some(row) if writer.slot_of(row).is_none() => {
+            Some(row) if writer.slot_of(row).is_none() && writer.may_hold(ticket.slot(), row) => {
                 writer.restore(ticket);
                 self.rows.insert(row, former.expect("its bytes"));
             }
@@ -203,6 +259,8 @@ impl World {
         let writer = self.writer(row);
         if writer.slot_of(row).is_some() {
             writer.abandon(ticket); // It came by another ticket.
+        } else if !writer.may_hold(ticket.slot(), row) {
+            writer.abandon(ticket); // The slot is another set's now.
         } else if writer.is_free(&ticket) {
             self.comings += 1;
             let bytes = bytes(row, self.comings);
@@ -263,6 +321,22 @@ impl World {
             reader.found.clear();
             reader.worker.rest();
         }
+        self.writers.iter_mut().for_each(Writer::advance);
+        for shard in 0..SHARDS {
+            let mut left = 1000;
+            while self.sweep(shard) == Swept::More {
+                self.check();
+                left -= 1;
+                assert!(left > 0, "it comes to an end");
+            }
+        }
+        assert!(self.store.settle().expect("memory is taken back"));
+        let shape = self.store.shape();
+        let present = self.store.present();
+        assert!((shape.bytes()..shape.bytes() + 3 * 4096).contains(&present));
+        self.turn(0);
+        self.readers[0].found.clear();
+        self.readers[0].worker.rest();
         for writer in &mut self.writers {
             writer.advance();
             assert_eq!((writer.counts().limbo, writer.counts().tickets), (0, 0));

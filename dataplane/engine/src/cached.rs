@@ -81,10 +81,9 @@ impl Cached {
         let Some(bag) = waits_for.filter(|_| slot.crowded > 0) else {
             return true;
         };
-        let (free, all) = self.worker.room();
-        let has_room = |rows, bags| self.worker.has_room(rows, bags);
-        let is_over = |bag: Wanted| self.worker.is_over(bag.table, bag.ids);
-        match self.crowd.place(index, slot.conn, bag, has_room, is_over) {
+        let (free, all) = self.worker.room(bag.table);
+        let room = |bag: Wanted, kept| self.worker.room_for_bag(bag.table, bag.ids, kept);
+        match self.crowd.place(index, slot.conn, bag, room) {
             // Where other tables' rows don't come, half of what they have left is enough.
             Some(Place::Main) => {
                 free >= all / SOME_ROOM || free >= self.worker.staged_of(bag.table)
@@ -94,8 +93,8 @@ impl Cached {
     }
 
     /// Rows to look up at a time: if all bags have to be parked there is room for most.
-    pub(crate) fn lookups(&self) -> u32 {
-        let (free, _) = self.worker.room();
+    pub(crate) fn lookups(&self, table: usize) -> u32 {
+        let (free, _) = self.worker.room(table);
         free.clamp(LOOKUPS_LEAST, MAX_IDS_PER_BAG)
     }
 

@@ -4,9 +4,10 @@
 //! only the first parks bags; the others go on with bags whose rows are there, and with those that they have parked. So a bag that
 //! needs much room is not overtaken for ever by those that need little.
 //!
-//! One whose table has all that it may have beside others ([`Worker::is_over`](rowmill_cache::Worker::is_over)) keeps only those of the same
+//! One whose table has all that it may have beside others ([`Room::Over`]) keeps only those of the same
 //! table back: its file may hang. Since none of these parks a bag before it, its table has nothing any more in the end; from then on it waits
-//! for room like any other.
+//! for room like any other. And a bag for which its table's own part has room ([`Room::Own`]) waits only for those of the same table: no other
+//! may have that room.
 //!
 //! But who needs little does not wait for those who need much, either: some room is kept *aside* for bags that find no other, a small part of it
 //! for each connection. What may be parked there before the first has been served is bounded, too.
@@ -14,12 +15,11 @@
 //! That ends: room is held by parked bags and by rows on their way, and while somebody waits no more of either begin, but for so much aside. A
 //! row on its way comes or is given up in its time. A parked bag that has its rows needs nothing else: it is pooled into the target itself, or into the staging
 //! of its run, which the request has; and requests that have staging are worked on whatever others wait for (`turn.rs`). So in the
-//! end all room but that aside is free, and any bag fits that.
+//! end all room but that aside and other tables' own is free, and any bag fits that ([`Limits::longest`](fetch::Limits::longest)).
 
 use std::collections::VecDeque;
 
-use rowmill_cache::fetch;
-use rowmill_wire::limits::MAX_IDS_PER_BAG;
+use rowmill_cache::fetch::{self, Kept, Room};
 
 use crate::limits::Limits;
 use crate::memory::Conn;
@@ -78,10 +78,9 @@ pub(crate) struct Crowd {
 impl Crowd {
     /// For an engine, each of whose slots stands here once at most, and the room that there is.
     pub(crate) fn new(limits: &Limits, room: &fetch::Limits) -> Crowd {
-        let longest = limits.max_ids.min(MAX_IDS_PER_BAG);
         let aside = Aside {
-            // The longest bag fits beside it.
-            rows: (room.staged / ASIDE).min(room.staged.saturating_sub(longest)),
+            // The longest bag fits beside it: tables' own parts are the other half of what there is beside that.
+            rows: (room.staged / ASIDE).min((room.staged - room.longest) / 2),
             bags: room.bags / ASIDE,
             held_rows: 0,
             held_bags: 0,
@@ -95,28 +94,31 @@ impl Crowd {
         }
     }
 
-    /// Where the request in a slot may park a bag now. `has_room` says whether there is room for so many rows and bags, `is_over` whether a
-    /// table has to leave the room for a bag to others.
+    /// Where the request in a slot may park a bag now. `room` says where there is room for a bag that leaves so much to others.
     pub(crate) fn place(
         &self,
         slot: u32,
         conn: Conn,
         bag: Wanted,
-        has_room: impl Fn(u32, u32) -> bool,
-        is_over: impl Fn(Wanted) -> bool,
+        room: impl Fn(Wanted, Kept) -> Room,
     ) -> Option<Place> {
-        if is_over(bag) {
-            return None;
-        }
         let (aside, ids) = (&self.aside, bag.ids);
-        let (kept_rows, kept_bags) = (aside.rows - aside.held_rows, aside.bags - aside.held_bags);
-        if self.lets(slot, bag, is_over) && has_room(ids + kept_rows, 1 + kept_bags) {
-            return Some(Place::Main);
+        let kept = Kept {
+            rows: aside.rows - aside.held_rows,
+            bags: aside.bags - aside.held_bags,
+        };
+        let is_over = |bag| room(bag, Kept::default()) == Room::Over;
+        match room(bag, kept) {
+            Room::Over => return None,
+            Room::Own if self.lets(slot, bag, |_| true) => return Some(Place::Main),
+            Room::Shared if self.lets(slot, bag, is_over) => return Some(Place::Main),
+            _ => {}
         }
         let held = aside.by_connection[conn.0 as usize];
         let is_small = held + ids <= aside.rows / SHARE;
-        let fits = ids <= kept_rows.min(aside.left) && kept_bags > 0;
-        (is_small && fits && has_room(ids, 1)).then_some(Place::Aside)
+        let fits = ids <= kept.rows.min(aside.left) && kept.bags > 0;
+        let has_room = || room(bag, Kept::default()) != Room::None;
+        (is_small && fits && has_room()).then_some(Place::Aside)
     }
 
     /// A bag was parked.
@@ -150,10 +152,10 @@ impl Crowd {
         own.map(|own| own.bag)
     }
 
-    /// Whether the request in a slot may park a bag now: nobody waits before it but for what other tables have to leave to others.
-    fn lets(&self, slot: u32, bag: Wanted, is_over: impl Fn(Wanted) -> bool) -> bool {
+    /// Whether the request in a slot may park a bag now: nobody waits before it but for other tables' bags that it may pass.
+    fn lets(&self, slot: u32, bag: Wanted, may_pass: impl Fn(Wanted) -> bool) -> bool {
         let mut before = self.slots.iter().take_while(|before| before.slot != slot);
-        before.all(|before| before.bag.table != bag.table && is_over(before.bag))
+        before.all(|before| before.bag.table != bag.table && may_pass(before.bag))
     }
 
     fn is_first(&self, slot: u32) -> bool {
@@ -196,6 +198,7 @@ mod tests {
     fn who_waits_for_a_table_that_has_its_part_keeps_only_that_table_back() {
         let room = fetch::Limits {
             staged: 1 << 17,
+            longest: 1 << 13,
             prefetched: 0,
             asked: 0,
             bags: 100,
@@ -204,19 +207,31 @@ mod tests {
         };
         let mut crowd = Crowd::new(&Limits::default(), &room);
         let bag = |table| Wanted { table, ids: 5000 };
-        let over = |hung: usize| move |bag: Wanted| bag.table == hung;
+        // One table has its part, and another has room in its own.
+        let rooms = |hung: usize, own: usize| {
+            move |bag: Wanted, _: Kept| match bag.table {
+                table if table == hung => Room::Over,
+                table if table == own => Room::Own,
+                _ => Room::Shared,
+            }
+        };
         crowd.join(7, bag(0));
         crowd.join(8, bag(0));
         crowd.join(9, bag(1));
-        let place = |crowd: &Crowd, slot, table, hung| {
-            crowd.place(slot, Conn(0), bag(table), |_, _| true, over(hung))
+        let place_of = |crowd: &Crowd, slot, table, hung, own| {
+            crowd.place(slot, Conn(0), bag(table), rooms(hung, own))
         };
+        let place = |crowd: &Crowd, slot, table, hung| place_of(crowd, slot, table, hung, 9);
         // Table 0 has its part: others go on, in their order.
         assert_eq!(place(&crowd, 7, 0, 0), None);
         assert_eq!(place(&crowd, 9, 1, 0), Some(Place::Main));
         assert_eq!(place(&crowd, 3, 1, 0), None);
         assert_eq!(place(&crowd, 3, 2, 0), None);
         assert_eq!(place(&crowd, 3, 2, 1), None);
+        // But what is its table's own another one's bag does not wait for.
+        assert_eq!(place_of(&crowd, 3, 2, 9, 2), Some(Place::Main));
+        assert_eq!(place_of(&crowd, 3, 1, 9, 1), None);
+        assert_eq!(place_of(&crowd, 8, 0, 9, 0), None);
         crowd.go_on(9);
         assert_eq!(place(&crowd, 3, 2, 0), Some(Place::Main));
         // There is no room: only the first goes on.

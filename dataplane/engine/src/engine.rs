@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use rowmill_cache::Worker;
-use rowmill_cache::store::{Epochs, Worker as Turns};
+use rowmill_cache::store::{Epochs, Resize, Worker as Turns};
+use rowmill_cache::{Rules, WarmRows, Worker};
 use rowmill_pooling::Kernels;
 use rowmill_wire::limits::MAX_SCHEMAS;
 use rowmill_wire::request::Header;
@@ -103,6 +103,35 @@ impl Engine {
             last: None,
             rows_ns: 0,
         }
+    }
+
+    /// The store of a table that is cached is about to have another size. Between two turns.
+    ///
+    /// # Panics
+    /// If the table is always resident.
+    pub fn resize(&mut self, table: usize, resize: Resize) {
+        self.cached.worker.resize(table, resize);
+    }
+
+    /// Lookups of a listed table's rows whose place is below `threshold`, of 2^32, are sampled from now on while it is cached.
+    ///
+    /// # Panics
+    /// If the table is always resident.
+    pub fn sample(&mut self, table: usize, threshold: u32) {
+        self.cached.worker.sample(table, threshold);
+    }
+
+    /// Which rows of a listed table come into the cache and which stay there from now on. Between two turns.
+    ///
+    /// # Panics
+    /// If the table is always resident.
+    pub fn rule(&mut self, table: usize, rules: &Rules) {
+        self.cached.worker.rule(table, rules);
+    }
+
+    /// Loads rows of cached tables that are to stay, as far as they are not there. Between two turns.
+    pub fn load_pinned(&mut self, tables: Arc<[WarmRows]>) {
+        self.cached.worker.load_pinned(tables);
     }
 
     /// Has a listed table's rows elsewhere from now on: takes them from `home`, and leaves there what was before, for another thread to

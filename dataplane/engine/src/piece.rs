@@ -92,7 +92,7 @@ pub(crate) fn next(
         let is_cached = work.cached.worker.is_cached(feature.table);
         let left = work.budget - made.bytes;
         let most_ids = if is_cached {
-            work.cached.lookups()
+            work.cached.lookups(feature.table)
         } else {
             u32::MAX
         };
@@ -229,9 +229,8 @@ fn look_up(
                 table: feature.table,
                 ids,
             };
-            let has_room = |rows, bags| parker.has_room(rows, bags);
-            let is_over = |bag: Wanted| parker.is_over(bag.table, bag.ids);
-            let place = crowd.place(work.index, slot.conn, wanted, has_room, is_over);
+            let room = |bag: Wanted, kept| parker.room_for_bag(bag.table, bag.ids, kept);
+            let place = crowd.place(work.index, slot.conn, wanted, room);
             let parked_as = place.and_then(|place| {
                 let id = parker.park(work.now_ns, lane, own, &found, at)?;
                 Some((id, place))

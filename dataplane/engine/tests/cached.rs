@@ -64,7 +64,7 @@ proptest! {
         let slice = if slice > 0 { slice.max(bags.div_ceil(64)) } else { 0 };
         let model = Model::every();
         let limits = Limits { micro_batch_ns, ..LIMITS };
-        let fetch = fetch::Limits { staged, bags: parked, ..FETCH };
+        let fetch = fetch::Limits { staged, longest: 30, bags: parked, ..FETCH };
         let mut engine = engine_with(&model, limits, fetch, step, |_| Fate::Comes);
         let records = answer(&model, &mut engine, &model.batch(seed, bags, longest), WIDE, slice);
         let slices = if slice == 0 { 1 } else { bags.div_ceil(slice) };

@@ -13,6 +13,8 @@ use rowmill_wire::{Completion, Status};
 
 /// No request here takes so many turns.
 const TURNS: u64 = 100_000;
+/// The time that a turn takes where that matters.
+const TURN_NS: u64 = 10_000;
 
 /// Bags of the first feature, none of the others.
 fn of_first(bags: Vec<Vec<u64>>) -> Batch {
@@ -173,6 +175,7 @@ fn who_needs_little_does_not_wait_for_those_who_need_much() {
     };
     let fetch = fetch::Limits {
         staged: 2 * 256,
+        longest: 256,
         ..FETCH
     };
     let mut engine = engine_with(&model, limits, fetch, 1, |_| Fate::Comes);
@@ -215,4 +218,151 @@ fn who_needs_little_does_not_wait_for_those_who_need_much() {
         return;
     }
     panic!("nothing was answered");
+}
+
+/// Of two cached tables, the first of which hangs.
+fn first_hangs(wanted: Wanted) -> Fate {
+    match wanted.table {
+        0 => Fate::Hangs,
+        _ => Fate::Comes,
+    }
+}
+
+/// A connection that wants rows of the first table again and again, always others, in 8 requests at a time; how often it was answered.
+struct Insatiable {
+    row: u64,
+    answered: u32,
+}
+
+impl Insatiable {
+    const CONN: u32 = 1;
+    const REQUESTS: u16 = 8;
+
+    /// Submits a request of 8 bags of 4 rows.
+    fn submit(&mut self, engine: &mut Engine, memory: &mut HeapMemory, slot: u16) {
+        let mut bag = |_| (0..4).map(|_| self.next()).collect();
+        let batch = of_first((0..8).map(&mut bag).collect());
+        submit(engine, memory, Self::CONN, slot, &batch);
+    }
+
+    fn next(&mut self) -> u64 {
+        self.row = (self.row + 1) % 1000;
+        self.row
+    }
+
+    /// Takes a turn. Returns what others were answered.
+    fn turn(
+        &mut self,
+        engine: &mut Engine,
+        memory: &mut HeapMemory,
+        now_ns: u64,
+    ) -> Vec<(Conn, Completion)> {
+        let (own, others): (Vec<_>, Vec<_>) = turn(engine, memory, now_ns)
+            .into_iter()
+            .partition(|(conn, _)| *conn == Conn(Self::CONN));
+        for (_, record) in own {
+            assert_eq!(record.status, Status::RowUnavailable);
+            self.answered += 1;
+            self.submit(engine, memory, record.slot);
+        }
+        others
+    }
+}
+
+/// An engine whose first table has taken all that it may, with connections 0 to 2 attached.
+fn beside_a_hung_one(
+    model: &Model,
+    fetch: fetch::Limits,
+    bags: u32,
+) -> (Engine, HeapMemory, Insatiable) {
+    let limits = Limits {
+        slots: 16,
+        ..LIMITS
+    };
+    let mut engine = engine_with(model, limits, fetch, 2, first_hangs);
+    let mut memory = memory_for(model, bags, vec![]);
+    let target = memory.regions[&(0, common::TARGET)].clone();
+    for conn in [1, 2] {
+        attach(&mut engine, model, Conn(conn));
+        let target = target.clone();
+        memory.regions.insert((conn, common::TARGET), target);
+    }
+    let mut insatiable = Insatiable {
+        row: 0,
+        answered: 0,
+    };
+    for slot in 0..Insatiable::REQUESTS {
+        insatiable.submit(&mut engine, &mut memory, slot);
+    }
+    while engine.turn(0, &mut memory) != Turn::Blocked {}
+    (engine, memory, insatiable)
+}
+
+/// A request for the third table, in which each bag has so many rows, all different, from one on.
+fn of_third(from: u64, bags: u64, rows: u64) -> Batch {
+    let bag = |bag| (from + bag * rows..from + (bag + 1) * rows).collect();
+    let mut batch = of_first(vec![vec![]; bags as usize]);
+    batch.features[2] = (0..bags).map(bag).collect();
+    batch
+}
+
+#[test]
+fn more_bags_than_a_hung_table_leaves_are_served_as_theirs_come_back() {
+    let model = Model::mixed();
+    let fetch = fetch::Limits {
+        staged: 1024,
+        ..FETCH
+    };
+    let (mut engine, mut memory, mut insatiable) = beside_a_hung_one(&model, fetch, 8);
+    let held = engine.cache().fetch_counters().parked;
+    assert!(
+        u64::from(fetch.bags) - held < 8,
+        "{held} bags of the hung table wait"
+    );
+    submit(&mut engine, &mut memory, 0, 0, &of_third(0, 8, 2));
+    for now_ns in (0..TURNS).map(|turn| turn * TURN_NS) {
+        let answered = insatiable.turn(&mut engine, &mut memory, now_ns);
+        if let [(conn, record)] = answered[..] {
+            assert_eq!((conn, record.status), (Conn(0), Status::Ok));
+            assert_eq!(insatiable.answered, 0, "nothing of the hung table's ended");
+            return;
+        }
+    }
+    panic!("it was not answered");
+}
+
+#[test]
+fn a_bag_larger_than_what_a_hung_table_leaves_is_not_overtaken_for_ever() {
+    let model = Model::mixed();
+    let fetch = fetch::Limits {
+        staged: 256,
+        bags: 128,
+        budget_ns: 1000 * TURN_NS,
+        ..FETCH
+    };
+    let (mut engine, mut memory, mut insatiable) = beside_a_hung_one(&model, fetch, 8);
+    let (left, _) = engine.cache().room(2);
+    assert!(left < 64, "{left} rows are left to it");
+    submit(&mut engine, &mut memory, 0, 0, &of_third(0, 1, 64));
+    // Others want as much of its table as there is, a little at a time, and always other rows.
+    let mut small = (64..2900)
+        .step_by(16)
+        .cycle()
+        .map(|row| of_third(row, 8, 2));
+    let mut small = || small.next().expect("it goes on");
+    for slot in 0..4 {
+        submit(&mut engine, &mut memory, 2, slot, &small());
+    }
+    for now_ns in (0..TURNS).map(|turn| turn * TURN_NS) {
+        for (conn, record) in insatiable.turn(&mut engine, &mut memory, now_ns) {
+            assert_eq!(record.status, Status::Ok);
+            if conn == Conn(0) {
+                let rounds = insatiable.answered / u32::from(Insatiable::REQUESTS);
+                assert!(rounds <= 3, "{rounds} times the hung table's were refused");
+                return;
+            }
+            submit(&mut engine, &mut memory, 2, record.slot, &small());
+        }
+    }
+    panic!("it was not answered");
 }

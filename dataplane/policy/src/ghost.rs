@@ -15,21 +15,32 @@ type Entry = u32;
 /// rows where a line is full.
 #[derive(Clone, Debug)]
 pub(super) struct Ghost {
+    /// As many as there may ever be; those behind the last line are not touched, so that they take no memory.
     entries: Vec<Entry>,
+    lines: usize,
 }
 
 impl Ghost {
-    /// Room for so many rows, rounded up to whole lines.
-    pub(super) fn new(rows: usize) -> Ghost {
-        let lines = rows.div_ceil(LINE).max(1);
+    /// Room for so many rows, rounded up to whole lines, and for at most as many as `most` some time.
+    pub(super) fn new(rows: usize, most: usize) -> Ghost {
         Ghost {
-            entries: vec![0; lines * LINE],
+            entries: vec![0; lines(rows.max(most)) * LINE],
+            lines: lines(rows),
+        }
+    }
+
+    /// It has room for about so many rows from now on, as far as there may be so much. What it knew is as good as forgotten then, and makes
+    /// room for what it learns; so it stays as it is where it has room for up to half as many more or less.
+    pub(super) fn resize(&mut self, rows: usize) {
+        let wanted = lines(rows).min(self.entries.len() / LINE);
+        if 2 * wanted > 3 * self.lines || 2 * wanted < self.lines {
+            self.lines = wanted;
         }
     }
 
     /// Its lines.
     pub(super) fn lines(&self) -> usize {
-        self.entries.len() / LINE
+        self.lines
     }
 
     /// Asks for what is known of a row to be on its way.
@@ -83,6 +94,10 @@ impl Ghost {
     }
 }
 
+fn lines(rows: usize) -> usize {
+    rows.div_ceil(LINE).max(1)
+}
+
 fn word(entry: Entry) -> Word {
     Word::from_bits(entry as u16)
 }
@@ -98,7 +113,7 @@ mod tests {
     proptest! {
         #[test]
         fn while_there_is_room_it_is_a_map(acts in prop::collection::vec((any::<bool>(), 0..40u32, any::<u16>()), 0..200)) {
-            let mut ghost = Ghost::new(4096);
+            let mut ghost = Ghost::new(4096, 4096);
             let mut known = HashMap::new();
             for (put, row, bits) in acts {
                 prop_assert_eq!(ghost.take(row).map(Word::bits), known.remove(&row));
@@ -113,8 +128,29 @@ mod tests {
     }
 
     #[test]
+    fn another_size_has_room_for_other_rows() {
+        let mut ghost = Ghost::new(LINE, 64 * LINE);
+        let rank = |word: Word| f32::from(word.bits());
+        let known = |ghost: &mut Ghost| {
+            let rows = 0..32 * LINE as u32;
+            rows.clone()
+                .for_each(|row| ghost.put(row, Word::from_bits(row as u16 + 1), rank));
+            rows.filter(|&row| ghost.take(row).is_some()).count()
+        };
+        assert_eq!(known(&mut ghost), LINE);
+        ghost.resize(64 * LINE);
+        assert!(known(&mut ghost) > 30 * LINE);
+        for (rows, lines) in [(1000, 64), (40, 64), (31, 31), (46, 31), (47, 47)] {
+            ghost.resize(rows * LINE);
+            assert_eq!(ghost.lines(), lines);
+        }
+        ghost.resize(2 * LINE);
+        assert!((LINE + 1..=2 * LINE).contains(&known(&mut ghost)));
+    }
+
+    #[test]
     fn the_lowest_rank_is_forgotten() {
-        let mut ghost = Ghost::new(LINE);
+        let mut ghost = Ghost::new(LINE, 0);
         let rank = |word: Word| f32::from(word.bits());
         for row in 0..17 {
             let bits = if row == 5 { 3 } else { 100 + row as u16 };

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod ages;
+mod clock;
 mod draw;
 mod ghost;
 mod lookahead;
@@ -23,6 +24,7 @@ mod reuses;
 mod usage;
 mod word;
 
+pub use clock::Clock;
 pub use draw::Draw;
 pub use lookahead::Lookahead;
 pub use reuses::Reuses;
@@ -39,8 +41,6 @@ const WAYS: usize = 16;
 /// Rows that the ghost remembers for each slot, 4 bytes each. It matters where popularity is nearly even: on Zipf 0.6 with 5,000 slots
 /// twice as many have 0.1 points more, half as many 0.4 less.
 const GHOST_ROWS_PER_SLOT: usize = 4;
-/// Ticks in which as many rows are looked up as there are slots. A stamp can tell the age up to 64 times that.
-const TICKS_PER_TURNOVER: u64 = 64;
 /// Lookups for each line of words that is looked at: half a word a lookup. Eight times as many words changed hit rates by less
 /// than 0.1 points.
 const LOOKUPS_PER_LINE: u64 = 32;
@@ -87,7 +87,7 @@ pub struct Policy {
     lookups_per_line: u64,
     /// Lookups of the whole table, by which time goes, as far as is known.
     now: u64,
-    lookups_per_tick: u64,
+    clock: Clock,
     /// Lookups that others don't know of.
     untold: u64,
     /// When it learnt last.
@@ -113,28 +113,35 @@ impl Policy {
     /// # Panics
     /// If the table has fewer slots than a set, or fewer than the policy.
     pub fn new(slots: u32, of_slots: u32, seed: u64) -> Policy {
+        Policy::with_room(slots, of_slots, slots, seed)
+    }
+
+    /// The same for a policy that may be given `most` slots some time, by [`resize`](Self::resize).
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    pub fn with_room(slots: u32, of_slots: u32, most: u32, seed: u64) -> Policy {
         assert!(
             of_slots as usize >= WAYS && of_slots >= slots,
             "{slots} slots of {of_slots}"
         );
+        let clock = Clock::new(of_slots);
         let (slots, of_slots) = (u64::from(slots), u64::from(of_slots));
-        let lookups_per_line = if slots > SLOTS_NEAR {
-            slots / LINES_PER_TURNOVER
-        } else {
-            LOOKUPS_PER_LINE
-        };
         Policy {
             slots,
             of_slots,
-            lookups_per_line,
+            lookups_per_line: lookups_per_line(slots),
             now: 0,
-            lookups_per_tick: (of_slots / TICKS_PER_TURNOVER).max(1),
+            clock,
             untold: 0,
             learnt: 0,
             lookups: 0,
             known: [[0; BANDS]; CLASSES],
             model: Model::new(),
-            ghost: Ghost::new(GHOST_ROWS_PER_SLOT * slots as usize),
+            ghost: Ghost::new(
+                GHOST_ROWS_PER_SLOT * slots as usize,
+                GHOST_ROWS_PER_SLOT * most as usize,
+            ),
             newcomers: Newcomers::new(slots as usize),
             next_class: 0,
             ranks_due: 0,
@@ -146,7 +153,25 @@ impl Policy {
     /// The coarse time, for touching words. It is that of the whole table.
     #[inline]
     pub fn now(&self) -> Tick {
-        Tick::new(self.now / self.lookups_per_tick)
+        Tick::new(self.clock.ticks(self.now))
+    }
+
+    /// The table has another number of slots from now on, and the policy's shards the same part of them as before. `clock` is the same for
+    /// all policies of the table. What it has learnt of classes it keeps; rows that are away it gets to know anew where the change is large, about
+    /// as many as a policy does that has as many slots from the beginning.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    pub fn resize(&mut self, slots: u32, of_slots: u32, clock: Clock) {
+        assert!(
+            of_slots as usize >= WAYS && of_slots >= slots,
+            "{slots} slots of {of_slots}"
+        );
+        (self.slots, self.of_slots) = (slots.into(), of_slots.into());
+        self.lookups_per_line = lookups_per_line(self.slots);
+        self.clock = clock;
+        self.newcomers.resize(slots as usize);
+        self.ghost.resize(GHOST_ROWS_PER_SLOT * slots as usize);
     }
 
     /// This worker did so many more lookups of the table, hits and misses, in whatever shard. `reuses` has hits among them, one in
@@ -249,6 +274,13 @@ impl Policy {
         }
     }
 
+    /// A row that is there and needs another slot, with the rank that it has.
+    pub fn mover(&self, resident: Resident) -> Newcomer {
+        let Resident { row, word, .. } = resident;
+        let rank = self.model.rank(word, self.now());
+        Newcomer { row, word, rank }
+    }
+
     /// A row was taken out of its slot.
     pub fn evicted(&mut self, row: u32, word: Word) {
         let now = self.now();
@@ -299,13 +331,13 @@ impl Policy {
         let sets = (self.slots / WAYS as u64) as u32;
         let lines = sets + self.ghost.lines() as u32;
         let looks = (passed / self.lookups_per_line).min(LINES_MAX);
-        let tick = self.lookups_per_tick;
-        let ticks = since as f64 / tick as f64;
+        let ticks = since as f64 / self.clock.lookups_per_tick() as f64;
         let row_ticks = ticks * f64::from(lines) / looks as f64;
         for _ in 0..looks {
             let line = self.draw.below(lines);
             let ago = self.draw.below(u32::try_from(since).unwrap_or(u32::MAX));
-            let ticks_ago = self.now / tick - (self.now - u64::from(ago)) / tick;
+            let then = self.now.saturating_sub(ago.into());
+            let ticks_ago = self.clock.ticks(self.now) - self.clock.ticks(then);
             // A row that was used since was, for all that is known, used shortly before, too.
             let seen = |word: Word| {
                 let age = u64::from(word.age(now)).saturating_sub(ticks_ago);
@@ -339,6 +371,14 @@ impl Policy {
             self.ranks_due += (self.slots / CLASSES as u64 / oftener).max(1);
         }
         self.ranks_due = self.lookups + 1;
+    }
+}
+
+fn lookups_per_line(slots: u64) -> u64 {
+    if slots > SLOTS_NEAR {
+        slots / LINES_PER_TURNOVER
+    } else {
+        LOOKUPS_PER_LINE
     }
 }
 

@@ -25,11 +25,11 @@ struct Fading {
 }
 
 impl Fading {
-    fn over((per_slot, at_least): (f64, f64), slots: usize) -> Fading {
+    fn over(time: (f64, f64), slots: usize) -> Fading {
         Fading {
             new: 0.0,
             again: 0.0,
-            lookups: (per_slot * slots as f64).max(at_least),
+            lookups: lookups(time, slots),
         }
     }
 
@@ -38,6 +38,11 @@ impl Fading {
         self.new *= left;
         self.again *= left;
     }
+}
+
+/// Lookups over which counts fade.
+fn lookups((per_slot, at_least): (f64, f64), slots: usize) -> f64 {
+    (per_slot * slots as f64).max(at_least)
 }
 
 /// How many new rows there were, and how many were used again, lately and before.
@@ -53,6 +58,12 @@ impl Newcomers {
             recent: Fading::over(RECENT, slots),
             usual: Fading::over(USUAL, slots),
         }
+    }
+
+    /// There are so many slots from now on.
+    pub(super) fn resize(&mut self, slots: usize) {
+        self.recent.lookups = lookups(RECENT, slots);
+        self.usual.lookups = lookups(USUAL, slots);
     }
 
     /// So many lookups were done.

@@ -29,6 +29,11 @@ impl Usage {
         }
     }
 
+    /// How many lookups there were that workers have told of.
+    pub fn lookups(&self) -> u64 {
+        self.lookups.load(Ordering::Relaxed)
+    }
+
     /// Adds lookups, and uses of which each stands for so many; tells how many lookups there were.
     pub(super) fn add(&self, lookups: u64, reuses: &mut Reuses, each: u32) -> u64 {
         reuses.take(|class, band, count| {

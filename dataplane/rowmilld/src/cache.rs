@@ -1,29 +1,35 @@
 //! Cached tables: what was configured of them against what the generation has, the memory they take, and what each worker gets.
 
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::{AtomicBool, AtomicU64};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use rowmill_arena::HugePages;
-use rowmill_cache::store::{self, Shape, ShapeError, Tags};
+use rowmill_cache::store::{self, Shape, Tags};
 use rowmill_cache::warm::ROWS_MAX;
-use rowmill_cache::{OnFailure, Options, Parts, Shares, TableOptions, fetch};
+use rowmill_cache::{OnFailure, Options, Parts, Samples, Shares, TableOptions, fetch};
 use rowmill_engine::{Engine, Home, Limits};
 use rowmill_pooling::Kernels;
 use rowmill_table::{Generation, Keep, Resident, ResidentTable, TableInfo};
+use rowmill_wire::limits::MAX_IDS_PER_BAG;
 
-use crate::cache_view::{CacheView, FileView, TableView, TierView};
+use crate::cache_view::{CacheView, FileView, TableView, TierView, Wishes};
 use crate::config::{Cache, Config, Failure, Placement};
 use crate::files::TableFile;
 use crate::mailbox::Mailbox;
+use crate::own_parts;
 use crate::plan::{Choice, PlanError, bytes_text};
-use crate::room::Needs;
+use crate::room::{self, Needs};
+use crate::share::{self, Share};
 use crate::tiers::{NAMES, TierReads, Tiers};
 use crate::waiting;
 
-/// Rows that a worker asks of other workers at a time: more than their tiers have in flight by default.
-pub(crate) const ASKED: u32 = 1024;
+/// Rows that a worker asks of other workers at a time, where so many tables are listed: more than their tiers have in flight by default, and
+/// some for each table.
+pub(crate) fn asked(tables: u32) -> u32 {
+    fetch::room_for(tables, 1).max(1024)
+}
 
 /// A listed table of the generation.
 #[derive(Clone, Copy, Debug)]
@@ -31,8 +37,9 @@ struct Listed {
     placement: Placement,
     /// The number by which tiers know it.
     in_tier: u32,
-    /// Its share of the arena where it is cached.
+    /// Its share of the arena where it is cached, as it is at start, and the largest that it may become.
     shape: Shape,
+    most: Shape,
     on_failure: Failure,
 }
 
@@ -42,6 +49,7 @@ pub struct CachePlan {
     /// By the table's number.
     tables: Vec<Option<Listed>>,
     cache: Cache,
+    arena_bytes: u64,
     workers: u64,
     row_bytes: usize,
 }
@@ -60,6 +68,11 @@ pub struct Part {
 }
 
 impl Part {
+    /// What the worker samples.
+    pub fn samples(&self) -> Arc<Samples> {
+        Arc::clone(self.worker.samples())
+    }
+
     /// The worker's engine.
     pub fn engine(self, limits: Limits, kernels: Kernels) -> Engine {
         let mut engine = Engine::with_cache(limits, kernels, self.turns, self.worker);
@@ -98,6 +111,7 @@ impl CachePlan {
         workers: usize,
     ) -> Result<CachePlan, PlanError> {
         let mut tables = vec![None; generation.tables().len()];
+        let arena_bytes = config.arena_bytes();
         for (in_tier, table) in config.tables.iter().enumerate() {
             let number = generation
                 .tables()
@@ -112,7 +126,7 @@ impl CachePlan {
                 )));
             };
             let info = &generation.tables()[number];
-            let shape = shape(info, table.cache_bytes, workers as u32).map_err(|least| {
+            let shape = share::shape(info, table.cache_bytes, workers as u32).map_err(|least| {
                 PlanError::Tables(format!(
                     "tables.cache_bytes: of `{}` is {}; {least}",
                     table.name, table.cache_bytes
@@ -122,6 +136,7 @@ impl CachePlan {
                 placement: table.placement,
                 in_tier: in_tier as u32,
                 shape,
+                most: share::most(info, shape, arena_bytes, config.may_change()),
                 on_failure: table.on_failure,
             });
         }
@@ -130,10 +145,21 @@ impl CachePlan {
         let row_bytes = strides.max().unwrap_or(0);
         Ok(CachePlan {
             cache: config.cache.clone(),
+            arena_bytes,
             workers: workers as u64,
             row_bytes,
             tables,
         })
+    }
+
+    /// Whether no table is listed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.row_bytes == 0
+    }
+
+    /// Tables that are listed.
+    fn count(&self) -> u32 {
+        self.listed().count() as u32
     }
 
     fn listed(&self) -> impl Iterator<Item = (usize, &Listed)> {
@@ -144,23 +170,6 @@ impl CachePlan {
     /// Where a table's rows are at start, if it is listed.
     pub fn placement(&self, table: usize) -> Option<Placement> {
         self.tables[table].map(|listed| listed.placement)
-    }
-
-    /// Bytes of a table's share of the arena, if it is cached.
-    pub fn share_bytes(&self, table: usize) -> u64 {
-        match self.tables[table] {
-            Some(Listed {
-                placement: Placement::Cached,
-                shape,
-                ..
-            }) => shape.bytes() as u64,
-            _ => 0,
-        }
-    }
-
-    /// Rows that a cached table's share has room for.
-    pub fn share_rows(&self, table: usize) -> u32 {
-        self.tables[table].map_or(0, |listed| listed.shape.slots())
     }
 
     /// What of a table comes into memory.
@@ -180,7 +189,13 @@ impl CachePlan {
         let cached = self
             .listed()
             .filter(|(_, listed)| listed.placement == Placement::Cached);
-        arenas.extend(cached.map(|(_, listed)| listed.shape.bytes() as u64));
+        let mut areas = Vec::new();
+        for (_, &Listed { shape, most, .. }) in cached {
+            match shape == most {
+                true => arenas.push(shape.bytes() as u64),
+                false => areas.extend(room::areas(most, None, shape)),
+            }
+        }
         let checksums: u64 = (self.listed())
             .map(|(number, _)| tables[number].page_count() * size_of::<u32>() as u64)
             .sum();
@@ -190,6 +205,7 @@ impl CachePlan {
         };
         Needs {
             arenas,
+            areas,
             beside: checksums + workers + self.warm_bytes(),
         }
     }
@@ -209,7 +225,7 @@ impl CachePlan {
     /// What was chosen of each listed table, and of what workers have for them.
     pub(crate) fn choices(&self, generation: &Generation) -> Vec<Choice> {
         let about = |(number, listed): (usize, &Listed)| {
-            describe(generation, number, listed, listed.placement)
+            describe(generation, number, listed, (listed.placement, listed.shape))
         };
         let mut choices: Vec<Choice> = self.listed().map(about).collect();
         if self.row_bytes > 0 {
@@ -230,6 +246,7 @@ impl CachePlan {
                 ),
             ));
         }
+        choices.extend(own_parts::lacking(&self.cache, self.count()));
         choices.extend(self.next_tier(generation));
         choices
     }
@@ -261,20 +278,19 @@ impl CachePlan {
     fn worker_bytes(&self, row_bytes: u64) -> u64 {
         let is_passed_on = self.listed().any(|(_, listed)| listed.on_failure.next_tier);
         let tiers = 1 + u64::from(is_passed_on);
-        let tables = self.listed().count() as u64;
         self.cache
-            .worker_bytes(tables, row_bytes, self.workers, tiers)
+            .worker_bytes(self.count(), row_bytes, self.workers, tiers)
     }
 
-    /// What is chosen of a listed table that is at this place.
+    /// What is chosen of a listed table that is at this place, with such a share.
     pub(crate) fn choice(
         &self,
         generation: &Generation,
         number: usize,
-        placement: Placement,
+        place: (Placement, Shape),
     ) -> Choice {
         let listed = self.tables[number].as_ref().expect("a listed table");
-        describe(generation, number, listed, placement)
+        describe(generation, number, listed, place)
     }
 
     /// Opens the files of listed tables as a start does, and says what was found out about them.
@@ -333,7 +349,8 @@ impl CachePlan {
         let options = Options {
             limits: fetch::Limits {
                 staged: self.cache.staged_rows,
-                asked: ASKED,
+                longest: MAX_IDS_PER_BAG,
+                asked: asked(self.count()),
                 prefetched: self.cache.prefetched_rows,
                 bags: self.cache.parked_bags,
                 row_bytes: self.row_bytes,
@@ -348,6 +365,7 @@ impl CachePlan {
         let table = |table: &Option<Listed>| {
             table.map(|listed| TableOptions {
                 shape: listed.shape,
+                most_sets: listed.most.shard_sets(),
                 in_tier: listed.in_tier,
                 on_failure: listed.on_failure.then,
                 begins_cached: listed.placement == Placement::Cached,
@@ -402,6 +420,7 @@ impl CachePlan {
                     tier,
                     reads,
                     failures,
+                    is_starved: AtomicBool::new(false),
                 })
             })
         };
@@ -413,15 +432,20 @@ impl CachePlan {
                 name: info.name.clone(),
                 rows: info.stored_rows(),
                 rows_bytes: info.row_region_bytes(),
-                share_bytes: listed.shape.bytes() as u64,
-                share_rows: listed.shape.slots().into(),
+                share: Mutex::new(Share {
+                    shape: listed.shape,
+                    wanted: None,
+                    most: listed.most,
+                }),
                 figures: figures(number),
                 files: files(listed.in_tier).collect(),
                 store: Mutex::new(store.map(Arc::clone)),
                 left: AtomicU64::new(0),
+                wishes: Wishes::default(),
             }
         };
         CacheView {
+            arena_bytes: self.arena_bytes,
             tables: self.listed().map(table).collect(),
             tiers: tiers()
                 .map(|(name, workers)| TierView {
@@ -440,7 +464,7 @@ fn describe(
     generation: &Generation,
     number: usize,
     listed: &Listed,
-    placement: Placement,
+    (placement, shape): (Placement, Shape),
 ) -> Choice {
     let info = &generation.tables()[number];
     let what = format!("table {}", info.name);
@@ -449,10 +473,10 @@ fn describe(
         let why = format!("all {all} in memory of its own");
         return Choice::new(&what, "resident", why);
     }
-    let rows = listed.shape.slots();
+    let rows = shape.slots();
     let chosen = format!(
         "cached, {} for {rows} of {} rows",
-        bytes_text(listed.shape.bytes() as u64),
+        bytes_text(shape.bytes() as u64),
         info.stored_rows()
     );
     if u64::from(rows) >= info.stored_rows() {
@@ -478,21 +502,4 @@ fn describe_failure(on_failure: Failure) -> &'static str {
             "a row that can't be read is read from the next tier, and taken for zeros if that fails too"
         }
     }
-}
-
-/// How many rows so many bytes have room for, in a shard for each worker.
-fn shape(info: &TableInfo, bytes: u64, workers: u32) -> Result<Shape, String> {
-    // A slot has a tag of four bytes and a meta word of two.
-    let slot_bytes = info.stride as u64 + 6;
-    let rows = u32::try_from(bytes / slot_bytes).unwrap_or(u32::MAX);
-    let shape = Shape::new(rows, workers, info.stride, info.stride);
-    shape.map_err(|error| match error {
-        ShapeError::TooSmall { least, .. } => {
-            format!(
-                "write at least {}, room for {least} rows",
-                least * slot_bytes
-            )
-        }
-        error => format!("{error}; write less"),
-    })
 }

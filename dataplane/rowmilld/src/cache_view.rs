@@ -1,18 +1,19 @@
 //! Cached tables as the admin pages show them.
 
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use rowmill_arena::Backing;
 use rowmill_cache::figures::{
     BUCKETS, COUNTS, Count, TIER_COUNTS, TableFigures, TierFigures, Times,
 };
-use rowmill_cache::store::Store;
+use rowmill_cache::store::{Shape, Store};
 use rowmill_cache::tier::{Failures, FileFailures, FileReads};
 use serde_json::{Value, json};
 
 use crate::config::Placement;
 use crate::metrics::{Metrics, escape};
+use crate::share::{self, Share};
 use crate::tiers::NAMES;
 
 /// A listed table.
@@ -26,10 +27,8 @@ pub struct TableView {
     pub rows: u64,
     /// See above.
     pub rows_bytes: u64,
-    /// Its share of the arena when it is cached, in bytes.
-    pub share_bytes: u64,
-    /// Rows that the share has room for.
-    pub share_rows: u64,
+    /// Its share of the arena when it is cached.
+    pub share: Mutex<Share>,
     /// What each worker has done about it.
     pub figures: Vec<Arc<TableFigures>>,
     /// The files that its rows are fetched from: the model's own, and its copy where there is one.
@@ -38,6 +37,19 @@ pub struct TableView {
     pub store: Mutex<Option<Arc<Store>>>,
     /// Rows that left the cache when the table did.
     pub left: AtomicU64,
+    /// What a policy wants of it.
+    pub wishes: Wishes,
+}
+
+/// What a policy wants of a table beside its share.
+#[derive(Debug, Default)]
+pub struct Wishes {
+    /// Lookups of rows with a place below it are sampled.
+    pub(crate) threshold: AtomicU32,
+    /// Rows that stay, and how many of them were there when it was looked last.
+    pub(crate) pinned: AtomicU64,
+    /// See above.
+    pub(crate) pinned_held: AtomicU64,
 }
 
 impl TableView {
@@ -47,6 +59,22 @@ impl TableView {
             Some(_) => Placement::Cached,
             None => Placement::Resident,
         }
+    }
+
+    /// Its share, as it is now.
+    pub fn share(&self) -> Share {
+        *self.share.lock().expect("a panic ends the process")
+    }
+
+    /// It is about to have another share.
+    pub(crate) fn wants(&self, shape: Shape) {
+        self.share.lock().expect("a panic ends the process").wanted = Some(shape);
+    }
+
+    /// It is not on the way to another share any more: it has this one.
+    pub(crate) fn has(&self, shape: Shape) {
+        let mut share = self.share.lock().expect("a panic ends the process");
+        (share.shape, share.wanted) = (shape, None);
     }
 
     /// What is kept of it, if it is cached.
@@ -69,12 +97,13 @@ impl TableView {
         self.figures.iter().map(|figures| figures.get(what)).sum()
     }
 
-    fn fetch_times(&self) -> ([u64; BUCKETS + 1], u64) {
+    /// How long fetches took, in buckets, and in all, in nanoseconds.
+    pub(crate) fn fetch_times(&self) -> ([u64; BUCKETS + 1], u64) {
         sum_of(self.figures.iter().map(|figures| &figures.fetch_times))
     }
 
     /// Rows that are in the cache: a moment's difference of what came and what left.
-    fn held(&self) -> u64 {
+    pub(crate) fn held(&self) -> u64 {
         self.get(Count::Admitted)
             .saturating_sub(self.get(Count::Evicted))
             .saturating_sub(self.left.load(Relaxed))
@@ -87,12 +116,20 @@ impl TableView {
 
     fn status(&self) -> Value {
         let (times, sum_ns) = self.fetch_times();
+        let (share, store) = (self.share(), self.store());
+        let wanted = share.wanted.unwrap_or(share.shape);
         let mut table = json!({
             "table": self.name,
             "placement": self.placement().to_string(),
-            "share_bytes": self.share_bytes,
-            "share_rows": self.share_rows,
+            "share_bytes": share.shape.bytes(),
+            "share_rows": share.shape.slots(),
+            "wanted_bytes": wanted.bytes(),
+            "wanted_rows": wanted.slots(),
+            "most_bytes": share.most.bytes(),
+            "memory_bytes": store.map_or(0, |store| store.present()),
             "held_rows": self.held(),
+            "pinned": self.wishes.pinned.load(Relaxed),
+            "pinned_held": self.wishes.pinned_held.load(Relaxed),
             "misses": self.misses(),
             "fetch_p50_us": quantile_us(&times, 0.5),
             "fetch_p99_us": quantile_us(&times, 0.99),
@@ -115,6 +152,8 @@ pub struct FileView {
     pub reads: Vec<Arc<FileReads>>,
     /// What it failed to give.
     pub failures: Arc<FileFailures>,
+    /// Whether rows of it wait in vain for reads that other tables' rows hold.
+    pub is_starved: AtomicBool,
 }
 
 /// What is counted of a file, with its name in metrics.
@@ -147,6 +186,7 @@ impl FileView {
     /// How it is, in a word.
     fn state(&self) -> &'static str {
         match (self.bypassing(), self.failures.is_failing()) {
+            (0, false) if self.is_starved.load(Relaxed) => "starved",
             (0, false) => "read",
             (0, true) => "failing",
             _ => "bypassed",
@@ -225,6 +265,8 @@ impl TierView {
 /// All listed tables.
 #[derive(Debug)]
 pub struct CacheView {
+    /// Bytes that cached tables may have together.
+    pub arena_bytes: u64,
     /// In the order of the configuration.
     pub tables: Vec<TableView>,
     /// What their rows are fetched from, in the order in which it is asked.
@@ -242,12 +284,28 @@ impl CacheView {
     pub(crate) fn shares_bytes(&self) -> u64 {
         let cached = |table: &&TableView| table.placement() == Placement::Cached;
         let shares = self.tables.iter().filter(cached);
-        shares.map(|table| table.share_bytes).sum()
+        shares.map(|table| table.share().shape.bytes() as u64).sum()
+    }
+
+    /// Whether a table may have this share beside those that others have.
+    ///
+    /// # Errors
+    /// A sentence that says why not.
+    pub(crate) fn has_room(&self, table: &TableView, shape: Shape) -> Result<(), String> {
+        let own = match table.placement() {
+            Placement::Cached => table.share().shape.bytes() as u64,
+            Placement::Resident => 0,
+        };
+        let others = self.shares_bytes() - own;
+        share::fits(shape.bytes() as u64, others, self.arena_bytes)
     }
 
     /// The bytes of the largest share of a cached table, and what its memory is made of.
     pub(crate) fn largest_share(&self) -> Option<(u64, Backing)> {
-        let share = |table: &TableView| Some((table.share_bytes, *table.store()?.backing()));
+        let share = |table: &TableView| {
+            let bytes = table.share().shape.bytes() as u64;
+            Some((bytes, *table.store()?.backing()))
+        };
         let shares = self.tables.iter().filter_map(share);
         shares.max_by_key(|(bytes, _)| *bytes)
     }
@@ -306,14 +364,31 @@ impl CacheView {
         let is_cached = |table: &TableView| u64::from(table.placement() == Placement::Cached);
         let help = "Bytes of the arena for rows of the table.";
         gauge("rowmill_cache_share_bytes", help, &|table| {
-            is_cached(table) * table.share_bytes
+            is_cached(table) * table.share().shape.bytes() as u64
+        });
+        let help = "Bytes that the table's share is on the way to have, or has.";
+        gauge("rowmill_cache_wanted_bytes", help, &|table| {
+            let share = table.share();
+            is_cached(table) * share.wanted.unwrap_or(share.shape).bytes() as u64
+        });
+        let help = "Bytes of memory that the table's share takes, which is rounded up to pages.";
+        gauge("rowmill_cache_memory_bytes", help, &|table| {
+            table.store().map_or(0, |store| store.present() as u64)
         });
         let help = "Rows that the table's share has room for.";
         gauge("rowmill_cache_share_rows", help, &|table| {
-            is_cached(table) * table.share_rows
+            is_cached(table) * u64::from(table.share().shape.slots())
         });
         let help = "Rows of the table in the cache.";
         gauge("rowmill_cache_held_rows", help, &TableView::held);
+        let help = "Rows that a policy wants to stay in the cache.";
+        gauge("rowmill_cache_pinned_rows", help, &|table| {
+            table.wishes.pinned.load(Relaxed)
+        });
+        let help = "Rows that a policy wants to stay and that were there when it was looked last.";
+        gauge("rowmill_cache_pinned_held_rows", help, &|table| {
+            table.wishes.pinned_held.load(Relaxed)
+        });
         let name = "rowmill_cache_misses_total";
         out.family(
             name,

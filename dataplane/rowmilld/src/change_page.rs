@@ -1,4 +1,4 @@
-//! Changes that a visitor of the admin pages asks for: `POST /tables/NAME?placement=cached`.
+//! Changes that a visitor of the admin pages asks for: `POST /tables/NAME?placement=cached&cache_bytes=N`.
 
 use serde_json::{Value, json};
 
@@ -20,18 +20,32 @@ pub(crate) struct Wish<'a> {
     pub(crate) is_of_a_page: bool,
 }
 
+/// Where a table is to be, and the bytes of its share if they are to be others.
+type Place = (Placement, Option<u64>);
+
 /// What the path names.
-fn parse(path: &str) -> Option<(&str, Result<Placement, String>)> {
+fn parse(path: &str) -> Option<(&str, Result<Place, String>)> {
     let rest = path.strip_prefix(PATH)?;
     let (table, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let to = match query {
+    let (placement, share) = match query.split_once('&') {
+        Some((placement, share)) => (placement, Some(share)),
+        None => (query, None),
+    };
+    let to = match placement {
         "placement=cached" => Ok(Placement::Cached),
         "placement=resident" => Ok(Placement::Resident),
         _ => Err(format!(
             "`{query}` is no placement; write placement=cached or placement=resident"
         )),
     };
-    Some((table, to))
+    let bytes = |share: &str| {
+        let bytes = share.strip_prefix("cache_bytes=");
+        let bytes = bytes.and_then(|bytes| bytes.parse().ok());
+        bytes
+            .ok_or_else(|| format!("`{share}` is no share; write cache_bytes=N, a number of bytes"))
+    };
+    let share = share.map(bytes).transpose();
+    Some((table, to.and_then(|to| Ok((to, share?)))))
 }
 
 impl Overview {
@@ -59,18 +73,18 @@ impl Overview {
         if self.state() != State::Serving {
             return refused(503, self.state().name());
         }
-        let Some(places) = self.places() else {
+        if !self.allows_changes() {
             return refused(
                 403,
                 "admin.allow_changes is false in the configuration, so tables stay where they are",
             );
-        };
-        let to = match to {
+        }
+        let (to, share) = match to {
             Ok(to) => to,
             Err(why) => return refused(400, &why),
         };
-        let outcome = match places {
-            Some(places) => places.change(table, to),
+        let outcome = match self.places() {
+            Some(places) => places.change(table, to, share),
             None => Err(PlaceError::NotListed(table.into())),
         };
         match outcome {
@@ -91,15 +105,24 @@ mod tests {
         assert_eq!(parse("/status"), None);
         assert_eq!(
             parse("/tables/a.b?placement=cached"),
-            Some(("a.b", Ok(Placement::Cached)))
+            Some(("a.b", Ok((Placement::Cached, None))))
         );
         let resident = parse("/tables/a?placement=resident");
-        assert_eq!(resident, Some(("a", Ok(Placement::Resident))));
+        assert_eq!(resident, Some(("a", Ok((Placement::Resident, None)))));
+        let path = "/tables/a?placement=cached&cache_bytes=4096";
+        assert_eq!(
+            parse(path),
+            Some(("a", Ok((Placement::Cached, Some(4096)))))
+        );
         for wrong in [
             "/tables/a",
             "/tables/a?",
             "/tables/a?placement=arena",
             "/tables/a?cached",
+            "/tables/a?placement=cached&cache_bytes=",
+            "/tables/a?placement=cached&cache_bytes=-1",
+            "/tables/a?placement=cached&cache_bytes=1&",
+            "/tables/a?cache_bytes=1",
         ] {
             let (table, to) = parse(wrong).unwrap();
             assert!(table == "a" && to.is_err(), "{wrong}");

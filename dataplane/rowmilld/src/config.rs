@@ -5,6 +5,7 @@
 //! what to write instead.
 
 mod cache;
+mod control;
 mod cpus;
 mod failure;
 mod filter;
@@ -24,6 +25,7 @@ use serde::de::{self, Deserializer};
 use crate::ports::Port;
 
 pub use cache::{Cache, PageCacheUse, Placement, Table};
+pub use control::{Control, ControlAddress};
 pub use cpus::Cpus;
 pub use failure::Failure;
 pub use filter::filter_fault;
@@ -63,6 +65,9 @@ pub struct Config {
     /// What workers have for cached tables.
     #[serde(default)]
     pub cache: Cache,
+    /// The control plane that is listened to.
+    #[serde(default)]
+    pub control: Control,
     /// Queue pairs and staging of `rdma://` endpoints.
     #[serde(default)]
     pub rdma: Rdma,
@@ -260,7 +265,7 @@ pub struct Admin {
     /// clients' names and tables to whoever reaches it.
     #[serde(deserialize_with = "from_text")]
     pub address: AdminAddress,
-    /// Whether visitors from this host may have listed tables become cached or resident while they are served.
+    /// Whether visitors from this host may have listed tables become cached or resident, or have other shares, while they are served.
     pub allow_changes: bool,
 }
 
@@ -442,6 +447,7 @@ impl Config {
             .or_else(|| self.rdma.fault())
             .or_else(|| self.tables_fault())
             .or_else(|| self.fetch_fault())
+            .or_else(|| self.control_fault())
     }
 
     fn endpoints_fault(&self) -> Option<(&'static str, String)> {

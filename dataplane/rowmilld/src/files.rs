@@ -1,6 +1,7 @@
 //! Whether the files of cached tables, and copies of them, are what they were at start and give their rows. A thread of its own looks
 //! every second, and says in the log when that changes: once for each change of a file.
 
+use core::sync::atomic::Ordering::Relaxed;
 use std::io::{Error, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -35,6 +36,17 @@ enum State {
     Unreadable,
     /// Rows of it don't come in time.
     Late,
+    /// Rows of it were not asked for in time, since other tables' rows held all reads.
+    Starved,
+}
+
+/// Rows that were given up before they were asked of a file, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Unasked {
+    /// Since the table's own file answered nothing.
+    stalled: u64,
+    /// Since other tables' rows held all reads.
+    starved: u64,
 }
 
 /// What a file is to its table.
@@ -90,7 +102,7 @@ struct Watched {
     state: State,
     /// What rows have told of it, and was said, since it was well.
     told: Vec<State>,
-    seen: Failures,
+    seen: (Failures, u64),
     calm: u32,
 }
 
@@ -104,17 +116,17 @@ impl Watched {
             own,
             state: State::Whole,
             told: Vec::new(),
-            seen: Failures::default(),
+            seen: Default::default(),
             calm: 0,
         })
     }
 
     /// Looks at it, of whose table so many rows were given up before they were read. Returns how it is now, if that is to be said.
-    fn look(&mut self, stalled: u64) -> Option<State> {
+    fn look(&mut self, unasked: Unasked) -> Option<State> {
         let mut now = self.own.failures.read();
-        now.late += stalled;
-        let before = std::mem::replace(&mut self.seen, now);
-        self.calm = match now == before {
+        now.late += unasked.stalled;
+        let (before, starved) = std::mem::replace(&mut self.seen, (now, unasked.starved));
+        self.calm = match (now, unasked.starved) == (before, starved) {
             true => self.calm.saturating_add(1),
             false => 0,
         };
@@ -126,6 +138,8 @@ impl Watched {
             _ if now.failed > before.failed => State::Unreadable,
             _ if now.late > before.late => State::Late,
             State::Damaged | State::Cut | State::Unreadable | State::Late if !is_over => self.state,
+            _ if unasked.starved > starved => State::Starved,
+            State::Starved if !is_over => State::Starved,
             _ => State::Whole,
         };
         let state = match self.own.path.metadata() {
@@ -146,8 +160,17 @@ impl Watched {
         Some(state)
     }
 
+    /// Shows whether its rows starve.
+    fn show_in(&self, cache: &CacheView) {
+        let table = own_table(&self.own, cache);
+        if let Some(file) = table.and_then(|table| table.files.first()) {
+            let is_starved = self.state == State::Starved;
+            file.is_starved.store(is_starved, Relaxed);
+        }
+    }
+
     /// What is to be said, and done, about a state.
-    fn sentence(&self, state: State) -> String {
+    fn sentence(&self, state: State, holders: &[String]) -> String {
         let (whose, fate) = match self.own.role {
             Role::Only => ("", "not to be had"),
             Role::Copied => ("", "asked of its copy in cache.next_tier"),
@@ -176,6 +199,14 @@ impl Watched {
             }
             State::Late => format!(
                 "gives rows too late, or none at all, and they are {fate}: look at its disk, and at what else reads there"
+            ),
+            State::Starved => format!(
+                "was not asked for rows in time, and they are {fate}: they waited for a read while those of {} held them; look at these \
+                 tables' disks, or raise cache.reads",
+                match holders {
+                    [] => "other tables".into(),
+                    holders => format!("table {}", holders.join(", ")),
+                }
             ),
         };
         let TableFile { table, path, .. } = &self.own;
@@ -247,10 +278,16 @@ pub(crate) fn watch(files: Vec<TableFile>, cache: Arc<CacheView>) -> anyhow::Res
     let look = move || {
         loop {
             std::thread::sleep(EVERY);
-            for file in &mut files {
-                match file.look(stalled(&file.own, &cache)) {
-                    Some(State::Whole) => tracing::info!("{}", file.sentence(State::Whole)),
-                    Some(state) => tracing::warn!("{}", file.sentence(state)),
+            let changes: Vec<Option<State>> = files
+                .iter_mut()
+                .map(|file| file.look(unasked(&file.own, &cache)))
+                .collect();
+            let holders = holders(&files);
+            for (file, state) in files.iter().zip(changes) {
+                file.show_in(&cache);
+                match state {
+                    Some(State::Whole) => tracing::info!("{}", file.sentence(State::Whole, &[])),
+                    Some(state) => tracing::warn!("{}", file.sentence(state, &holders)),
                     None => {}
                 }
             }
@@ -265,22 +302,51 @@ pub(crate) fn watch(files: Vec<TableFile>, cache: Arc<CacheView>) -> anyhow::Res
     Ok(())
 }
 
-/// Rows that were given up before they were read, since their table's own file, the first that is asked, answered nothing.
-fn stalled(file: &TableFile, cache: &CacheView) -> u64 {
-    let table = cache.tables.iter().find(|table| table.name == file.table);
-    match (file.role, table) {
-        (Role::Only | Role::Copied, Some(table)) => table.get(Count::Stalled),
-        _ => 0,
-    }
+/// The tables whose rows come late, and hold reads.
+fn holders(files: &[Watched]) -> Vec<String> {
+    let late = files.iter().filter(|file| file.state == State::Late);
+    late.map(|file| file.own.table.clone()).collect()
+}
+
+/// The table whose own file it is, the first that is asked.
+fn own_table<'c>(file: &TableFile, cache: &'c CacheView) -> Option<&'c TableView> {
+    let mut tables = cache.tables.iter();
+    let table = tables.find(|table| table.name == file.table);
+    table.filter(|_| file.role != Role::Copy)
+}
+
+/// Rows that were given up before they were asked of their table's own file.
+fn unasked(file: &TableFile, cache: &CacheView) -> Unasked {
+    let of = |table: &TableView| Unasked {
+        stalled: table.get(Count::Stalled),
+        starved: table.get(Count::Starved),
+    };
+    own_table(file, cache).map_or_else(Unasked::default, of)
 }
 
 #[cfg(test)]
 mod tests {
+    use core::sync::atomic::{AtomicBool, AtomicU64};
     use std::fs;
+    use std::sync::Mutex;
 
+    use rowmill_cache::store::Shape;
     use rowmill_cache::tier::TierError;
+    use serde_json::Value;
 
     use super::*;
+    use crate::cache_view::{FileView, Wishes};
+    use crate::share::Share;
+    use crate::tiers::NAMES;
+
+    const NONE: Unasked = Unasked {
+        stalled: 0,
+        starved: 0,
+    };
+
+    fn stalled(stalled: u64) -> Unasked {
+        Unasked { stalled, ..NONE }
+    }
 
     /// A file that is made there, and what it fails to give.
     fn made(path: &Path, role: Role) -> (Watched, Arc<FileFailures>) {
@@ -297,7 +363,7 @@ mod tests {
 
     /// What is said in so many looks, and in which of them.
     fn said(file: &mut Watched, looks: u32) -> Vec<(u32, State)> {
-        let look = |look| Some((look, file.look(0)?));
+        let look = |look| Some((look, file.look(NONE)?));
         (0..looks).filter_map(look).collect()
     }
 
@@ -306,26 +372,26 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.rows");
         let (mut file, _) = made(&path, Role::Only);
-        assert_eq!(file.look(0), None);
+        assert_eq!(file.look(NONE), None);
         let kept = folder.path().join("kept");
         fs::rename(&path, &kept).unwrap();
-        assert_eq!(file.look(0), Some(State::Missing));
-        assert_eq!(file.look(0), None);
+        assert_eq!(file.look(NONE), Some(State::Missing));
+        assert_eq!(file.look(NONE), None);
         fs::write(&path, [7; 100]).unwrap();
-        assert_eq!(file.look(0), Some(State::Replaced));
+        assert_eq!(file.look(NONE), Some(State::Replaced));
         fs::rename(&kept, &path).unwrap();
-        assert_eq!(file.look(0), Some(State::Whole));
+        assert_eq!(file.look(NONE), Some(State::Whole));
         let opened = fs::OpenOptions::new().write(true).open(&path).unwrap();
         opened.set_len(99).unwrap();
-        assert_eq!(file.look(0), Some(State::Cut));
-        let said = file.sentence(State::Cut);
+        assert_eq!(file.look(NONE), Some(State::Cut));
+        let said = file.sentence(State::Cut, &[]);
         assert!(
             said.starts_with("table a: ") && said.contains("a.rows was cut off"),
             "{said}"
         );
         opened.set_len(100).unwrap();
         file.calm = CALM;
-        assert_eq!(file.look(0), Some(State::Whole));
+        assert_eq!(file.look(NONE), Some(State::Whole));
     }
 
     #[test]
@@ -341,9 +407,9 @@ mod tests {
         ];
         for (failure, state) in kinds {
             failures.note(&failure);
-            assert_eq!(file.look(0), Some(state));
+            assert_eq!(file.look(NONE), Some(state));
             failures.note(&failure);
-            assert_eq!(file.look(0), None);
+            assert_eq!(file.look(NONE), None);
             // Nobody asked for more: it is as it was.
             assert_eq!(said(&mut file, 2 * CALM), []);
             failures.note(&failure);
@@ -358,9 +424,9 @@ mod tests {
         let (mut file, failures) = made(&folder.path().join("a.rows"), Role::Only);
         for first in [true, false] {
             failures.note(&Err(TierError::Os(5)));
-            assert_eq!(file.look(0), first.then_some(State::Unreadable));
+            assert_eq!(file.look(NONE), first.then_some(State::Unreadable));
             failures.note(&Err(TierError::Late));
-            assert_eq!(file.look(0), first.then_some(State::Late));
+            assert_eq!(file.look(NONE), first.then_some(State::Late));
         }
     }
 
@@ -368,10 +434,74 @@ mod tests {
     fn rows_that_were_never_read_are_told_of() {
         let folder = tempfile::tempdir().unwrap();
         let (mut file, _) = made(&folder.path().join("a.rows"), Role::Only);
-        assert_eq!(file.look(3), Some(State::Late));
-        assert_eq!(file.look(4), None);
-        let said = file.sentence(State::Late);
+        assert_eq!(file.look(stalled(3)), Some(State::Late));
+        assert_eq!(file.look(stalled(4)), None);
+        let said = file.sentence(State::Late, &[]);
         assert!(said.contains("a.rows gives rows too late"), "{said}");
+    }
+
+    #[test]
+    fn rows_that_others_left_no_read_do_not_blame_their_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut file, failures) = made(&folder.path().join("a.rows"), Role::Only);
+        let (mut hung, hung_failures) = made(&folder.path().join("b.rows"), Role::Only);
+        hung.own.table = "b".into();
+        let starved = |starved| Unasked { starved, ..NONE };
+        hung_failures.note(&Err(TierError::Late));
+        assert_eq!(hung.look(NONE), Some(State::Late));
+        assert_eq!(file.look(starved(5)), Some(State::Starved));
+        assert_eq!(file.look(starved(6)), None);
+        let files = [file, hung];
+        let said = files[0].sentence(State::Starved, &holders(&files));
+        assert!(
+            said.contains("waited for a read while those of table b held them"),
+            "{said}"
+        );
+        let cache = shown(&["a", "b"]);
+        files.iter().for_each(|file| file.show_in(&cache));
+        assert_eq!(states(&cache), ["starved", "read"]);
+        let [mut file, _] = files;
+        failures.note(&Err(TierError::Late));
+        assert_eq!(file.look(starved(7)), Some(State::Late));
+        file.show_in(&cache);
+        assert_eq!(states(&cache), ["read", "read"]);
+    }
+
+    /// Listed tables of these names, each with its own file.
+    fn shown(names: &[&str]) -> CacheView {
+        let shape = Shape::new(64, 1, 4, 4).unwrap();
+        let table = |(number, &name): (usize, &&str)| TableView {
+            number,
+            name: name.into(),
+            rows: 100,
+            rows_bytes: 400,
+            share: Mutex::new(Share {
+                shape,
+                wanted: None,
+                most: shape,
+            }),
+            figures: vec![],
+            files: vec![FileView {
+                tier: NAMES[0],
+                reads: vec![],
+                failures: Arc::default(),
+                is_starved: AtomicBool::new(false),
+            }],
+            store: Mutex::new(None),
+            left: AtomicU64::new(0),
+            wishes: Wishes::default(),
+        };
+        CacheView {
+            arena_bytes: 0,
+            tables: names.iter().enumerate().map(table).collect(),
+            tiers: vec![],
+        }
+    }
+
+    /// How their files are said to be.
+    fn states(cache: &CacheView) -> Vec<Value> {
+        let files = cache.files_status();
+        files.iter().map(|file| file["state"].clone()).collect()
     }
 
     #[test]
@@ -397,7 +527,7 @@ mod tests {
             ),
         ];
         for (role, begin, part) in roles {
-            let said = made(&path, role).0.sentence(State::Damaged);
+            let said = made(&path, role).0.sentence(State::Damaged, &[]);
             assert!(said.starts_with(&begin) && said.contains(part), "{said}");
         }
     }

@@ -4,7 +4,7 @@
 //! [`serve`] puts a service together and takes it down. A worker's thread shares nothing with the
 //! others but its [`mailbox`] (in) and its [`figures`] (out), both without locks.
 //!
-//! Not here, by intent: policy, which table is to be where, async runtimes. What a client may do to the service is
+//! Not here, by intent: how a policy comes about ([`control`] does what one says), async runtimes. What a client may do to the service is
 //! decided in the engine and the port.
 #![forbid(unsafe_code)]
 
@@ -15,6 +15,7 @@ mod change_page;
 mod claim;
 pub mod clock;
 pub mod config;
+pub mod control;
 pub mod descriptors;
 pub mod figures;
 mod files;
@@ -22,6 +23,7 @@ pub mod log;
 pub mod mailbox;
 mod metrics;
 pub mod overview;
+mod own_parts;
 pub mod places;
 pub mod plan;
 pub mod ports;
@@ -29,6 +31,7 @@ mod progress;
 mod room;
 pub mod serve;
 pub mod service;
+pub mod share;
 mod tiers;
 mod waiting;
 pub mod warm;

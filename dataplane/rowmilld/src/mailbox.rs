@@ -8,7 +8,9 @@ use core::sync::atomic::{
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_queue::ArrayQueue;
-use rowmill_engine::{BoundSchema, Home};
+use rowmill_cache::store::Resize;
+use rowmill_cache::{Rules, WarmRows};
+use rowmill_engine::{BoundSchema, Engine, Home};
 use rowmill_port::{ConnId, Waker};
 
 /// Schemas on their way to one worker. Each client can have one, and those that were given up besides. The worker takes all
@@ -73,14 +75,70 @@ impl Binding {
     }
 }
 
-/// A table whose rows a worker is to find elsewhere from now on. It comes back with where they were before, so that the
-/// worker neither makes memory nor frees any.
+/// What a worker is to know of a table from now on.
 #[derive(Debug)]
 pub struct Move {
     /// The table's number.
     pub table: usize,
-    /// Where its rows are; when it comes back, where they were.
-    pub home: Home,
+    /// What changes.
+    pub to: To,
+}
+
+/// What changes of a table.
+#[derive(Debug)]
+pub enum To {
+    /// Its rows are found here. It comes back with where they were, so that the worker neither makes memory nor frees any.
+    Home(Box<Home>),
+    /// Its store is about to have another size, if it is cached.
+    Size(Resize),
+}
+
+/// What all workers are to do about listed tables from now on, of a policy.
+///
+/// Whoever made it keeps it until all workers have taken the one after it, so that a worker that drops its own, or a part of it, never frees
+/// memory.
+#[derive(Debug)]
+pub struct Directive {
+    /// By table: its number, the threshold below which its lookups are sampled, and which rows come and stay.
+    tables: Box<[(usize, u32, Rules)]>,
+    /// Rows that are to stay and are not there.
+    lacking: Arc<[WarmRows]>,
+    missing: AtomicU32,
+}
+
+impl Directive {
+    /// For so many workers.
+    pub(crate) fn new(
+        tables: Box<[(usize, u32, Rules)]>,
+        lacking: Arc<[WarmRows]>,
+        workers: u32,
+    ) -> Directive {
+        Directive {
+            tables,
+            lacking,
+            missing: AtomicU32::new(workers),
+        }
+    }
+
+    /// What it says of each table.
+    pub(crate) fn tables(&self) -> &[(usize, u32, Rules)] {
+        &self.tables
+    }
+
+    /// Whether every worker knows it.
+    pub(crate) fn is_known(&self) -> bool {
+        self.missing.load(Acquire) == 0
+    }
+
+    /// A worker's: has its engine know it.
+    pub(crate) fn tell(&self, engine: &mut Engine) {
+        for (table, threshold, rules) in &self.tables {
+            engine.sample(*table, *threshold);
+            engine.rule(*table, rules);
+        }
+        engine.load_pinned(Arc::clone(&self.lacking));
+        self.missing.fetch_sub(1, Release);
+    }
 }
 
 /// How far the service is on its way out.
@@ -101,6 +159,8 @@ pub struct Mailbox {
     /// The table that is to move, and the one that has. One moves at a time.
     moves: ArrayQueue<Box<Move>>,
     moved: ArrayQueue<Box<Move>>,
+    /// What it is to do about listed tables from now on.
+    directives: ArrayQueue<Arc<Directive>>,
     orders: AtomicU8,
     waker: OnceLock<Arc<dyn Waker>>,
 }
@@ -111,6 +171,7 @@ impl Default for Mailbox {
             bindings: ArrayQueue::new(BINDINGS),
             moves: ArrayQueue::new(1),
             moved: ArrayQueue::new(1),
+            directives: ArrayQueue::new(1),
             orders: AtomicU8::new(Orders::Serve as u8),
             waker: OnceLock::new(),
         }
@@ -164,6 +225,26 @@ impl Mailbox {
     pub(crate) fn has_moved(&self, moved: Box<Move>) {
         let sent = self.moved.push(moved);
         sent.expect("the one before was taken back");
+    }
+
+    /// Tells the worker what to do about listed tables.
+    ///
+    /// # Panics
+    /// If it does not know the one before yet.
+    pub(crate) fn direct(&self, directive: Arc<Directive>) {
+        let sent = self.directives.push(directive);
+        sent.expect("the worker knows the one before");
+        self.wake();
+    }
+
+    /// The worker's: what it is to do about listed tables.
+    pub(crate) fn next_directive(&self) -> Option<Arc<Directive>> {
+        // As with bindings.
+        if self.directives.is_empty() {
+            None
+        } else {
+            self.directives.pop()
+        }
     }
 
     /// Changes the orders.

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::cache_view::CacheView;
 use crate::clock::Clock;
 use crate::config::Placement;
+use crate::control::ControlView;
 use crate::figures::{COUNTERS, Figures};
 use crate::metrics::{Metrics, escape};
 use crate::places::Places;
@@ -100,8 +101,11 @@ pub struct Overview {
     clients: OnceLock<Clients>,
     cache: OnceLock<Arc<CacheView>>,
     warm: OnceLock<Arc<WarmView>>,
-    /// Set where changes are allowed; none where there is nothing to change.
-    places: OnceLock<Option<Arc<Places>>>,
+    /// What changes tables, where they may be changed and some are listed.
+    places: OnceLock<Arc<Places>>,
+    /// Whether visitors may have it change some.
+    allow_changes: bool,
+    control: OnceLock<Arc<ControlView>>,
 }
 
 /// A page: status code, content type, body.
@@ -117,7 +121,7 @@ pub struct Page {
 
 impl Overview {
     /// The overview of a service that is starting.
-    pub fn new(model: String, plan: &Plan, clock: Clock) -> Overview {
+    pub fn new(model: String, plan: &Plan, clock: Clock, allow_changes: bool) -> Overview {
         let seat = |&cpu| Seat {
             cpu,
             figures: Arc::default(),
@@ -136,6 +140,8 @@ impl Overview {
             cache: OnceLock::new(),
             warm: OnceLock::new(),
             places: OnceLock::new(),
+            allow_changes,
+            control: OnceLock::new(),
         }
     }
 
@@ -188,13 +194,23 @@ impl Overview {
         self.warm.get_or_init(|| warm);
     }
 
-    /// Visitors may move tables, if some are listed.
-    pub fn allow_changes(&self, places: Option<Arc<Places>>) {
+    /// Tables are changed by it.
+    pub fn set_places(&self, places: Arc<Places>) {
         self.places.get_or_init(|| places);
     }
 
-    /// What moves tables, where that is allowed.
-    pub(crate) fn places(&self) -> Option<&Option<Arc<Places>>> {
+    /// There is a control plane to listen to.
+    pub fn set_control(&self, control: Arc<ControlView>) {
+        self.control.get_or_init(|| control);
+    }
+
+    /// Whether visitors may have tables changed.
+    pub(crate) fn allows_changes(&self) -> bool {
+        self.allow_changes
+    }
+
+    /// What changes tables, if some may be changed.
+    pub(crate) fn places(&self) -> Option<&Arc<Places>> {
         self.places.get()
     }
 
@@ -320,8 +336,11 @@ impl Overview {
         if let Some(warm) = self.warm.get() {
             status["warm"] = warm.status();
         }
-        if let Some(Some(places)) = self.places() {
+        if let Some(places) = self.places() {
             status["changes"] = places.status();
+        }
+        if let Some(control) = self.control.get() {
+            status["control"] = control.status();
         }
         status
     }
@@ -419,6 +438,9 @@ impl Overview {
         }
         if let Some(warm) = self.warm.get() {
             warm.metrics(&mut out);
+        }
+        if let Some(control) = self.control.get() {
+            control.metrics(&mut out);
         }
         out.text()
     }

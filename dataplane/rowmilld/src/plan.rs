@@ -180,6 +180,7 @@ impl Plan {
         choices.push(descriptors);
         choices.push(describe_idle(config));
         choices.push(describe_admin(config));
+        choices.extend(describe_control(config, cache.is_empty()));
         if !config.model.verify {
             choices.push(Choice::warning(
                 "verification",
@@ -347,6 +348,25 @@ fn describe_idle(config: &Config) -> Choice {
             "idle.sleep = false: workers use their CPUs fully even when there is nothing to do";
         Choice::new("idle workers", chosen, why)
     }
+}
+
+/// Whose policy is followed.
+fn describe_control(config: &Config, is_all_resident: bool) -> Option<Choice> {
+    let (control, name) = (&config.control, config.control.name());
+    let chosen = format!("{} as {name}", control.address);
+    if is_all_resident {
+        let why = "no table is listed in [[tables]], so that there is nothing for it to say: it is only told what there is";
+        return control
+            .is_on()
+            .then(|| Choice::warning("control plane", chosen, why));
+    }
+    let why = format!(
+        "shares, what stays and what comes as it says, within {}; without it as configured",
+        bytes_text(config.arena_bytes())
+    );
+    control
+        .is_on()
+        .then(|| Choice::new("control plane", chosen, why))
 }
 
 fn describe_admin(config: &Config) -> Choice {

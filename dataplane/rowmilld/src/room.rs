@@ -1,6 +1,7 @@
 //! Whether the memory is enough: for rows, for requests, and for what clients register.
 
-use rowmill_arena::{HugePages, Pools, address_space_left, available_bytes};
+use rowmill_arena::{HUGE_2M, HugePages, Pools, Reserve, address_space_left, available_bytes};
+use rowmill_cache::store::Shape;
 
 use crate::config::Config;
 use crate::plan::{Choice, PlanError, bytes_text};
@@ -35,13 +36,59 @@ pub(crate) struct Memory {
 pub(crate) struct Needs {
     /// Bytes of each arena: rows and indexes, and the shares of cached tables. They may have huge pages.
     pub(crate) arenas: Vec<u64>,
+    /// Shares that may become larger or smaller.
+    pub(crate) areas: Vec<Area>,
     /// Bytes beside them that cached tables take: checksums, what workers have for misses, lists of warm rows.
     pub(crate) beside: u64,
 }
 
+/// A part of a share that may become larger or smaller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Area {
+    /// The bytes that it may have at most.
+    most: u64,
+    /// The addresses that it is to get, and the memory.
+    addresses: u64,
+    bytes: u64,
+}
+
+/// What a share needs that may become as large as `most` says: where it is `from` one size to go `to` another, or has none yet.
+pub(crate) fn areas(most: Shape, from: Option<Shape>, to: Shape) -> [Area; 3] {
+    let (all, parts) = (most.parts(), to.parts());
+    let former = from.map_or([0; 3], |from| from.parts());
+    core::array::from_fn(|at| Area {
+        most: all[at] as u64,
+        // The share of a table that is not cached has no addresses, and it begins at a huge page's border.
+        addresses: from.map_or((all[at] + 2 * HUGE_2M) as u64, |_| 0),
+        bytes: parts[at].saturating_sub(former[at]) as u64,
+    })
+}
+
 impl Needs {
+    /// One arena more.
+    pub(crate) fn arena(bytes: u64) -> Needs {
+        Needs {
+            arenas: vec![bytes],
+            ..Needs::default()
+        }
+    }
+
+    /// A share as [`areas`] has it.
+    pub(crate) fn share(areas: [Area; 3]) -> Needs {
+        Needs {
+            areas: areas.into(),
+            ..Needs::default()
+        }
+    }
+
     fn rows(&self) -> u64 {
-        self.arenas.iter().sum()
+        let areas = self.areas.iter().map(|area| area.bytes);
+        self.arenas.iter().copied().chain(areas).sum()
+    }
+
+    fn addresses(&self) -> u64 {
+        let areas = self.areas.iter().map(|area| area.addresses);
+        self.arenas.iter().copied().chain(areas).sum()
     }
 
     /// As words.
@@ -58,11 +105,22 @@ impl Needs {
 }
 
 /// Where arenas have room.
+#[derive(Default)]
 struct Fit {
     /// Pages of 2 MiB that they need of that pool, whether it has them or not.
     pages: u64,
     /// Bytes for which there are no reserved pages, and page tables for them.
     ordinary: u64,
+}
+
+impl Fit {
+    fn add(&mut self, bytes: u64, (pages, has_pages): (u64, bool)) {
+        self.pages += pages;
+        if !has_pages {
+            // A page table entry of 8 bytes for each 4 KiB, as the arena counts it.
+            self.ordinary += bytes + bytes / 512;
+        }
+    }
 }
 
 impl Memory {
@@ -77,21 +135,26 @@ impl Memory {
         }
     }
 
-    /// Where these arenas would have room, made one after another.
-    fn fit(&self, huge_pages: HugePages, arenas: &[u64]) -> Fit {
-        let (mut pools, mut pages, mut ordinary) = (self.pools, 0, 0);
-        for &bytes in arenas {
-            let (needed, has_pages) = match huge_pages {
+    /// Where these would have room, made one after another.
+    fn fit(&self, huge_pages: HugePages, needs: &Needs) -> Fit {
+        let (mut pools, mut fit) = (self.pools, Fit::default());
+        for &bytes in &needs.arenas {
+            let taken = match huge_pages {
                 HugePages::Off => (0, false),
                 HugePages::Require | HugePages::Prefer => pools.take(bytes),
             };
-            pages += needed;
-            if !has_pages {
-                // A page table entry of 8 bytes for each 4 KiB, as the arena counts it.
-                ordinary += bytes + bytes / 512;
-            }
+            fit.add(bytes, taken);
         }
-        Fit { pages, ordinary }
+        for area in &needs.areas {
+            let unit = Reserve::unit(area.most as usize, huge_pages);
+            let bytes = area.bytes.next_multiple_of(unit as u64);
+            let taken = match unit {
+                HUGE_2M => pools.take_common(bytes),
+                _ => (0, false),
+            };
+            fit.add(bytes, taken);
+        }
+        fit
     }
 
     /// What is short where huge pages are required.
@@ -104,7 +167,7 @@ impl Memory {
         )
     }
 
-    /// Whether there is room for one arena more.
+    /// Whether there is room for more.
     ///
     /// # Errors
     /// A sentence that says what is short.
@@ -112,9 +175,9 @@ impl Memory {
         &self,
         huge_pages: HugePages,
         what: &str,
-        bytes: u64,
+        needs: &Needs,
     ) -> Result<(), String> {
-        let Fit { pages, ordinary } = self.fit(huge_pages, &[bytes]);
+        let Fit { pages, ordinary } = self.fit(huge_pages, needs);
         if ordinary > 0 && huge_pages == HugePages::Require {
             return Err(self.too_few_pages(what, pages));
         }
@@ -132,6 +195,7 @@ impl Memory {
                 self.limited_by
             ));
         }
+        let bytes = needs.addresses();
         match self.addresses {
             Some(left) if bytes > left => Err(format!(
                 "too little memory: {what} need {}, and the limit of address space leaves {}; raise it (`ulimit -v`, \
@@ -155,7 +219,7 @@ impl Memory {
     ) -> Result<Choice, PlanError> {
         let wanted = config.model.huge_pages;
         let requests = config.worker_bytes() * workers as u64;
-        let Fit { pages, ordinary } = self.fit(wanted, &needs.arenas);
+        let Fit { pages, ordinary } = self.fit(wanted, needs);
         if wanted == HugePages::Require && ordinary > 0 {
             let what = format!("{} of rows", bytes_text(needs.rows()));
             let short = self.too_few_pages(&what, pages);
@@ -178,7 +242,7 @@ impl Memory {
             )));
         }
         let threads = threads_bytes(workers);
-        let all = needs.rows() + needs.beside + requests + threads;
+        let all = needs.addresses() + needs.beside + requests + threads;
         if let Some(left) = self.addresses.filter(|&left| all > left) {
             return Err(PlanError::Memory(format!(
                 "too little memory: {}, {} for requests in progress and {} for threads are needed, \
@@ -218,11 +282,11 @@ impl Memory {
     ) -> Result<(u64, Choice), PlanError> {
         let limits = &config.limits;
         let requests = config.worker_bytes() * workers as u64;
-        let Fit { ordinary, .. } = self.fit(config.model.huge_pages, &needs.arenas);
+        let Fit { ordinary, .. } = self.fit(config.model.huge_pages, needs);
         let left = self
             .available
             .saturating_sub(ordinary + needs.beside + requests + process_bytes(workers));
-        let others = needs.rows() + needs.beside + requests + threads_bytes(workers);
+        let others = needs.addresses() + needs.beside + requests + threads_bytes(workers);
         let addresses = self.addresses.map(|all| all.saturating_sub(others));
         // A page table entry of 8 bytes for each 4 KiB, and the pages.
         let good_for = |memory: u64| match guarded {
@@ -273,204 +337,4 @@ impl Memory {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use rowmill_arena::{HUGE_2M, Pool};
-
-    use super::*;
-
-    fn config(more: &str) -> Config {
-        let text = format!("[model]\ndirectory = \"/m\"\n{more}");
-        Config::parse(&text, Path::new("r.toml")).unwrap()
-    }
-
-    const GIB: u64 = 1 << 30;
-    const PAGE: u64 = HUGE_2M as u64;
-
-    fn memory(available: u64, addresses: Option<u64>, pages: u64) -> Memory {
-        let common = Pool {
-            total: pages + 10,
-            free: pages,
-        };
-        Memory {
-            available,
-            limited_by: "here".into(),
-            addresses,
-            pools: Pools {
-                common,
-                ..Pools::default()
-            },
-        }
-    }
-
-    fn rows(bytes: u64) -> Needs {
-        Needs {
-            arenas: vec![bytes],
-            beside: 0,
-        }
-    }
-
-    #[test]
-    fn memory_is_compared_with_what_is_needed() {
-        let requests = config("").limits.worker_bytes() + process_bytes(1);
-        let with_tables = GIB + GIB / 512 + requests;
-        let cases = [
-            ("prefer", with_tables, 0, None),
-            (
-                "prefer",
-                with_tables - 1,
-                0,
-                Some("too little memory: 1.0 GiB of rows, "),
-            ),
-            ("prefer", requests, 512, None),
-            (
-                "prefer",
-                requests - 1,
-                512,
-                Some("1.0 GiB of rows (they have reserved pages), "),
-            ),
-            ("off", requests, 512, Some("too little memory")),
-            ("require", requests, 512, None),
-            (
-                "require",
-                4 * GIB,
-                511,
-                Some(
-                    "1.0 GiB of rows need 512 pages of 2 MiB, and the pools have too few: 511 of 521 pages of 2 MiB and 0 of 0 \
-                     pages of 1 GiB are free; reserve them with `sysctl vm.nr_hugepages=522`, or write \"prefer\"",
-                ),
-            ),
-        ];
-        for (pages, available, pool, fault) in cases {
-            let config = config(&format!("huge_pages = \"{pages}\""));
-            let outcome = memory(available, None, pool)
-                .check(&config, 1, &rows(GIB))
-                .map_err(|e| e.to_string());
-            match fault {
-                None => assert!(outcome.is_ok(), "{pages}: {outcome:?}"),
-                Some(part) => assert!(
-                    outcome.as_ref().is_err_and(|e| e.contains(part)),
-                    "{pages}: {outcome:?}"
-                ),
-            }
-        }
-    }
-
-    #[test]
-    fn each_arena_has_pages_of_its_own_and_what_is_beside_them_has_none() {
-        let needs = Needs {
-            arenas: vec![PAGE + 1, 1, PAGE],
-            beside: 3 * GIB,
-        };
-        let config = config("huge_pages = \"require\"");
-        let requests = config.limits.worker_bytes() + process_bytes(1);
-        let check = |available, pages| {
-            let checked = memory(available, None, pages).check(&config, 1, &needs);
-            checked.map_err(|error| error.to_string())
-        };
-        let choice = check(requests + 3 * GIB, 4).unwrap();
-        assert!(choice.chosen.contains("rows, 3.0 GiB beside"), "{choice:?}");
-        let short = check(9 * GIB, 3).unwrap_err();
-        assert!(
-            short.contains("4.0 MiB of rows need 4 pages") && short.contains("nr_hugepages=14"),
-            "{short}"
-        );
-        let short = check(requests + 3 * GIB - 1, 4).unwrap_err();
-        assert!(
-            short.contains("3.0 GiB beside cached tables (they have reserved pages)"),
-            "{short}"
-        );
-    }
-
-    #[test]
-    fn what_comes_later_is_compared_with_what_is_left() {
-        use HugePages::{Off, Prefer, Require};
-        let with_tables = PAGE + PAGE / 512 + process_bytes(0);
-        let cases = [
-            (Prefer, memory(with_tables, None, 0), None),
-            (
-                Prefer,
-                memory(with_tables - 1, None, 0),
-                Some(
-                    "too little memory: its rows need 10.0 MiB, page tables and a reserve of 8.0 MiB included, and 10.0 MiB are \
-                     available (here)",
-                ),
-            ),
-            (Prefer, memory(0, None, 1), None),
-            (Off, memory(9, None, 1), Some("9 bytes are available")),
-            (
-                Require,
-                memory(GIB, None, 0),
-                Some(
-                    "its rows need 1 pages of 2 MiB, and the pools have too few: 0 of 10 pages of 2 MiB",
-                ),
-            ),
-            (Require, memory(GIB, None, 0), Some("nr_hugepages=11`")),
-            (Require, memory(0, None, 1), None),
-            (Off, memory(GIB, Some(9), 0), Some("address space leaves 9")),
-        ];
-        for (pages, memory, fault) in cases {
-            let outcome = memory.has_room(pages, "its rows", PAGE);
-            match fault {
-                None => assert_eq!(outcome, Ok(())),
-                Some(part) => assert!(
-                    outcome.as_ref().is_err_and(|e| e.contains(part)),
-                    "{outcome:?}"
-                ),
-            }
-        }
-    }
-
-    #[test]
-    fn address_space_counts() {
-        let mut memory = memory(u64::MAX, None, 0);
-        let (needs, config) = (rows(GIB), config(""));
-        let needed = GIB + config.limits.worker_bytes() + threads_bytes(1);
-        assert!(memory.check(&config, 1, &needs).is_ok());
-        memory.addresses = Some(needed - 1);
-        let error = memory.check(&config, 1, &needs).unwrap_err().to_string();
-        assert!(
-            error.contains("too little memory") && error.contains("ulimit -v"),
-            "{error}"
-        );
-        memory.addresses = Some(needed + 2 * GIB);
-        assert!(memory.check(&config, 1, &needs).is_ok());
-        let regions = memory.regions(&config, 1, &needs, true);
-        assert_eq!(regions.unwrap().0, GIB);
-    }
-
-    #[test]
-    fn regions_are_bounded_by_what_is_left() {
-        let (gib, least) = (GIB, config(""));
-        let taken = gib + gib / 512 + least.limits.worker_bytes() + process_bytes(1);
-        let memory = |left: u64| memory(taken + left, None, 0);
-        let total = |left, guarded| memory(left).regions(&least, 1, &rows(gib), guarded);
-        let (all, choice) = total(2 * gib, true).unwrap();
-        assert_eq!((all, choice.warning), (256 * gib, false));
-        let (all, _) = total(gib / 4, true).unwrap();
-        assert_eq!(all, 64 * gib, "what half of it is good for");
-        let (all, choice) = total(2 * gib, false).unwrap();
-        assert_eq!((all, choice.warning), (gib / 513 * 512, true));
-        let error = total(4096, false).unwrap_err().to_string();
-        assert!(error.contains("clients' regions need some"), "{error}");
-        let set = config("[limits]\ntotal_region_bytes = 1073741824");
-        for (guarded, left, good) in [
-            (true, gib / 512, true),
-            (true, gib / 513, false),
-            (false, gib + gib / 256, true),
-            (false, gib, false),
-        ] {
-            let outcome = memory(left).regions(&set, 1, &rows(gib), guarded);
-            let outcome = outcome.map(|(all, _)| all).map_err(|e| e.to_string());
-            match good {
-                true => assert_eq!(outcome, Ok(gib)),
-                false => assert!(
-                    outcome
-                        .unwrap_err()
-                        .contains("limits.total_region_bytes is 1.0 GiB")
-                ),
-            }
-        }
-    }
-}
+mod tests;

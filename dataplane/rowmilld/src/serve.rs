@@ -22,6 +22,7 @@ use crate::admin;
 use crate::cache::{Opened, Part};
 use crate::clock::Clock;
 use crate::config::{AdminAddress, Config};
+use crate::control;
 use crate::files;
 use crate::log;
 use crate::mailbox::{Mailbox, Orders};
@@ -61,7 +62,12 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     abort_on_panic();
     let plan = Plan::make(config)?;
     let (clock, chosen_clock) = Clock::choose();
-    let overview = Arc::new(Overview::new(config.model.name(), &plan, clock));
+    let overview = Arc::new(Overview::new(
+        config.model.name(),
+        &plan,
+        clock,
+        config.admin.allow_changes,
+    ));
     let signals = watch_signals(Arc::clone(&overview))?;
     for choice in &plan.choices {
         choice.log();
@@ -102,23 +108,27 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     if let Some(warm) = &warm {
         overview.set_warm(Arc::clone(warm.view()));
     }
+    let samples = parts.iter().map(Part::samples).collect();
     let mut workers = start_workers(config, &plan, &overview, &mailboxes, parts)?;
-    if config.admin.allow_changes {
-        let means = shares.map(|shares| Means {
-            plan: plan.cache.clone(),
-            generation: plan.generation.clone(),
-            tables: Arc::clone(&tables),
-            shares,
-            cache,
-            mailboxes: mailboxes.clone(),
-            huge_pages,
-            verify: config.model.verify,
-            workers_cpus: plan.seats.iter().copied().flatten().collect(),
-        });
-        let told = Arc::clone(&overview);
-        let places = means.map(|means| Places::start(means, move |choice| told.choose(choice)));
-        let places = places.transpose();
-        overview.allow_changes(places.context("cannot start the thread that moves tables")?);
+    let shares = shares.filter(|_| config.may_change());
+    let means = shares.map(|shares| Means {
+        plan: plan.cache.clone(),
+        generation: plan.generation.clone(),
+        tables: Arc::clone(&tables),
+        shares,
+        cache: Arc::clone(&cache),
+        mailboxes: mailboxes.clone(),
+        huge_pages,
+        verify: config.model.verify,
+        workers_cpus: plan.seats.iter().copied().flatten().collect(),
+    });
+    let told = Arc::clone(&overview);
+    let places = means.map(|means| Places::start(means, move |choice| told.choose(choice)));
+    let places = places
+        .transpose()
+        .context("cannot start the thread that moves tables")?;
+    if let Some(places) = &places {
+        overview.set_places(Arc::clone(places));
     }
     let sessions = Arc::new(Sessions::new(
         config.model.name(),
@@ -126,6 +136,19 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         &config.limits,
         mailboxes.clone(),
     ));
+    if config.control.is_on() {
+        let control = control::start(control::Means {
+            control: config.control.clone(),
+            model: config.model.name(),
+            generation: number.to_string(),
+            tables: plan.generation.tables().to_vec(),
+            cache,
+            places,
+            mailboxes: mailboxes.clone(),
+            samples,
+        });
+        overview.set_control(control.context("cannot start the threads of the control plane")?);
+    }
     let server = workers.listen(config, &plan, Arc::clone(&sessions), &mailboxes)?;
     let server = Arc::new(Mutex::new(Some(server)));
     overview.set_clients(list_clients(Arc::clone(&server)));

@@ -384,10 +384,11 @@ fn write(view: &WarmView, generation: &str, cache: &CacheView, claim: &mut Optio
     if view.is_loading() {
         return;
     }
-    let all: u64 = cache.tables.iter().map(|table| table.share_rows).sum();
+    let slots = |table: &TableView| u64::from(table.share().shape.slots());
+    let all: u64 = cache.tables.iter().map(slots).sum();
     let hot = |table: &TableView| {
         let store = table.store()?;
-        let slots = table.share_rows;
+        let slots = slots(table);
         // Each table has its part where a file has no room for all.
         let most = slots.min(slots * ROWS_MAX as u64 / all.max(1));
         Some(WarmTable {
@@ -436,6 +437,8 @@ mod tests {
     use rowmill_cache::store::{Epochs, Shape, Store, Tags};
 
     use super::*;
+    use crate::cache_view::Wishes;
+    use crate::share::Share;
 
     #[test]
     fn a_list_stays_until_its_rows_are_loaded() {
@@ -448,12 +451,16 @@ mod tests {
             name: name.into(),
             rows: 100,
             rows_bytes: 400,
-            share_bytes: shape.bytes() as u64,
-            share_rows: shape.slots().into(),
+            share: Mutex::new(Share {
+                shape,
+                wanted: None,
+                most: shape,
+            }),
             figures: Vec::new(),
             files: Vec::new(),
             store: Mutex::new(store),
             left: AtomicU64::new(0),
+            wishes: Wishes::default(),
         };
         let path = folder.path().join("warm");
         let listed = Warm {
@@ -475,6 +482,7 @@ mod tests {
         );
         // The other one is resident now.
         let cache = CacheView {
+            arena_bytes: shape.bytes() as u64,
             tiers: vec![],
             tables: vec![table(3, "a", Some(store)), table(4, "b", None)],
         };

@@ -16,7 +16,7 @@ use rowmill_wire::{CompletionKind, Status};
 use crate::clock::Clock;
 use crate::config;
 use crate::figures::Figures;
-use crate::mailbox::{Binding, Mailbox, Orders};
+use crate::mailbox::{Binding, Mailbox, Orders, To};
 
 /// A poll ends once it has moved this many bytes, so that it takes less than a micro-batch (50 us):
 /// copying and checking runs at 5 GB/s or more, so 128 KiB take at most 26 us. What a poll leaves is
@@ -181,8 +181,14 @@ impl<P: ServerPort> Worker<P> {
             self.engine.drain();
         }
         if let Some(mut moving) = self.mailbox.next_move() {
-            self.engine.place(moving.table, &mut moving.home);
+            match &mut moving.to {
+                To::Home(home) => self.engine.place(moving.table, home),
+                To::Size(resize) => self.engine.resize(moving.table, *resize),
+            }
             self.mailbox.has_moved(moving);
+        }
+        if let Some(directive) = self.mailbox.next_directive() {
+            directive.tell(&mut self.engine);
         }
         // Where the connection ended before it came, nobody asks for it any more.
         self.waiting.retain(|binding| !binding.is_abandoned());
@@ -282,6 +288,13 @@ impl<P: ServerPort> Worker<P> {
     /// The port, for whoever drives the steps.
     pub fn port(&mut self) -> &mut P {
         &mut self.port
+    }
+
+    /// As before it sleeps, for whoever drives it by [steps](Worker::step): nobody waits for its next one. Returns whether it may, as
+    /// [`Engine::rest`] says.
+    #[must_use = "a worker that others wait for does not sleep"]
+    pub fn rest(&mut self) -> bool {
+        self.engine.rest()
     }
 
     /// The engine, to look at.

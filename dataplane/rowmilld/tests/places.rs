@@ -37,7 +37,12 @@ fn status(address: SocketAddr) -> Value {
 
 /// Moves table `f` and waits until that is through. Returns the change, and what `/status` says then.
 fn moved(address: SocketAddr, to: &str) -> (Value, Value) {
-    let (code, body) = post(address, &format!("/tables/f?placement={to}"), "");
+    changed(address, "f", to)
+}
+
+/// The same of any table, with what `to` says behind the placement.
+fn changed(address: SocketAddr, table: &str, to: &str) -> (Value, Value) {
+    let (code, body) = post(address, &format!("/tables/{table}?placement={to}"), "");
     assert_eq!(code, 202, "{body}");
     let begun: Value = serde_json::from_str(&body).unwrap();
     let until = Instant::now() + PATIENCE;
@@ -89,6 +94,94 @@ fn a_table_is_moved_and_seen_where_it_is() {
     }
     running.signal(Signal::TERM);
     assert_eq!(running.code(), Some(0));
+}
+
+#[test]
+fn shares_change_within_the_arena() {
+    let place = Place::new();
+    let path = configure(&place, "30000", ALLOWED);
+    let other = "[[tables]]\nname = \"q\"\nplacement = \"cached\"\ncache_bytes = 20000\n";
+    let arena = "[cache]\narena_bytes = 60000\n";
+    let text = std::fs::read_to_string(&path).unwrap() + other;
+    std::fs::write(&path, text.replace("[cache]\n", arena)).unwrap();
+    let (_running, address) = ready(&path);
+    let of = |status: &Value, table: usize| {
+        let has = |key: &str| status["cache"][table][key].as_u64().unwrap();
+        (has("share_bytes"), has("share_rows"))
+    };
+    // Rows of 64 bytes: a set of 16 in each of two shards has 32 x 70 bytes.
+    let f = |sets: u64| (sets * 32 * 70, sets * 32);
+    let refused = |table: &str, to: &str, why: &str| {
+        let answer = post(address, &format!("/tables/{table}?placement={to}"), "");
+        assert!(
+            answer.0 == 409 && answer.1.contains(why),
+            "{to}: {answer:?}"
+        );
+    };
+    // A resident table's share is what it is to have.
+    let (change, now) = changed(address, "f", "resident&cache_bytes=11300");
+    assert_eq!(change["state"], "done");
+    assert_eq!(
+        (of(&now, 0), &now["cache"][0]["placement"]),
+        (f(5), &json!("resident"))
+    );
+    assert_eq!(now["cache"][0]["memory_bytes"], 0);
+    let (change, now) = changed(address, "f", "cached");
+    assert_eq!(change["share_bytes"], f(5).0);
+    assert_eq!(of(&now, 0), f(5));
+    for sets in [17, 2, 9] {
+        let (bytes, rows) = f(sets);
+        let (change, now) = changed(address, "f", &format!("cached&cache_bytes={bytes}"));
+        assert_eq!(change["state"], "done", "{change}");
+        let detail = change["detail"].as_str().unwrap();
+        assert!(
+            detail.contains(&format!("for {rows} of 1000 rows")),
+            "{detail}"
+        );
+        assert_eq!(of(&now, 0), (bytes, rows));
+        let f = &now["cache"][0];
+        assert_eq!(f["wanted_bytes"], f["share_bytes"]);
+        // Each of three parts is rounded up to whole pages.
+        let memory = f["memory_bytes"].as_u64().unwrap();
+        assert!(
+            (bytes..bytes + 3 * 4096).contains(&memory),
+            "{memory} for {bytes}"
+        );
+        assert!(page(address, "/metrics").1.contains(&format!(
+            "rowmill_cache_wanted_bytes{{table=\"f\"}} {bytes}\n"
+        )));
+    }
+    let (bytes, _) = f(9);
+    let same = post(
+        address,
+        &format!("/tables/f?placement=cached&cache_bytes={}", bytes + 1),
+        "",
+    );
+    assert_eq!(same.0, 200, "{}", same.1);
+    refused("f", "cached&cache_bytes=4479", "write at least 4480");
+    refused("f", "cached&cache_bytes=1000000", "write at most 58240");
+    refused(
+        "f",
+        "cached&cache_bytes=50000",
+        "cached tables would have 66.9 KiB",
+    );
+    // What one gives up another may have, in whatever form it goes.
+    changed(address, "f", "cached&cache_bytes=4480");
+    let (_, now) = changed(address, "q", "cached&cache_bytes=34000");
+    assert!(of(&now, 1).0 > 33_000);
+    refused(
+        "f",
+        "cached&cache_bytes=30000",
+        "make another table's share smaller first",
+    );
+    let (change, now) = changed(address, "q", "resident&cache_bytes=5000");
+    assert_eq!(
+        (&change["state"], of(&now, 1).0 <= 5000),
+        (&json!("done"), true)
+    );
+    let (_, now) = changed(address, "f", "cached&cache_bytes=58240");
+    assert_eq!(of(&now, 0), f(26));
+    refused("q", "cached", "cached tables would have");
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn slowly(
     }
     let cache = format!("budget_ms = {budget_ms}\nreads = 1\nread_bytes = 12288\n");
     let mut settings = alone(settings(site, &cache, "error")?)?;
-    let (disk, command) = Disk::over(site, &settings.model, &file(site)?, "rowmilld")?;
+    let (disk, command) = Disk::over(site, &settings.model, &[file(site)?], "rowmilld")?;
     settings.model = disk::mount_point(site)?;
     let config = site.configure(&settings)?;
     let service = Service::start_by(site, command, &config)?;
@@ -91,7 +91,7 @@ pub(super) fn disk(site: &Site) -> Result<Verdict> {
         return Ok(Verdict::Skipped(why));
     }
     let mut settings = settings(site, "budget_ms = 200\n", "error")?;
-    let (disk, command) = Disk::over(site, &settings.model, &file(site)?, "rowmilld")?;
+    let (disk, command) = Disk::over(site, &settings.model, &[file(site)?], "rowmilld")?;
     settings.model = disk::mount_point(site)?;
     let config = site.configure(&settings)?;
     let service = Service::start_by(site, command, &config)?;

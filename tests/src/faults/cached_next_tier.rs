@@ -174,7 +174,7 @@ fn on_a_disk(site: &Site, cache: &str) -> Result<(Settings, Disk, Command)> {
     fs::create_dir_all(&copies).context("a folder")?;
     fs::copy(&own, copies.join(own.file_name().context("a file")?)).context("a copy")?;
     let mut settings = naming(settings, &copies);
-    let (disk, command) = Disk::over(site, &settings.model, &own, "rowmilld")?;
+    let (disk, command) = Disk::over(site, &settings.model, &[own], "rowmilld")?;
     settings.model = disk::mount_point(site)?;
     Ok((settings, disk, command))
 }

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 
 use super::site::Site;
 
-/// How reads of the one file are answered that it is about.
+/// How reads of the files are answered that it is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Manner {
     /// At once.
@@ -50,8 +50,8 @@ struct Server {
     device: File,
     /// The folder, then its files: each is known by its place here, from [`ROOT`] on.
     nodes: Vec<PathBuf>,
-    /// The number of the file that the manner is about.
-    special: u64,
+    /// The numbers of the files that the manner is about.
+    special: Vec<u64>,
     state: Mutex<(Manner, Vec<Wanted>)>,
 }
 
@@ -95,7 +95,7 @@ pub(super) fn mount_point(site: &Site) -> Result<PathBuf> {
 }
 
 impl Disk {
-    /// Shows the files of `folder`; reads of `file` have a manner. With it comes the command that mounts it and then becomes the program
+    /// Shows the files of `folder`; reads of `files` have a manner. With it comes the command that mounts it and then becomes the program
     /// called `name`, leashed.
     ///
     /// # Errors
@@ -103,7 +103,7 @@ impl Disk {
     pub(super) fn over(
         site: &Site,
         folder: &Path,
-        file: &Path,
+        files: &[PathBuf],
         name: &str,
     ) -> Result<(Disk, Command)> {
         let device = open().context("/dev/fuse")?;
@@ -111,10 +111,13 @@ impl Disk {
         for entry in fs::read_dir(folder).context("the folder")? {
             nodes.push(entry.context("the folder")?.path());
         }
-        let special = nodes.iter().position(|path| path == file);
+        let number = |file: &PathBuf| {
+            let place = nodes.iter().position(|path| path == file);
+            anyhow::Ok(ROOT + place.context("a file of the folder")? as u64)
+        };
         let server = Arc::new(Server {
             device: device.try_clone()?,
-            special: ROOT + special.context("a file of the folder")? as u64,
+            special: files.iter().map(number).collect::<Result<_>>()?,
             nodes,
             state: Mutex::new((Manner::Good, Vec::new())),
         });
@@ -229,7 +232,7 @@ impl Server {
     fn wanted(&self, wanted: Wanted) -> Result<()> {
         {
             let mut state = self.state();
-            if state.0 == Manner::Silent && wanted.node == self.special {
+            if state.0 == Manner::Silent && self.special.contains(&wanted.node) {
                 state.1.push(wanted);
                 return Ok(());
             }
@@ -238,7 +241,7 @@ impl Server {
     }
 
     fn read(&self, wanted: Wanted) -> Result<()> {
-        let manner = match wanted.node == self.special {
+        let manner = match self.special.contains(&wanted.node) {
             true => self.state().0,
             false => Manner::Good,
         };

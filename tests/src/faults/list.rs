@@ -1,6 +1,7 @@
 //! The list of all faults.
 
 mod cached;
+mod control;
 mod interfaces;
 mod rdma;
 
@@ -21,7 +22,13 @@ const AT_IMPORT: &str = "exit code 1 within 1 s, nothing left behind";
 
 /// All faults.
 pub fn every() -> impl Iterator<Item = &'static Fault> {
-    let lists = [SERVICE, interfaces::FAULTS, cached::FAULTS, rdma::FAULTS];
+    let lists = [
+        SERVICE,
+        interfaces::FAULTS,
+        cached::FAULTS,
+        control::FAULTS,
+        rdma::FAULTS,
+    ];
     lists.into_iter().flatten()
 }
 

@@ -13,6 +13,7 @@ mod cached_next_tier;
 mod cached_starts;
 mod capi;
 mod clients;
+mod control;
 mod disk;
 mod endings;
 mod far;
@@ -28,6 +29,8 @@ mod load;
 mod modes;
 mod patron;
 mod places;
+#[path = "../../../dataplane/rowmilld/tests/support/plane.rs"]
+mod plane;
 pub mod programs;
 mod python;
 mod rdma;

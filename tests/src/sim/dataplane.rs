@@ -119,6 +119,19 @@ impl Dataplane {
         self.lanes.len() as u16
     }
 
+    /// What each worker has on its way of cached tables.
+    pub fn cached(&self) -> Vec<String> {
+        let of = |lane: &Lane| {
+            let cache = lane.worker.engine().cache();
+            let (rows, staged) = cache.held();
+            let (asked, is_idle) = (cache.asked(), cache.is_idle());
+            format!(
+                "{rows} rows on their way, {staged} staged, {asked} asked of others; idle: {is_idle}"
+            )
+        };
+        self.lanes.iter().map(of).collect()
+    }
+
     /// Requests in progress on all workers.
     pub fn in_progress(&self) -> usize {
         self.lanes
@@ -162,7 +175,8 @@ impl Dataplane {
             + self.pace.event_ns * u64::from(stepped.events)
             + bytes * 1000 / self.pace.bytes_per_us;
         lane.ready_ns = now_ns + took_ns;
-        lane.idle = stepped.is_idle();
+        // It sleeps then, or others would wait for its next turn.
+        lane.idle = stepped.is_idle() && lane.worker.rest();
         if self.rng.u32(0..10_000) < self.pace.stops {
             lane.ready_ns += self.rng.u64(0..=self.pace.stop_ns_max);
         }

@@ -13,9 +13,11 @@ use rowmill_cache::{
 };
 use rowmill_table::Resident;
 
-/// The time that rows have where one table's file hangs: others' come within a fraction of it, however long a worker does other things. (One
+/// The time that rows have where tables' files hang: others' come within a fraction of it, however long a worker does other things. (One
 /// that does for 5 ms takes that for a pause.)
 const HUNG_BUDGET_NS: u64 = 20_000_000;
+/// Sets of a shard that a store may have, at first and later.
+pub(super) const MOST_SETS: u32 = 12;
 
 /// Which tables may be cached, and how little there is of everything.
 #[derive(Clone, Debug)]
@@ -35,10 +37,10 @@ pub(super) struct Drawn {
     limbo: usize,
 }
 
-/// Rows that can never be read, of tables whose rows are taken for zeros then; and the table whose file hangs.
+/// Rows that can never be read, of tables whose rows are taken for zeros then; and the tables whose files hang.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lacks {
-    hung: Option<usize>,
+    hung: Vec<usize>,
     tables: Vec<bool>,
     /// Of 10,000 rows, how many.
     rows: u64,
@@ -51,9 +53,9 @@ impl Lacks {
         self.tables.get(table) == Some(&true)
     }
 
-    /// Whether a request may be refused for a row of a table: where one's file hangs, all rows of the others come.
+    /// Whether a request may be refused for a row of a table: where some tables' files hang, all rows of the others come.
     pub(super) fn may_fail(&self, table: usize) -> bool {
-        self.hung.is_none_or(|hung| hung == table)
+        self.hung.is_empty() || self.hung.contains(&table)
     }
 
     /// Whether a row can't be read, from no tier.
@@ -77,6 +79,7 @@ impl Drawn {
             lost: if hurried { rng.u32(0..=50) } else { 0 },
             limits: fetch::Limits {
                 staged: max_ids + rng.u32(0..=100),
+                longest: max_ids,
                 prefetched: 0,
                 asked: rng.u32(1..=40),
                 bags: rng.u32(1..=60),
@@ -94,7 +97,7 @@ impl Drawn {
                 tables: (sets.iter())
                     .map(|sets| sets.is_some() && !hurried && rng.u8(0..3) == 0)
                     .collect(),
-                hung: None,
+                hung: vec![],
                 rows: rng.u64(1..=3000),
                 seed: rng.u64(..),
             },
@@ -103,16 +106,18 @@ impl Drawn {
         drawn.with_hung()
     }
 
-    /// In some worlds one table's file hangs beside others, of which each row comes in time: there is room for more than one at a time.
+    /// In some worlds tables' files hang beside others, of which each row comes in time: all others' or one's, or any number.
     fn with_hung(mut self) -> Drawn {
         let mut rng = Rng::with_seed(self.lacks.seed);
         let cached = (0..self.sets.len()).filter(|&table| self.sets[table].is_some());
         let (all, lacks) = (cached.clone().count(), &self.lacks);
-        let those: Vec<usize> = cached.filter(|&table| !lacks.some_of(table)).collect();
-        let hung = rng.choice(those).filter(|_| all > 1 && rng.u8(0..3) == 0);
-        if hung.is_none() {
+        let mut hung: Vec<usize> = cached.filter(|&table| !lacks.some_of(table)).collect();
+        let is_drawn = rng.choice(&hung).is_some_and(|_| all > 1) && rng.u8(0..3) == 0;
+        if !is_drawn {
             return self;
         }
+        rng.shuffle(&mut hung);
+        hung.truncate(rng.usize(1..all));
         self.lacks.hung = hung;
         (self.bad, self.lost) = (0, 0);
         self.fetches = self.fetches.max(4);
@@ -156,6 +161,7 @@ impl Drawn {
             sets.map(|sets| TableOptions {
                 begins_cached: begin_cached[number] == Some(true),
                 shape: shape(sets).expect("at least two sets a shard"),
+                most_sets: MOST_SETS,
                 in_tier: number as u32,
                 on_failure: match self.lacks.some_of(number) {
                     true => OnFailure::DefaultRow,
@@ -225,7 +231,7 @@ struct Shelf {
     bad: u32,
     lacks: Lacks,
     lost: u32,
-    /// Reads that the table holds for ever whose file hangs.
+    /// Reads that the tables hold for ever whose files hang.
     held: usize,
     /// When each comes, `u64::MAX` for never, and whether it can be read then.
     wanted: Vec<(u64, Wanted, bool)>,
@@ -234,7 +240,7 @@ struct Shelf {
 impl Tier for Shelf {
     fn fetch(&mut self, now_ns: u64, wanted: Wanted) -> Result<(), FetchesFull> {
         let table = self.numbers[wanted.table as usize];
-        let hangs = self.lacks.hung == Some(table);
+        let hangs = self.lacks.hung.contains(&table);
         let of_hung = |(due_ns, ..): &&(u64, Wanted, bool)| *due_ns == u64::MAX;
         let held = self.held + self.wanted.iter().filter(of_hung).count();
         if self.wanted.len() + self.held == self.fetches {
@@ -263,7 +269,7 @@ impl Tier for Shelf {
         for (due_ns, wanted, is_bad) in self.wanted.extract_if(.., is_over) {
             let table = &self.tables.tables()[self.numbers[wanted.table as usize]];
             let from = wanted.row as usize * table.stride();
-            self.held += usize::from(self.lacks.hung.is_some() && due_ns == u64::MAX);
+            self.held += usize::from(!self.lacks.hung.is_empty() && due_ns == u64::MAX);
             let outcome = match is_bad {
                 _ if due_ns > now_ns => Err(TierError::Late),
                 true => Err(TierError::Os(5)),

@@ -105,8 +105,10 @@ pub struct Outcome {
     pub end_ns: u64,
     /// What was counted.
     pub tally: Tally,
-    /// Tables that became cached, or resident again.
+    /// Tables that became cached, or resident again, and stores that changed their sizes.
     pub moves: u64,
+    /// The latter alone, begun.
+    pub resized: u64,
 }
 
 /// A run that broke a rule.
@@ -242,14 +244,17 @@ impl World {
         };
         let begin_cached: Vec<_> = begin_cached.iter().enumerate().map(stays).collect();
         let moves = |(table, begins): (usize, &Option<bool>)| {
-            begins.filter(|_| !cached.lacks().some_of(table))
+            begins.map(|_| !cached.lacks().some_of(table))
         };
         let moving_tables: Vec<_> = begin_cached.iter().enumerate().map(moves).collect();
         let (caches, shares) = cached.workers(&mut draws, &tables, &begin_cached, mailboxes.len());
+        let (_, first) = caches.first().expect("a worker");
+        let stores = (0..begin_cached.len()).map(|table| first.store(table).cloned());
         let moves = Moves::new(
             shares,
             Arc::clone(&tables),
             mailboxes.clone(),
+            stores.collect(),
             &moving_tables,
             moving,
         );
@@ -331,8 +336,9 @@ impl World {
         dataplane.step_ready(false);
         if self.net.now_ns() > END_NS {
             let open = dataplane.ledger.open_requests().join("\n");
+            let cached = dataplane.cached().join("\n");
             return Err(Violation(format!(
-                "the run does not come to an end; in progress:\n{open}"
+                "the run does not come to an end; in progress:\n{open}\non the workers:\n{cached}"
             )));
         }
         dataplane.violation.clone().map_or(Ok(()), Err)
@@ -395,6 +401,7 @@ impl World {
             end_ns: self.net.now_ns(),
             tally: dataplane.ledger.tally,
             moves: dataplane.moves.made,
+            resized: dataplane.moves.resized,
         })
     }
 }

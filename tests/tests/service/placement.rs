@@ -19,7 +19,12 @@ fn places(service: &InProcess) -> &Places {
 
 /// Moves a table and waits until that is through.
 fn moved(service: &InProcess, table: &str, to: Placement) -> Change {
-    let begun = places(service).change(table, to);
+    changed(service, table, to, None)
+}
+
+/// The same where it has another share then.
+fn changed(service: &InProcess, table: &str, to: Placement, share: Option<u64>) -> Change {
+    let begun = places(service).change(table, to, share);
     let number = begun.expect("nothing else moves").expect("it is elsewhere");
     let began = Instant::now();
     loop {
@@ -84,11 +89,52 @@ fn answers_are_the_oracles_while_tables_move() {
 }
 
 #[test]
+fn answers_are_the_oracles_while_shares_change() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = format!("{CACHED}\n[admin]\nallow_changes = true\n");
+    let service = InProcess::start_with(folder, &config);
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let tables = service.cache.tables.iter();
+            let cached = tables.filter(|table| table.placement() == Placement::Cached);
+            for table in cached {
+                let share = table.share();
+                let (whole, least) = (share.shape.bytes() as u64, share.least_bytes());
+                for bytes in [whole / 2, whole, whole / 3, least, whole, whole / 8 * 7] {
+                    let change = changed(&service, &table.name, Placement::Cached, Some(bytes));
+                    assert_eq!(change.state, Stand::Done, "{}", change.detail);
+                    let now = table.share().shape;
+                    let store = store(table).upgrade().expect("it is cached");
+                    assert_eq!(store.shape(), now);
+                    assert!(
+                        change.share_bytes == now.bytes() as u64 && change.share_bytes <= bytes
+                    );
+                    // Three parts, each of whole pages.
+                    assert!(store.present() < now.bytes() + 3 * 4096);
+                    let held = table.get(Count::Admitted) - table.get(Count::Evicted);
+                    assert!(
+                        held <= u64::from(now.slots()),
+                        "{held} rows of {}",
+                        table.name
+                    );
+                }
+            }
+            is_over.store(true, Relaxed);
+        });
+        let all = answers_are_the_oracles(&service, |answered| {
+            answered >= 150 && is_over.load(Relaxed)
+        });
+        assert!(all[&Status::Ok] >= 150 * CLIENTS as u32);
+    });
+}
+
+#[test]
 fn what_cannot_be_moved_stays_where_it_is() {
     let folder = tempfile::tempdir().expect("a folder");
     let files = folder.path().join("model");
     let service = InProcess::start_with(folder, CACHED);
-    let change = |table: &str, to| places(&service).change(table, to);
+    let change = |table: &str, to| places(&service).change(table, to, None);
     let unknown = Err(PlaceError::UnknownTable("nobody".into()));
     assert_eq!(change("nobody", Placement::Cached), unknown);
     let unlisted = Err(PlaceError::NotListed("tags".into()));

@@ -17,6 +17,7 @@ pub(crate) struct Crate {
 const ALLOWED: &[(&str, &str, &[&str])] = &[
     ("rowmill-wire", "dataplane/wire", &[]),
     ("rowmill-arena", "dataplane/arena", &[]),
+    ("rowmill-link", "dataplane/link", &[]),
     ("rowmill-verbs", "ffi/verbs", &[]),
     ("rowmill-cuda-stand-in", "ffi/cuda/stand-in", &[]),
     // The stand-in for its tests alone.
@@ -51,6 +52,7 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
         "dataplane/rowmilld",
         &[
             "rowmill-wire",
+            "rowmill-link",
             "rowmill-arena",
             "rowmill-pooling",
             "rowmill-table",
@@ -80,9 +82,14 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
     (
         "rowmill-admission",
         "control/admission",
-        &["rowmill-policy"],
+        &["rowmill-link", "rowmill-policy"],
     ),
     ("rowmill-state", "control/state", &[]),
+    (
+        "rowmill-control",
+        "control/rowmill-control",
+        &["rowmill-link", "rowmill-admission", "rowmill-state"],
+    ),
     (
         "rowmill-cli",
         "control/rowmill",

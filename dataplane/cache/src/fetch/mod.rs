@@ -14,8 +14,8 @@
 //! two budgets after it was wanted or the tier last answered, whichever is later: one in which it waits for its turn, and one in which it is read. Turns go round
 //! among clients (`lanes.rs`).
 //!
-//! All that there is only so much of is shared by dynamic thresholds among tables (`quotas.rs`): places of staging, bags that wait and what they
-//! wait by, rows that nobody wants yet. So a table whose file hangs leaves some of each to the others.
+//! All that there is only so much of is divided among tables (`quotas.rs`): places of staging, bags that wait and what they
+//! wait by, rows that nobody wants yet. Each table has a small part of its own, so that others whose files hang leave it some of each.
 //!
 //! A row of another worker's shard waits for memory to ask with, as long as others answer, then in that one's turns: one more budget, if the tier
 //! answers nothing.
@@ -27,6 +27,7 @@
 //! for ids.
 
 mod ages;
+mod bags;
 mod lanes;
 mod reads;
 mod rows;
@@ -37,7 +38,7 @@ use std::collections::VecDeque;
 
 pub use lanes::Lane;
 pub use reads::READ_AHEAD;
-pub use types::{BagId, Counters, Limits, Read, Ready, Source, Ticket};
+pub use types::{BagId, Counters, Kept, Limits, Read, Ready, Source, Ticket};
 
 use ages::Ages;
 use lanes::Lanes;
@@ -45,6 +46,7 @@ use rows::{RowKey, Rows};
 use slab::Slab;
 
 use crate::quotas::Quotas;
+pub use crate::quotas::{Room, room_for};
 use crate::tier::TierError;
 
 /// Where a row stands.
@@ -149,8 +151,9 @@ impl Fetches {
     /// ask for `others` rows at a time at most. `seed` keeps clients from choosing rows that collide in its hash table.
     ///
     /// # Panics
-    /// If there are more than 65,535 such tables.
+    /// If there are more than 65,535 such tables, or staging has not room for the longest bag.
     pub fn new(limits: Limits, others: u32, tables: &[bool], seed: u64) -> Fetches {
+        assert!(limits.longest <= limits.staged, "any bag can be parked");
         let fetch = Fetch {
             key: RowKey { table: 0, row: 0 },
             state: State::Free,
@@ -183,11 +186,12 @@ impl Fetches {
         };
         let numbers = tables.iter().map(number).collect();
         let listed = usize::from(listed);
+        let ahead = READ_AHEAD.max(room_for(listed as u32, 1));
         // Twice as much room for what is looked at later, so that what is not true any more is swept out only now and then.
         Fetches {
             limits,
             numbers,
-            slab: Slab::new(limits.staged, limits.row_bytes, tables),
+            slab: Slab::new(limits.staged, limits.longest, limits.row_bytes, tables),
             rows: Rows::new(fetches, seed),
             fetches: vec![fetch; fetches as usize].into_boxed_slice(),
             free_fetches: (0..fetches).rev().collect(),
@@ -195,16 +199,16 @@ impl Fetches {
             free_waits: (0..waits).rev().collect(),
             asks_from: waits,
             told: Vec::with_capacity(others as usize),
-            wait_quotas: Quotas::new(waits, tables),
+            wait_quotas: Quotas::new(waits, limits.longest, tables),
             bags: vec![bag; limits.bags as usize].into_boxed_slice(),
             free_bags: (0..limits.bags).rev().collect(),
-            bag_quotas: Quotas::new(limits.bags, tables),
+            bag_quotas: Quotas::new(limits.bags, 1, tables),
             queued: Lanes::new(fetches, listed),
             away: Lanes::new(fetches, listed),
             is_passed: vec![false; listed].into_boxed_slice(),
             is_away_passed: vec![false; listed].into_boxed_slice(),
-            prefetched: Quotas::new(limits.prefetched, tables),
-            read_ahead: Quotas::new(READ_AHEAD, &vec![true; listed]),
+            prefetched: Quotas::new(limits.prefetched, 1, tables),
+            read_ahead: Quotas::new(ahead, 1, &vec![true; listed]),
             ages: Ages::new(fetches, listed),
             looked: 0,
             away_by_age: VecDeque::with_capacity(2 * limits.staged as usize),
@@ -261,76 +265,9 @@ impl Fetches {
         self.slab.quotas().held(table)
     }
 
-    /// Whether so many bags of so many rows together can be parked now, whichever of them are missing.
-    pub fn has_room(&self, rows: u32, bags: u32) -> bool {
-        // All of them may be, and different.
-        let room = self.slab.free().min(self.free_waits.len());
-        room >= rows as usize && self.free_bags.len() >= bags as usize
-    }
-
-    /// Whether a table has so much already that a bag of so many of its rows has to leave room to others.
-    pub fn is_over(&self, table: usize, rows: u32) -> bool {
-        self.slab.quotas().is_over(table, rows)
-            || self.wait_quotas.is_over(table, rows)
-            || self.bag_quotas.is_over(table, 1)
-    }
-
-    /// Counts a bag for which there is no room.
-    pub fn refuse(&mut self) {
-        self.counters.refused += 1;
-    }
-
-    /// Parks a bag, whose rows are read in the turns of `lane`. `rows` are its rows, and each is replaced by its place in staging. `find` is given the
-    /// position and the number of each once, copies it if the store has it, and says where others are.
-    ///
-    /// Returns `None`, with nothing changed, where there is no room for the bag now, or its table has to leave that to others: some will
-    /// be when others are ready and pooled.
-    ///
-    /// # Panics
-    /// If the bag has more rows than staging has places: no room would ever be enough.
-    pub fn park(
-        &mut self,
-        now_ns: u64,
-        lane: Lane,
-        table: u32,
-        rows: &mut [u32],
-        mut find: impl FnMut(usize, u32, &mut [u8]) -> Source,
-    ) -> Option<BagId> {
-        assert!(
-            rows.len() <= self.slab.places() as usize,
-            "limits let any bag be parked"
-        );
-        let count = rows.len() as u32;
-        let has_room = self.has_room(count, 1) && !self.is_over(table as usize, count);
-        let index = self.free_bags.pop_if(|_| has_room)?;
-        let turn = self.bags[index as usize].turn;
-        let bag = BagId { index, turn };
-        let mut pending = 0;
-        for (position, row) in rows.iter_mut().enumerate() {
-            let place = self.slab.take(table);
-            let source = find(position, *row, self.slab.row(place));
-            *row = if source == Source::Store {
-                place
-            } else {
-                self.slab.release(place);
-                pending += 1;
-                let is_asked = source == Source::Owner;
-                self.wait(now_ns, lane, bag, RowKey { table, row: *row }, is_asked)
-            };
-        }
-        self.counters.parked += 1;
-        self.bag_quotas.take(table as usize, 1);
-        self.bags[index as usize] = Bag {
-            turn,
-            table,
-            parked: true,
-            pending,
-            outcome: Ok(()),
-        };
-        if pending == 0 {
-            self.now_ready(bag);
-        }
-        Some(bag)
+    /// How many more rows a table could have in staging if it had to leave none to others, and how many if nobody had any.
+    pub fn room(&self, table: usize) -> (u32, u32) {
+        self.slab.quotas().room(table)
     }
 
     /// Asks for a row that nobody wants yet. Returns whether it is on its way now.
@@ -352,7 +289,7 @@ impl Fetches {
 
     /// Whether [`Fetches::prefetch`] can begin another row, if only of some tables.
     pub fn can_prefetch(&self) -> bool {
-        self.prefetched.free() > 0
+        self.prefetched.left() > 0
     }
 
     /// Another worker asks for a row, which it then waits for until it is told ([`Fetches::next_told`]). `ask` is a number below that of
@@ -368,21 +305,6 @@ impl Fetches {
     /// [`TierError::Late`] after [`Fetches::give_up`]. To be asked for after each of these.
     pub fn next_told(&mut self) -> Option<u32> {
         self.told.pop()
-    }
-
-    /// A position of a bag waits for a row. Returns its place.
-    fn wait(&mut self, now_ns: u64, lane: Lane, bag: BagId, key: RowKey, is_asked: bool) -> u32 {
-        let ticket = self.want(now_ns, lane, key, is_asked);
-        let fetch = &mut self.fetches[ticket.index as usize];
-        if fetch.place == NONE {
-            fetch.place = self.slab.take(key.table); // The fetch's own use of it.
-        }
-        self.slab.share(fetch.place);
-        let wait = self.free_waits.pop().expect("room was looked for");
-        self.wait_quotas.take(key.table as usize, 1);
-        let next = core::mem::replace(&mut fetch.wait, wait);
-        self.waits[wait as usize] = Wait { bag, next };
-        fetch.place
     }
 
     /// Somebody is about to wait for a row.
@@ -464,48 +386,11 @@ impl Fetches {
         let turn = self.fetches[index as usize].turn;
         Ticket { index, turn }
     }
-
-    fn now_ready(&mut self, bag: BagId) {
-        push(&mut self.ready, bag, |b| is_parked(&self.bags, b));
-    }
-
-    /// The next bag that waits for nothing any more. It keeps its places until it is given to [`Fetches::release`].
-    pub fn next_ready(&mut self) -> Option<Ready> {
-        while let Some(bag) = self.ready.pop_front() {
-            if is_parked(&self.bags, bag) {
-                let outcome = self.bags[bag.index as usize].outcome;
-                return Some(Ready { bag, outcome });
-            }
-        }
-        None
-    }
-
-    /// A parked bag is pooled, or given up: its places are free for others as far as no other bag waits with them. `places` is
-    /// what [`Fetches::park`] has made of its rows.
-    ///
-    /// # Panics
-    /// If it is not parked any more.
-    pub fn release(&mut self, bag: BagId, places: &[u32]) {
-        assert!(is_parked(&self.bags, bag), "a bag is released once");
-        let record = &mut self.bags[bag.index as usize];
-        record.parked = false;
-        self.bag_quotas.give_back(record.table as usize, 1);
-        record.turn = record.turn.wrapping_add(1);
-        self.free_bags.push(bag.index);
-        for &place in places {
-            self.slab.release(place);
-        }
-    }
 }
 
 fn is_live(fetches: &[Fetch], ticket: Ticket) -> bool {
     let fetch = &fetches[ticket.index as usize];
     fetch.turn == ticket.turn && fetch.state != State::Free
-}
-
-fn is_parked(bags: &[Bag], bag: BagId) -> bool {
-    let record = &bags[bag.index as usize];
-    record.turn == bag.turn && record.parked
 }
 
 /// Adds to a queue with room for twice of what can be true at a time; what is not true any more makes way.

@@ -1,11 +1,12 @@
 //! Rows that are taken out to be read, and what comes of them.
 
+use super::bags::is_parked;
 use super::rows::RowKey;
-use super::{Fetches, NONE, Read, State, Ticket, is_live, is_parked};
+use super::{Fetches, NONE, Read, State, Ticket, is_live};
 use crate::tier::TierError;
 
 /// Rows that nobody wants and that are read at a time: what somebody wants is read behind these. A quarter of a worker's reads where nothing
-/// else is configured, and enough to keep a disk busy.
+/// else is configured, and enough to keep a disk busy. More where there are so many tables that each could not have [one of its own](super::room_for).
 pub const READ_AHEAD: u32 = 32;
 
 impl Fetches {
@@ -207,6 +208,17 @@ impl Fetches {
             self.look_later(ticket, now_ns.saturating_add(budget_ns));
         }
         None
+    }
+
+    /// Whether a row that waits in vain was not asked for because other tables' rows have all that can be asked for at a time: no row of
+    /// its own table was late. `is_silent` says whether one was where it is asked of another worker.
+    pub fn is_starved(&self, ticket: Ticket, is_silent: bool) -> bool {
+        let fetch = &self.fetches[ticket.index as usize];
+        let is_silent = match fetch.is_asked {
+            true => is_silent,
+            false => self.silent_since(fetch.key.table).is_some(),
+        };
+        fetch.state == State::Queued && !is_silent
     }
 
     /// Gives up a row that does not come in time.

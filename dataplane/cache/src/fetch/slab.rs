@@ -15,8 +15,8 @@ pub(crate) struct Slab {
 }
 
 impl Slab {
-    /// Room for `rows` rows of at most `stride` bytes, shared by those tables of which `tables` says so.
-    pub(crate) fn new(rows: u32, stride: usize, tables: &[bool]) -> Slab {
+    /// Room for `rows` rows of at most `stride` bytes, shared by those tables of which `tables` says so. Up to `longest` are wanted at once.
+    pub(crate) fn new(rows: u32, longest: u32, stride: usize, tables: &[bool]) -> Slab {
         Slab {
             // Not zeros, which the allocator would give untouched: requests shall not pay for page faults.
             bytes: vec![0xff; rows as usize * stride].into_boxed_slice(),
@@ -24,7 +24,7 @@ impl Slab {
             users: vec![0; rows as usize].into_boxed_slice(),
             free: (0..rows).rev().collect(),
             tables: vec![0; rows as usize].into_boxed_slice(),
-            quotas: Quotas::new(rows, tables),
+            quotas: Quotas::new(rows, longest, tables),
         }
     }
 

@@ -6,9 +6,11 @@ use crate::tier::TierError;
 /// Bounds, fixed at start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Rows in staging, with those that places are kept for. At least as many as the longest bag has ids, so that any bag can be
-    /// parked.
+    /// Rows in staging, with those that places are kept for. At least [`longest`](Limits::longest), so that any bag can be parked, and
+    /// [`room_for`](super::room_for) where several tables' files may hang.
     pub staged: u32,
+    /// Ids of the longest bag.
+    pub longest: u32,
     /// Rows on their way that were asked for by [`Fetches::prefetch`](super::Fetches::prefetch) and that nobody wants.
     pub prefetched: u32,
     /// Rows that this worker asks of other workers at a time: each has memory of its own.
@@ -20,6 +22,15 @@ pub struct Limits {
     /// How long a row may take from when it is asked of the tier, and how long the tier may answer nothing while rows wait for their turn; in
     /// nanoseconds.
     pub budget_ns: u64,
+}
+
+/// Room that a bag leaves to others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Rows in staging.
+    pub rows: u32,
+    /// Parked bags.
+    pub bags: u32,
 }
 
 /// A parked bag.

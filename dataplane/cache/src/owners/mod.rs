@@ -6,8 +6,8 @@
 //! is kept whoever wanted it. Each worker has one *inbox*, for what others ask of it and for what they answer.
 //!
 //! **Bounds.** Each worker has [`Limits::asked`](crate::fetch::Limits::asked) pieces of memory for rows, made at start, and a row that is asked for
-//! takes one with it, there and back. While none is left the worker asks for nothing more, and bags that wait go on waiting; a table whose
-//! rows do not come leaves some to others ([`Quotas`]). All that can be
+//! takes one with it, there and back. While none is left the worker asks for nothing more, and bags that wait go on waiting; tables whose
+//! rows do not come leave some to others ([`Quotas`]). All that can be
 //! in an inbox at a time is therefore known: it has room for the memory of all workers, and putting something in never fails. The memory
 //! moves with its ownership, so that nobody writes what another reads.
 //!
@@ -164,7 +164,7 @@ impl Owners {
             inboxes: Arc::clone(&inboxes),
             free: (0..asked).map(memory).collect(),
             most: asked as usize,
-            quotas: Quotas::new(asked, tables),
+            quotas: Quotas::new(asked, 1, tables),
             asks: (0..asks).map(|_| None).collect(),
             free_asks: (0..asks).rev().collect(),
             is_behind: false,

@@ -40,7 +40,7 @@ impl<'t> Found<'t> {
 
     /// Bytes of a row.
     pub fn row_bytes(&self) -> usize {
-        self.memory.shape().row_bytes()
+        self.memory.most().row_bytes()
     }
 
     /// Copies the row at a position of the piece.
@@ -130,6 +130,16 @@ impl Sample {
         sample
     }
 
+    /// One hit in how many.
+    pub fn every(&self) -> NonZeroU32 {
+        NonZeroU32::new(self.every).expect("it was made of one")
+    }
+
+    /// One in so many from now on.
+    pub fn set_every(&mut self, every: NonZeroU32) {
+        self.every = every.get();
+    }
+
     /// From one position to the next: 1 to 2 x `every` - 1, all as likely.
     fn step(&mut self) -> usize {
         if self.every == 1 {
@@ -153,7 +163,7 @@ mod tests {
 
     fn memory() -> Memory {
         let shape = Shape::new(1024, 1, 4, 4).unwrap();
-        Memory::allocate(shape, HugePages::Off).unwrap()
+        Memory::allocate(shape, shape.shard_sets(), HugePages::Off).unwrap()
     }
 
     #[test]

@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 use rowmill_policy::{CLASSES, Word};
 
 use super::Store;
+use super::extent::{Sets, View};
 use super::memory::ROWS_END;
 
 impl Store {
@@ -12,6 +13,8 @@ impl Store {
     /// [words](Word), and of a class in the order of their numbers. Nobody waits for it, and what comes
     /// and goes meanwhile may be missing, or be told twice. For a thread that is no worker: it reads all tags and meta words.
     pub fn hot(&self, most: usize) -> Vec<u32> {
+        // What is there stays there while it is looked at.
+        let _resizing = self.lock();
         let mut counts = [0; CLASSES];
         self.held().for_each(|(_, class)| counts[class] += 1);
         // Where the rows of each class begin, from the highest class on, and where they end.
@@ -38,15 +41,41 @@ impl Store {
         rows
     }
 
+    /// How many of these rows are there, and which are not, as far as that is known to who waits for nobody: what comes and goes meanwhile
+    /// may be told as not there. For a thread that is no worker.
+    pub fn lacking(&self, rows: &[u32]) -> (usize, Vec<u32>) {
+        let _resizing = self.lock();
+        let lines = self.memory.lines();
+        let holds = |set: u32, row| {
+            let mut tags = lines[set as usize].iter();
+            tags.any(|tag| tag.load(Ordering::Relaxed) == row)
+        };
+        let is_in =
+            |sets: &dyn Fn(u32) -> [u32; 2], row| sets(row).iter().any(|&set| holds(set, row));
+        let is_there = |row| match self.extent.view(&self.spread) {
+            View::Still(spread) => is_in(&|row| both(&spread, row), row),
+            View::Moving(moving) => is_in(&|row| both(&moving, row), row),
+        };
+        let lacking: Vec<u32> = rows.iter().copied().filter(|&row| !is_there(row)).collect();
+        (rows.len() - lacking.len(), lacking)
+    }
+
     /// Rows that are there, with the classes of their words.
     fn held(&self) -> impl Iterator<Item = (u32, usize)> {
-        let tags = self.memory.lines().iter().flatten();
+        let (old, new) = self.extent.shard_sets();
+        let sets = self.most().over(old.max(new)).sets();
+        let tags = self.memory.lines()[..sets as usize].iter().flatten();
         let held = tags.zip(self.memory.metas()).map(|(tag, meta)| {
             let (row, meta) = (tag.load(Ordering::Relaxed), meta.load(Ordering::Relaxed));
             (row, Word::from_bits(meta).class())
         });
         held.filter(|&(row, _)| row < ROWS_END)
     }
+}
+
+/// Both sets of a row.
+fn both(sets: &impl Sets, row: u32) -> [u32; 2] {
+    [sets.primary(row), sets.secondary(row)]
 }
 
 #[cfg(test)]
@@ -75,6 +104,8 @@ mod tests {
         let mut expected: Vec<u32> = (0..200).collect();
         expected.sort_by_key(|&row| (core::cmp::Reverse(class(row)), row));
         assert_eq!(store.hot(1000), expected);
+        let (there, lacking) = store.lacking(&[5, 700, 199, 200]);
+        assert_eq!((there, lacking), (2, vec![700, 200]));
         // Of the last class that has room, any.
         let most = store.hot(90);
         assert_eq!(most[..80], expected[..80]);

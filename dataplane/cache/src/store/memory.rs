@@ -4,12 +4,13 @@
 //! | slots: sets x 16 x stride | tags: sets x 16 x u32, a line a set | meta words: sets x 16 x u16 |
 //! ```
 //!
-//! All of it is one arena. Slot `s` belongs to set `s / 16`.
+//! All of it is one arena, or, where the number of sets may change, three areas of one that have room for the most there may be. Slot
+//! `s` belongs to set `s / 16`.
 
 use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
 use rowmill_arena::{
-    Arena, ArenaError, Backing, HugePages, ReadWindow, SharedArena, prefetch_line,
+    Arena, ArenaError, Backing, HugePages, ReadWindow, Reserve, SharedArena, Window, prefetch_line,
 };
 
 /// Slots of a set: the tags of as many fill a cache line.
@@ -100,6 +101,19 @@ impl Shape {
         })
     }
 
+    /// The same with another number of sets a shard.
+    ///
+    /// # Panics
+    /// If these are fewer than two, or more than places can name.
+    pub fn over(self, shard_sets: u32) -> Shape {
+        let slots = u64::from(self.shards) * u64::from(shard_sets) * WAYS as u64;
+        assert!(
+            shard_sets > 1 && slots < u64::from(ROWS_END),
+            "{shard_sets} sets a shard"
+        );
+        Shape { shard_sets, ..self }
+    }
+
     /// Shards, each with a writer.
     pub fn shards(&self) -> u32 {
         self.shards
@@ -135,6 +149,12 @@ impl Shape {
         self.metas_at() + 2 * self.slots() as usize
     }
 
+    /// Bytes of slots, of tags and of meta words: areas of their own in a store that may be given another size.
+    pub fn parts(&self) -> [usize; 3] {
+        let slots = self.slots() as usize;
+        [self.stride, 4, 2].map(|bytes| bytes * slots)
+    }
+
     fn tags_at(&self) -> usize {
         (self.slots() as usize * self.stride).next_multiple_of(LINE_BYTES)
     }
@@ -147,35 +167,117 @@ impl Shape {
 /// The memory. Who may touch what when is said in [`super`].
 #[derive(Debug)]
 pub(super) struct Memory {
-    arena: SharedArena,
-    shape: Shape,
+    pages: Pages,
+    /// The largest that there is memory or room for.
+    most: Shape,
+    /// Where tags and meta words begin.
+    tags_at: usize,
+    metas_at: usize,
+}
+
+#[derive(Debug)]
+enum Pages {
+    Fixed(SharedArena),
+    Growing(Reserve),
 }
 
 impl Memory {
-    /// Memory with empty slots only.
-    pub(super) fn allocate(shape: Shape, policy: HugePages) -> Result<Memory, ArenaError> {
-        let mut arena = Arena::allocate(shape.bytes(), policy)?;
-        arena.as_mut_slice()[shape.tags_at()..shape.metas_at()].fill(0xff);
-        let memory = Memory {
-            arena: arena.share(),
-            shape,
+    /// Memory with empty slots only, and room for `most` sets a shard.
+    pub(super) fn allocate(
+        shape: Shape,
+        most: u32,
+        policy: HugePages,
+    ) -> Result<Memory, ArenaError> {
+        let most = shape.over(most);
+        let memory = if most == shape {
+            let arena = Arena::allocate(shape.bytes(), policy)?;
+            Memory {
+                pages: Pages::Fixed(arena.share()),
+                most,
+                tags_at: shape.tags_at(),
+                metas_at: shape.metas_at(),
+            }
+        } else {
+            let [all, now] = [most.parts(), shape.parts()];
+            let areas: [(usize, usize); 3] = core::array::from_fn(|area| (all[area], now[area]));
+            let reserve = Reserve::new(&areas, policy)?;
+            Memory {
+                most,
+                tags_at: reserve.start(1),
+                metas_at: reserve.start(2),
+                pages: Pages::Growing(reserve),
+            }
         };
-        assert_eq!(memory.tag(0).load(Ordering::Relaxed), EMPTY);
+        memory.empty(0..shape.slots());
         Ok(memory)
     }
 
-    pub(super) fn shape(&self) -> &Shape {
-        &self.shape
+    /// Makes memory for so many sets a shard, which are more than there are, with empty slots. Where there is none nothing is done.
+    pub(super) fn grow(&self, from: u32, to: u32) -> Result<(), ArenaError> {
+        let [from, to] = [from, to].map(|shard_sets| self.most.over(shard_sets));
+        let (former, parts) = (from.parts(), to.parts());
+        if let Pages::Growing(reserve) = &self.pages {
+            for (area, bytes) in parts.into_iter().enumerate() {
+                if let Err(error) = reserve.resize(area, bytes) {
+                    for (area, bytes) in former.into_iter().enumerate().take(area) {
+                        reserve.resize(area, bytes)?;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        self.empty(from.slots()..to.slots());
+        Ok(())
+    }
+
+    /// Gives back what is behind so many sets a shard, which nobody looks at.
+    pub(super) fn shrink(&self, to: u32) -> Result<(), ArenaError> {
+        if let Pages::Growing(reserve) = &self.pages {
+            let parts = self.most.over(to).parts();
+            for (area, bytes) in parts.into_iter().enumerate() {
+                reserve.resize(area, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes that have pages.
+    pub(super) fn present(&self) -> usize {
+        match &self.pages {
+            Pages::Fixed(_) => self.most.bytes(),
+            Pages::Growing(reserve) => (0..3).map(|area| reserve.present(area)).sum(),
+        }
+    }
+
+    fn empty(&self, slots: core::ops::Range<u32>) {
+        let tags = &self.lines().as_flattened()[slots.start as usize..slots.end as usize];
+        tags.iter()
+            .for_each(|tag| tag.store(EMPTY, Ordering::Relaxed));
+    }
+
+    /// The largest shape that there is memory or room for.
+    pub(super) fn most(&self) -> &Shape {
+        &self.most
     }
 
     pub(super) fn backing(&self) -> &Backing {
-        self.arena.backing()
+        match &self.pages {
+            Pages::Fixed(arena) => arena.backing(),
+            Pages::Growing(reserve) => reserve.backing(),
+        }
     }
 
-    /// The tags of all sets.
+    fn window(&self) -> Window<'_> {
+        match &self.pages {
+            Pages::Fixed(arena) => arena.window(),
+            Pages::Growing(reserve) => reserve.window(),
+        }
+    }
+
+    /// The tags of all sets that there may be.
     pub(super) fn lines(&self) -> &[Line] {
-        let slots = self.shape.slots() as usize;
-        let tags = self.arena.window().words_u32(self.shape.tags_at(), slots);
+        let slots = self.most.slots() as usize;
+        let tags = self.window().words_u32(self.tags_at, slots);
         tags.as_chunks().0
     }
 
@@ -191,8 +293,8 @@ impl Memory {
 
     /// The meta words of all slots.
     pub(super) fn metas(&self) -> &[AtomicU16] {
-        let slots = self.shape.slots() as usize;
-        self.arena.window().words_u16(self.shape.metas_at(), slots)
+        let slots = self.most.slots() as usize;
+        self.window().words_u16(self.metas_at, slots)
     }
 
     /// The meta word of a slot.
@@ -202,25 +304,34 @@ impl Memory {
 
     /// The slots, for kernels.
     pub(super) fn slots(&self) -> ReadWindow<'_> {
-        let bytes = self.shape.slots() as usize * self.shape.stride;
-        let slots = self.arena.window().part(0, bytes);
+        let bytes = self.most.slots() as usize * self.most.stride;
+        let slots = self.window().part(0, bytes);
         slots.expect("slots lie in the arena").to_read()
     }
 
     /// Writes the row of a slot, which nobody reads.
     pub(super) fn write_row(&self, slot: u32, row: &[u8]) {
-        assert!(slot < self.shape.slots(), "slot {slot}");
-        assert_eq!(row.len(), self.shape.row_bytes, "bytes of a row");
-        let at = slot as usize * self.shape.stride;
-        self.arena.window().write(at, row);
+        assert!(slot < self.most.slots(), "slot {slot}");
+        assert_eq!(row.len(), self.most.row_bytes, "bytes of a row");
+        let at = slot as usize * self.most.stride;
+        self.window().write(at, row);
     }
 
     /// Copies the row of a slot, which nobody writes.
     pub(super) fn read_row(&self, slot: u32, out: &mut [u8]) {
-        assert!(slot < self.shape.slots(), "slot {slot}");
-        assert_eq!(out.len(), self.shape.row_bytes, "bytes of a row");
-        let at = slot as usize * self.shape.stride;
-        self.arena.window().read(at, out);
+        assert!(slot < self.most.slots(), "slot {slot}");
+        assert_eq!(out.len(), self.most.row_bytes, "bytes of a row");
+        let at = slot as usize * self.most.stride;
+        self.window().read(at, out);
+    }
+
+    /// Copies the row of a slot, which nobody writes, to one that nobody reads.
+    pub(super) fn copy_row(&self, from: u32, to: u32) {
+        assert!(from.max(to) < self.most.slots(), "slots {from} and {to}");
+        let at = |slot: u32| slot as usize * self.most.stride;
+        let row = self.window().part(at(from), self.most.row_bytes);
+        let row = row.expect("slots lie in the arena").to_read();
+        row.copy_to(&self.window(), at(to));
     }
 
     /// Asks for the lines of a slot's row.
@@ -228,8 +339,8 @@ impl Memory {
         let row = self
             .slots()
             .as_ptr()
-            .wrapping_add(slot as usize * self.shape.stride);
-        let last = row.addr() + self.shape.row_bytes - 1;
+            .wrapping_add(slot as usize * self.most.stride);
+        let last = row.addr() + self.most.row_bytes - 1;
         let lines = last / LINE_BYTES - row.addr() / LINE_BYTES;
         for line in 0..=lines {
             prefetch_line(row.wrapping_add(line * LINE_BYTES));
@@ -273,7 +384,7 @@ mod tests {
     #[test]
     fn slots_and_words_do_not_overlap() {
         let shape = Shape::new(100, 1, 7, 9).unwrap();
-        let memory = Memory::allocate(shape, HugePages::Off).unwrap();
+        let memory = Memory::allocate(shape, shape.shard_sets(), HugePages::Off).unwrap();
         for slot in 0..shape.slots() {
             assert_eq!(memory.tag(slot).load(Ordering::Relaxed), EMPTY);
             memory.write_row(slot, &[slot as u8; 7]);
@@ -286,6 +397,27 @@ mod tests {
             assert_eq!(row, [slot as u8; 7]);
             assert_eq!(memory.tag(slot).load(Ordering::Relaxed), slot);
             assert_eq!(memory.meta(slot).load(Ordering::Relaxed), slot as u16);
+        }
+    }
+
+    #[test]
+    fn what_is_new_is_empty_and_what_was_there_stays() {
+        let shape = Shape::new(100, 1, 7, 9).unwrap();
+        let memory = Memory::allocate(shape, 5000, HugePages::Off).unwrap();
+        let present = memory.present();
+        let last = |shard_sets: u32| shard_sets * WAYS as u32 - 1;
+        for _ in 0..2 {
+            memory.tag(last(6)).store(5, Ordering::Relaxed);
+            memory.grow(6, 5000).unwrap();
+            assert!(memory.present() >= shape.over(5000).bytes());
+            assert_eq!(memory.tag(last(6)).load(Ordering::Relaxed), 5);
+            for slot in last(6) + 1..=last(5000) {
+                assert_eq!(memory.tag(slot).load(Ordering::Relaxed), EMPTY);
+            }
+            memory.write_row(last(5000), &[7; 7]);
+            memory.tag(last(5000)).store(9, Ordering::Relaxed);
+            memory.shrink(6).unwrap();
+            assert_eq!(memory.present(), present);
         }
     }
 }

@@ -9,33 +9,43 @@
 //! - a tag is stored by the shard's writer only. All load it, with an acquire fence behind the loads;
 //! - the row of a slot is written by the shard's writer, between the end of the epoch in which its tag was taken away and the
 //!   store of the next tag, with release. It is read by who found the tag, in the turn in which it was found;
+//! - the number of sets is changed by one thread that is no worker, with [`Store::resize`] and [`Store::settle`]; the writers
+//!   [move](Writer::sweep) the rows;
 //! - a meta word is stored by anybody who found the slot's row in this turn, and by the writer with the row. Of two stores one
 //!   is lost, which the policy has to bear.
 
+mod drawn;
+mod extent;
 mod find;
 mod hot;
 mod limbo;
 mod memory;
 mod quiescence;
+mod resize;
 mod spread;
+mod sweep;
 mod sync;
 mod tags;
 mod writer;
 
-use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use rowmill_arena::{ArenaError, Backing, HugePages, ReadWindow};
 use rowmill_policy::Usage;
 
+pub use drawn::{Drawn, DrawnRow};
 pub use find::{Found, Sample};
 pub use memory::{ROWS_END, Shape, ShapeError, WAYS};
 pub use quiescence::{Epochs, Turn, Worker};
+pub use resize::{Resize, ResizeError};
 pub use spread::Spread;
+pub use sweep::{Judge, Swept};
 pub use tags::{Isa, MISS, Tags};
 pub use writer::{Candidate, Counts, Evicted, Held, LimboFull, Ticket, Writer};
 
+use extent::{Extent, View};
 use memory::Memory;
+use resize::Size;
 
 /// Meta words that stay in a core's cache beside other things: an eighth of 1 MiB.
 const METAS_NEAR: usize = 1 << 16;
@@ -45,9 +55,13 @@ const METAS_NEAR: usize = 1 << 16;
 pub struct Store {
     memory: Arc<Memory>,
     epochs: Arc<Epochs>,
+    extent: Arc<Extent>,
+    /// Over as many sets as there were at first.
     spread: Spread,
     tags: Tags,
     usage: Usage,
+    /// Held by who changes the size, and by who looks at all of it.
+    size: Mutex<Size>,
 }
 
 impl Store {
@@ -64,19 +78,42 @@ impl Store {
         tags: Tags,
         policy: HugePages,
     ) -> Result<(Arc<Store>, Vec<Writer>), ArenaError> {
-        let memory = Arc::new(Memory::allocate(shape, policy)?);
+        let most = shape.shard_sets();
+        Store::with_room(shape, most, seed, limbo, epochs, tags, policy)
+    }
+
+    /// The same with addresses for `most` sets a shard, so that it can be given [more](Self::resize).
+    ///
+    /// # Errors
+    /// As [`rowmill_arena::Reserve::new`].
+    ///
+    /// # Panics
+    /// If `most` is less than the shape has, or more than places can name.
+    pub fn with_room(
+        shape: Shape,
+        most: u32,
+        seed: u64,
+        limbo: usize,
+        epochs: &Arc<Epochs>,
+        tags: Tags,
+        policy: HugePages,
+    ) -> Result<(Arc<Store>, Vec<Writer>), ArenaError> {
+        let memory = Arc::new(Memory::allocate(shape, most, policy)?);
         let spread = Spread::new(seed, shape.shards(), shape.shard_sets());
+        let extent = Arc::new(Extent::new(&spread));
         let writer = |shard| {
             let (memory, epochs) = (Arc::clone(&memory), Arc::clone(epochs));
-            Writer::new(memory, epochs, spread, shard, limbo)
+            Writer::new(memory, epochs, Arc::clone(&extent), spread, shard, limbo)
         };
         let writers = (0..shape.shards()).map(writer).collect();
         let store = Store {
             memory,
             epochs: Arc::clone(epochs),
+            extent,
             spread,
             tags,
             usage: Usage::new(),
+            size: Mutex::new(Size::new(shape.slots())),
         };
         Ok((Arc::new(store), writers))
     }
@@ -89,39 +126,59 @@ impl Store {
     /// If the turn is of a worker for whom this store's writers don't wait, there is not a place for each row, or a number is
     /// [`ROWS_END`] or more.
     pub fn find<'t>(&'t self, turn: Turn<'t>, rows: &[u32], places: &'t mut [u32]) -> Found<'t> {
+        self.find_and_draw(turn, rows, places, &mut Drawn::nothing())
+    }
+
+    /// The same, and draws those that are to be.
+    ///
+    /// # Panics
+    /// As [`find`](Self::find).
+    pub fn find_and_draw<'t>(
+        &'t self,
+        turn: Turn<'t>,
+        rows: &[u32],
+        places: &'t mut [u32],
+        drawn: &mut Drawn,
+    ) -> Found<'t> {
         assert!(turn.is_of(&self.epochs), "a turn of another dataplane's");
-        let misses = self
-            .tags
-            .find(self.memory.lines(), &self.spread, rows, places);
+        let lines = self.memory.lines();
+        let misses = match self.extent.view(&self.spread) {
+            View::Still(spread) => self.tags.find(lines, &spread, rows, places, drawn),
+            View::Moving(moving) => self.tags.find(lines, &moving, rows, places, drawn),
+        };
         Found::new(&self.memory, places, misses)
     }
 
-    /// All slots, [`Shape::stride`] bytes apart, for kernels: with the places that were found in a turn in the place of ids,
+    /// All slots that there may [ever](Self::most) be, [`Shape::stride`] bytes apart, for kernels: with the places that were found in a turn in the place of ids,
     /// while it lasts. What is in other slots may change under the reader.
     pub fn slots(&self) -> ReadWindow<'_> {
         self.memory.slots()
     }
 
-    /// How large it is.
-    pub fn shape(&self) -> &Shape {
-        self.memory.shape()
+    /// How large it is, or is about to be.
+    pub fn shape(&self) -> Shape {
+        let (_, shard_sets) = self.extent.shard_sets();
+        self.most().over(shard_sets)
     }
 
-    /// How rows are spread over its sets and shards.
+    /// How large it may ever be: places are less than its slots.
+    pub fn most(&self) -> &Shape {
+        self.memory.most()
+    }
+
+    /// Bytes of memory that it has, which is as much as it needs, rounded up to pages.
+    pub fn present(&self) -> usize {
+        self.memory.present()
+    }
+
+    /// How rows are spread over its shards, and over its sets as they were at first.
     pub fn spread(&self) -> &Spread {
         &self.spread
     }
 
     /// Whether tags and meta words stay in a core's cache beside other things. Else each is a line from memory.
     pub fn is_near(&self) -> bool {
-        self.memory.metas().len() <= METAS_NEAR
-    }
-
-    /// One hit in how many to [touch](Found::touch): all while the meta words are [near](Self::is_near), and else as many as cost
-    /// little.
-    pub fn sample_every(&self) -> NonZeroU32 {
-        let every = if self.is_near() { 1 } else { 16 };
-        NonZeroU32::new(every).expect("it is none of them")
+        self.shape().slots() as usize <= METAS_NEAR
     }
 
     /// What its memory is made of.

@@ -5,12 +5,13 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// How rows are spread over sets, by a seed that clients don't know: without it nobody can name rows that are all of one set.
 ///
-/// The sets of a shard follow one another. Both sets of a row are of one shard, and they differ.
+/// The shards take turns: set number `n` is of shard `n` modulo their number. So all of them end together, and become larger or smaller at
+/// one end. Within a shard rows lie in the order of their hashes, however many sets it has. Both sets of a row are of one shard, and
+/// they differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spread {
-    /// What is added to a row, and what it is multiplied by, in each round of the hash.
-    rounds: [(u32, u32); 3],
-    sets: u32,
+    /// What a row is multiplied by, and what is added, in each round of the hash.
+    rounds: [(u32, u64); 3],
     shards: u32,
     shard_sets: u32,
 }
@@ -21,27 +22,44 @@ impl Spread {
     /// # Panics
     /// If there is no shard, a shard has fewer than two sets, or sets can't be numbered with 32 bits.
     pub fn new(seed: u64, shards: u32, shard_sets: u32) -> Spread {
+        // Odd and large, so that both halves of a product have to do with all bits of the row.
+        let factor = |counter| (word(seed, counter) >> 32) as u32 | 0x8000_0001;
+        let round = |counter| (factor(counter), word(seed, counter + 3));
+        let spread = Spread {
+            rounds: [1, 2, 3].map(round),
+            shards,
+            shard_sets: 2,
+        };
+        spread.over(shard_sets)
+    }
+
+    /// The same over another number of sets. Rows keep their shards.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    pub fn over(self, shard_sets: u32) -> Spread {
+        let shards = self.shards;
         assert!(
             shards > 0 && shard_sets > 1,
             "{shards} shards of {shard_sets} sets"
         );
-        let sets = shards.checked_mul(shard_sets).expect("sets have numbers");
-        let round = |counter| {
-            let word = word(seed, counter);
-            // Odd and large, so that both halves of a product have to do with all bits of the row.
-            (word as u32, (word >> 32) as u32 | 0x8000_0001)
-        };
-        Spread {
-            rounds: [1, 2, 3].map(round),
-            sets,
-            shards,
-            shard_sets,
-        }
+        shards.checked_mul(shard_sets).expect("sets have numbers");
+        Spread { shard_sets, ..self }
+    }
+
+    /// Whether rows are of the same shards as in another.
+    pub fn shards_as(&self, other: &Spread) -> bool {
+        *self == other.over(self.shard_sets)
     }
 
     /// The number of sets.
     pub fn sets(&self) -> u32 {
-        self.sets
+        self.shards * self.shard_sets
+    }
+
+    /// The number of shards.
+    pub fn shards(&self) -> u32 {
+        self.shards
     }
 
     /// The number of sets of each shard.
@@ -52,48 +70,79 @@ impl Spread {
     /// The set in which a row is looked for first.
     #[inline(always)]
     pub fn primary(&self, row: u32) -> u32 {
-        scaled(self.hash(row), self.sets)
+        let (shard, at) = self.whereabouts(self.hash(row));
+        self.set(shard, scaled(at, self.shard_sets)) as u32
     }
 
     /// The set in which a row is looked for where it is not in the first.
     #[inline(always)]
     pub fn secondary(&self, row: u32) -> u32 {
         let hash = self.hash(row);
-        let primary = scaled(hash, self.sets);
-        // The primary's: rounding down twice is rounding down once.
-        let shard_start = scaled(hash, self.shards).wrapping_mul(self.shard_sets);
+        let (shard, at) = self.whereabouts(hash);
+        let primary = scaled(at, self.shard_sets);
         // The row again, since rows of one hash would stay together otherwise.
-        let other = round(round(row, self.rounds[2]) ^ hash, self.rounds[0]);
-        let other = shard_start.wrapping_add(scaled(other, self.shard_sets.wrapping_sub(1)));
+        let other = round(round(row.into(), self.rounds[2]) ^ hash, self.rounds[0]);
+        let other = scaled(other, self.shard_sets.wrapping_sub(1));
         // One less than all, and none twice: those from the primary on move up by one.
-        other.wrapping_add(u32::from(other >= primary))
+        let other = other.wrapping_add(u64::from(other >= primary));
+        self.set(shard, other) as u32
     }
 
     /// The shard of a row.
     pub fn shard(&self, row: u32) -> u32 {
-        scaled(self.hash(row), self.shards)
+        self.whereabouts(self.hash(row)).0 as u32
     }
 
-    /// Two rounds. One would leave rows that are evenly spaced evenly spaced, and with an unlucky seed on few sets.
-    ///
-    /// In words of 32 bits, of which vectors hold many and multiply them at once.
+    /// Where a row is among those of its shard, of 2^32, evenly; the same however many sets there are.
+    pub fn place(&self, row: u32) -> u32 {
+        self.whereabouts(self.hash(row)).1 as u32
+    }
+
+    /// The number below which the primary sets of all rows are whose places are below a threshold.
+    pub(super) fn below(&self, threshold: u32) -> u32 {
+        let last = threshold.checked_sub(1);
+        // Shards take turns, so that the first sets of all shards come before the others.
+        last.map_or(0, |last| {
+            (scaled(last.into(), self.shard_sets) as u32 + 1) * self.shards
+        })
+    }
+
+    /// A set by its number among those of a shard.
     #[inline(always)]
-    fn hash(&self, row: u32) -> u32 {
-        round(round(row, self.rounds[0]), self.rounds[1])
+    pub(super) fn set(&self, shard: u64, number: u64) -> u64 {
+        number.wrapping_mul(self.shards.into()).wrapping_add(shard)
+    }
+
+    /// The shard of a hash, and where in the shard it is, of 2^32.
+    #[inline(always)]
+    fn whereabouts(&self, hash: u64) -> (u64, u64) {
+        let product = (hash & LOW).wrapping_mul(self.shards.into());
+        (product >> 32, product & LOW)
+    }
+
+    /// Two rounds, of which the lower half counts. One would leave rows that are evenly spaced evenly spaced, and with an unlucky seed on
+    /// few sets.
+    #[inline(always)]
+    fn hash(&self, row: u32) -> u64 {
+        round(round(row.into(), self.rounds[0]), self.rounds[1])
     }
 }
 
-/// The halves of a product, one upon the other.
+/// The lower half of a word. All of the hash is done in words of 64 bits, which is what vectors multiply at once: making words of 32 bits of
+/// them between, and back, was two instructions of five.
+const LOW: u64 = u32::MAX as u64;
+
+/// The halves of a sum, one upon the other, of which the lower half counts.
 #[inline(always)]
-fn round(bits: u32, (add, factor): (u32, u32)) -> u32 {
-    let product = u64::from(bits.wrapping_add(add)).wrapping_mul(u64::from(factor));
-    product as u32 ^ (product >> 32) as u32
+fn round(bits: u64, (factor, add): (u32, u64)) -> u64 {
+    let sum = (bits & LOW).wrapping_mul(factor.into()).wrapping_add(add);
+    sum ^ sum >> 32
 }
 
-/// A number as one below `end`, evenly spread.
+/// A number of 32 bits as one below `end`, evenly spread.
 #[inline(always)]
-fn scaled(bits: u32, end: u32) -> u32 {
-    (u64::from(bits).wrapping_mul(u64::from(end)) >> 32) as u32
+fn scaled(bits: u64, end: u32) -> u64 {
+    (bits & LOW).wrapping_mul(end.into()) >> 32
 }
 
 /// Word number `counter` of a seed: SplitMix64's output function.
@@ -156,8 +205,28 @@ mod tests {
                 let [a, b] = [spread.primary(row), spread.secondary(row)];
                 assert_ne!(a, b, "row {row}");
                 assert!(a < spread.sets() && b < spread.sets());
-                assert_eq!(a / shard_sets, spread.shard(row));
-                assert_eq!(b / shard_sets, spread.shard(row));
+                assert_eq!(a % shards, spread.shard(row));
+                assert_eq!(b % shards, spread.shard(row));
+            }
+        }
+    }
+
+    #[test]
+    fn rows_below_a_threshold_are_in_the_first_sets_of_their_shards() {
+        for (shards, shard_sets) in [(1, 2), (3, 7), (4, 999)] {
+            let spread = Spread::new(7, shards, shard_sets);
+            assert_eq!(spread.below(0), 0);
+            assert_eq!(spread.below(u32::MAX), spread.sets());
+            for threshold in [1, 1 << 20, 1 << 28, 1 << 31] {
+                let below = spread.below(threshold);
+                let drawn = (0..20_000).filter(|&row| spread.place(row) < threshold);
+                let drawn: Vec<u32> = drawn.collect();
+                let part = drawn.len() as f64 / 20_000.0 - f64::from(threshold) / 2_f64.powi(32);
+                assert!(part.abs() < 0.02, "{threshold}: {part}");
+                assert!(drawn.iter().all(|&row| spread.primary(row) < below));
+                // Not many more than needed.
+                let sets = f64::from(below - shards) / f64::from(spread.sets());
+                assert!(sets <= f64::from(threshold) / 2_f64.powi(32));
             }
         }
     }

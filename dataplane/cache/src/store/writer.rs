@@ -8,10 +8,12 @@ use std::sync::Arc;
 
 use rowmill_arena::prefetch_line;
 
+use super::extent::Extent;
 use super::limbo::Limbo;
 use super::memory::{EMPTY, Memory, ROWS_END, TAKEN, WAYS};
 use super::quiescence::Epochs;
 use super::spread::Spread;
+use super::sweep::{Sweep, slots_in};
 use super::sync::Ordering;
 
 /// A slot that was taken for a row. It belongs to whoever holds the ticket, until it is given to [`Writer::publish`],
@@ -96,12 +98,15 @@ pub struct Counts {
 /// The writer of one shard.
 #[derive(Debug)]
 pub struct Writer {
-    memory: Arc<Memory>,
-    epochs: Arc<Epochs>,
-    spread: Spread,
-    shard: u32,
+    pub(super) memory: Arc<Memory>,
+    pub(super) epochs: Arc<Epochs>,
+    pub(super) extent: Arc<Extent>,
+    /// Over the sets that there are; while they change, that there were.
+    pub(super) spread: Spread,
+    pub(super) sweep: Sweep,
+    pub(super) shard: u32,
     limbo: Limbo,
-    rows: u32,
+    pub(super) rows: u32,
     tickets: u32,
 }
 
@@ -110,6 +115,7 @@ impl Writer {
     pub(super) fn new(
         memory: Arc<Memory>,
         epochs: Arc<Epochs>,
+        extent: Arc<Extent>,
         spread: Spread,
         shard: u32,
         limbo: usize,
@@ -117,7 +123,9 @@ impl Writer {
         Writer {
             memory,
             epochs,
+            extent,
             spread,
+            sweep: Sweep::new(),
             shard,
             limbo: Limbo::new(limbo),
             rows: 0,
@@ -162,9 +170,17 @@ impl Writer {
     /// # Panics
     /// If the slot is of another shard, or `out` is not as long as a row.
     pub fn read_slot(&self, slot: u32, out: &mut [u8]) {
-        let shard = slot / WAYS as u32 / self.spread.shard_sets();
+        let shard = slot / WAYS as u32 % self.spread.shards();
         assert_eq!(shard, self.shard, "the shard of slot {slot}");
         self.memory.read_row(slot, out);
+    }
+
+    /// Whether a row may be in a slot: while the size of the store changes, not every slot that was taken for a row remains one of its own.
+    ///
+    /// # Panics
+    /// If the row is of another shard.
+    pub fn may_hold(&self, slot: u32, row: u32) -> bool {
+        self.slots(row).any(|own| own == slot)
     }
 
     /// Whether a ticket is of this shard.
@@ -194,7 +210,7 @@ impl Writer {
 
     /// Asks for what [`candidates`](Self::candidates) looks at to be on its way.
     pub fn prefetch(&self, row: u32) {
-        for set in [self.spread.primary(row), self.spread.secondary(row)] {
+        for set in self.sets_of(row) {
             prefetch_line(self.memory.tag(set * WAYS as u32));
             prefetch_line(self.memory.meta(set * WAYS as u32));
         }
@@ -203,11 +219,9 @@ impl Writer {
     /// The slots of a set of this shard, of which the first is number 0.
     ///
     /// # Panics
-    /// If the shard has no such set.
+    /// If the shard can have no such set.
     pub fn set(&self, set: u32) -> impl Iterator<Item = Candidate> {
-        let sets = self.spread.shard_sets();
-        assert!(set < sets, "set {set} of {sets}");
-        let first = (self.shard * sets + set) * WAYS as u32;
+        let first = self.set_of(set) * WAYS as u32;
         (first..first + WAYS as u32).map(|slot| self.candidate(slot))
     }
 
@@ -282,12 +296,14 @@ impl Writer {
     /// Writes the row of a ticket, with its meta word, and lets everybody find it.
     ///
     /// # Panics
-    /// If the slot is not [free](Self::is_free), the row is there by another ticket, or `bytes` is not as long as a row.
+    /// If the slot is not [free](Self::is_free) or none of the row's [any more](Self::may_hold), the row is there by another ticket,
+    /// or `bytes` is not as long as a row.
     pub fn publish(&mut self, ticket: Ticket, bytes: &[u8], meta: u16) {
         let Ticket { row, slot, .. } = ticket;
         assert!(self.is_free(&ticket), "slot {slot} may still be read");
         assert_eq!(self.slot_of(row), None, "row {row} is there");
         assert_eq!(self.tag(slot), TAKEN, "slot {slot} is the ticket's");
+        assert!(self.may_hold(slot, row), "slot {slot} is none of row {row}");
         self.memory.write_row(slot, bytes);
         self.memory.meta(slot).store(meta, Ordering::Relaxed);
         // Whoever finds the tag sees the row.
@@ -299,11 +315,12 @@ impl Writer {
     /// Gives a ticket's slot back to the row that it held, with the meta word that it had: it is found again, at once.
     ///
     /// # Panics
-    /// If the slot held none, or its row is there by another ticket.
+    /// If the slot held none, its row is there by another ticket, or the slot is none of that row's [any more](Self::may_hold).
     pub fn restore(&mut self, ticket: Ticket) {
         let row = ticket.former.expect("a slot that held a row");
         assert_eq!(self.slot_of(row), None, "row {row} is there");
         assert_eq!(self.tag(ticket.slot), TAKEN, "the slot is the ticket's");
+        assert!(self.may_hold(ticket.slot, row), "a slot of row {row}");
         // Nothing was written since the row was. Its place in limbo is freed in its time, for nobody: who takes the slot again
         // gets another one. Whoever finds the tag now sees the row by this store, and not by the first.
         self.memory.tag(ticket.slot).store(row, Ordering::Release);
@@ -340,15 +357,20 @@ impl Writer {
     fn slots(&self, row: u32) -> impl Iterator<Item = u32> + use<> {
         assert!(row < ROWS_END, "row {row}");
         assert_eq!(self.spread.shard(row), self.shard, "the shard of row {row}");
-        [self.spread.primary(row), self.spread.secondary(row)]
-            .into_iter()
-            .flat_map(|set| {
-                let first = set * WAYS as u32;
-                first..first + WAYS as u32
-            })
+        slots_in(self.sets_of(row))
     }
 
-    fn candidate(&self, slot: u32) -> Candidate {
+    fn sets_of(&self, row: u32) -> [u32; 2] {
+        let moving = self.sweep.sets_of(row);
+        moving.unwrap_or_else(|| [self.spread.primary(row), self.spread.secondary(row)])
+    }
+
+    /// A set by its number in the shard.
+    pub(super) fn set_of(&self, number: u32) -> u32 {
+        self.spread.set(self.shard.into(), number.into()) as u32
+    }
+
+    pub(super) fn candidate(&self, slot: u32) -> Candidate {
         Candidate {
             slot,
             held: match self.tag(slot) {
@@ -361,7 +383,7 @@ impl Writer {
     }
 
     /// The tag of a slot. Nobody else writes it.
-    fn tag(&self, slot: u32) -> u32 {
+    pub(super) fn tag(&self, slot: u32) -> u32 {
         self.memory.tag(slot).load(Ordering::Relaxed)
     }
 }

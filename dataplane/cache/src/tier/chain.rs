@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::breaker::Breaker;
+use super::link::{Asked, Book, Link, part_ns};
 use super::{EachRow, FetchesFull, FileReads, Tier, TierCounts, TierError, Wanted};
 use crate::quotas::Quotas;
 
@@ -28,32 +29,6 @@ pub struct Chain {
     passed_on: u64,
 }
 
-struct Link {
-    tier: Box<dyn Tier + Send>,
-    /// By the chain's number of a table, the tier's; none for those that it does not have.
-    tables: Box<[Option<u32>]>,
-    /// Fetches that a tier before has failed and that this one has not taken yet, in the order in which they came.
-    waiting: VecDeque<u32>,
-    /// Tables of which it took no more in this poll.
-    is_passed: Box<[bool]>,
-}
-
-/// What was asked of the chain, by the number that is the token for its tiers.
-struct Book {
-    fetches: Box<[Option<Asked>]>,
-    free: Vec<u32>,
-    quotas: Quotas,
-}
-
-#[derive(Clone, Copy)]
-struct Asked {
-    wanted: Wanted,
-    /// Tiers that may still give the row, with the one that is asked.
-    left: u32,
-    /// Whether none was asked before.
-    is_first: bool,
-}
-
 impl fmt::Debug for Chain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Chain")
@@ -71,7 +46,7 @@ impl Chain {
             book: Book {
                 fetches: vec![None; fetches as usize].into_boxed_slice(),
                 free: (0..fetches).rev().collect(),
-                quotas: Quotas::new(fetches, &vec![true; tables as usize]),
+                quotas: Quotas::new(fetches, 1, &vec![true; tables as usize]),
             },
             breakers: (0..tables).map(|_| Breaker::default()).collect(),
             passed_on: 0,
@@ -115,74 +90,6 @@ impl Chain {
         let taken = first.ask(now_ns, token, Wanted { row, ..wanted }, left);
         breaker.set_probed(taken.is_ok());
     }
-}
-
-impl Book {
-    fn asked(&mut self, number: u32) -> &mut Asked {
-        let asked = self.fetches[number as usize].as_mut();
-        asked.expect("a fetch is asked of one tier at a time")
-    }
-
-    /// A fetch is answered. Returns the token that it came with.
-    fn end(&mut self, number: u32) -> u64 {
-        let wanted = self.asked(number).wanted;
-        self.fetches[number as usize] = None;
-        self.free.push(number);
-        self.quotas.give_back(wanted.table as usize, 1);
-        wanted.token
-    }
-}
-
-impl Link {
-    /// Whether it has a table.
-    fn has(&self, table: u32) -> bool {
-        self.tables.get(table as usize).is_some_and(Option::is_some)
-    }
-
-    /// Asks the tier, which has the table, where so many may still give the row.
-    fn ask(
-        &mut self,
-        now_ns: u64,
-        token: u64,
-        wanted: Wanted,
-        left: u32,
-    ) -> Result<(), FetchesFull> {
-        let table = self.tables[wanted.table as usize];
-        let wanted = Wanted {
-            table: table.expect("a table of the tier"),
-            token,
-            deadline_ns: now_ns + part_ns(now_ns, wanted, left),
-            ..wanted
-        };
-        self.tier.fetch(now_ns, wanted)
-    }
-
-    /// Asks for what waits, as far as the tier takes it.
-    fn take_waiting(&mut self, now_ns: u64, book: &mut Book, each: EachRow<'_>) {
-        let mut waiting = std::mem::take(&mut self.waiting);
-        self.is_passed.fill(false);
-        let mut is_full = false;
-        waiting.retain(|&number| {
-            let Asked { wanted, left, .. } = *book.asked(number);
-            if wanted.deadline_ns <= now_ns {
-                each(book.end(number), Err(TierError::Late));
-                return false;
-            }
-            if is_full || self.is_passed[wanted.table as usize] {
-                return true;
-            }
-            let taken = self.ask(now_ns, number.into(), wanted, left);
-            is_full = taken == Err(FetchesFull::ForAll);
-            self.is_passed[wanted.table as usize] = taken.is_err();
-            taken.is_err()
-        });
-        self.waiting = waiting;
-    }
-}
-
-/// The part of a fetch's time that one of so many tiers has.
-fn part_ns(now_ns: u64, wanted: Wanted, tiers: u32) -> u64 {
-    wanted.deadline_ns.saturating_sub(now_ns) / u64::from(tiers)
 }
 
 impl Tier for Chain {
@@ -551,13 +458,13 @@ mod tests {
             ..wanted(row, 1000)
         };
         let hung = (0..40).take_while(|&row| chain.fetch(0, of(0, row)).is_ok());
-        assert_eq!(hung.count(), 35);
+        assert_eq!(hung.count(), 31);
         for now_ns in 1..100 {
             assert_eq!(poll(&mut chain, now_ns), []);
             chain.fetch(now_ns, of(1, 50)).unwrap();
             assert_eq!(poll(&mut chain, now_ns), [(1050, Ok(vec![2]))]);
         }
-        assert_eq!(poll(&mut chain, 1000).len(), 35);
+        assert_eq!(poll(&mut chain, 1000).len(), 31);
     }
 
     /// Takes one fetch of table 0 at a time.

@@ -141,8 +141,8 @@ impl Fetches {
             edges: Edges::new(reads as usize),
             free_reads: (0..reads).rev().collect(),
             waiting: VecDeque::with_capacity(reads as usize),
-            place_quotas: Quotas::new(fetches, &sharing),
-            read_quotas: Quotas::new(reads, &sharing),
+            place_quotas: Quotas::new(fetches, 1, &sharing),
+            read_quotas: Quotas::new(reads, 1, &sharing),
             read_pages,
             soonest_ns: u64::MAX,
         }
@@ -404,29 +404,33 @@ mod tests {
     }
 
     #[test]
-    fn a_table_whose_reads_hang_leaves_some_for_others() {
-        let mut fetches = Fetches::new(64, 8, 1, 2);
-        let (mut hung, full) = (
-            0,
-            loop {
-                let token = fetches.unanswered() as u64;
-                if let Err(full) = fetches.take(fetch(token), span(0, 2 * token..2 * token + 1)) {
-                    break full;
-                }
-            },
-        );
-        assert_eq!((full, fetches.reads()), (FetchesFull::ForTable, 7));
+    fn tables_whose_reads_hang_leave_some_for_the_last() {
+        let mut fetches = Fetches::new(64, 8, 1, 4);
+        // Three take all reads that they may, one after another.
+        let held: Vec<usize> = (0..3)
+            .map(|table| {
+                let mut pages = (0..).map(|page| 2 * page..2 * page + 1);
+                let mut take = |pages| fetches.take(fetch(0), span(table, pages));
+                let full = pages.find_map(|pages| take(pages).err());
+                assert_eq!(full, Some(FetchesFull::ForTable));
+                fetches.reads()
+            })
+            .collect();
+        assert_eq!(held, [4, 6, 7]);
         begun(&mut fetches);
         // They are given up, and their reads are not answered: of other pages there is none.
+        let mut hung = 0;
         fetches.expire(LATER_NS, |_, _| hung += 1);
         assert_eq!((hung, fetches.unanswered()), (7, 0));
-        let again = fetches.take(fetch(90), span(0, 90..91));
-        assert_eq!(again, Err(FetchesFull::ForTable));
-        // The other table's rows come through what is left, one after another.
+        for table in 0..3 {
+            let again = fetches.take(fetch(90), span(table, 90..91));
+            assert_eq!(again, Err(FetchesFull::ForTable));
+        }
+        // The last one's rows come through what is its own, one after another.
         for token in 100..200 {
             let page = token..token + 1;
-            assert_eq!(fetches.take(fetch(token), span(1, page)), Ok(Taken::Alone));
-            let next = fetches.take(fetch(token), span(1, 0..1));
+            assert_eq!(fetches.take(fetch(token), span(3, page)), Ok(Taken::Alone));
+            let next = fetches.take(fetch(token), span(3, 0..1));
             assert_eq!(next, Err(FetchesFull::ForAll));
             let reads = begun(&mut fetches);
             assert_eq!(finished(&mut fetches, reads[0].0), [token]);
@@ -438,7 +442,7 @@ mod tests {
         }
         let next = fetches.take(fetch(token), span(0, 2..3));
         assert_eq!(next, Err(FetchesFull::ForTable));
-        assert_eq!(fetches.unanswered(), 56);
-        assert_eq!(fetches.take(fetch(300), span(1, 0..1)), Ok(Taken::Alone));
+        assert_eq!(fetches.unanswered(), 46);
+        assert_eq!(fetches.take(fetch(300), span(3, 0..1)), Ok(Taken::Alone));
     }
 }

@@ -10,6 +10,7 @@ mod edges;
 mod failures;
 mod fetches;
 mod file;
+mod link;
 mod pace;
 mod patience;
 mod reads;

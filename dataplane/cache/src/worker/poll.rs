@@ -9,6 +9,7 @@ use crate::home::Home;
 use crate::owners::{Hint, Mail};
 use crate::table::CachedTable;
 use crate::tier::{FetchesFull, TierError, Wanted};
+use crate::warming::Warming;
 
 /// Messages of other workers that a poll takes: copying the row of each takes a tenth of a microsecond or so, all together less than
 /// a micro-batch.
@@ -57,8 +58,19 @@ impl Worker {
         for table in tables.filter_map(Home::table_mut) {
             table.advance();
         }
+        let has_swept = self.is_resizing;
+        if has_swept {
+            self.sweep();
+        }
         self.owners.ring();
-        has_mail || has_moved
+        has_mail || has_moved || has_swept
+    }
+
+    /// Goes on where stores change their sizes: with one table in a poll.
+    fn sweep(&mut self) {
+        let tables = self.tables.iter_mut().flatten();
+        let mut cached = tables.filter_map(Home::table_mut);
+        self.is_resizing = cached.any(CachedTable::sweep);
     }
 
     /// Takes rows that have come, and begins to fetch others. Returns whether there were some.
@@ -68,7 +80,7 @@ impl Worker {
         let has_read = self.tier.counts().reads > reads;
         self.give_up_rows(now_ns);
         self.take_hints(now_ns);
-        self.load_warm(now_ns);
+        self.load_listed(now_ns);
         let has_begun = taken <= FEW && !has_read && self.fetch(now_ns);
         taken > 0 || has_read || has_begun
     }
@@ -231,6 +243,7 @@ impl Worker {
                 return;
             };
             let (table, row) = fetches.row(ticket).expect("it waits");
+            let (_, is_silent) = heard_ns(table, row);
             let home = home(tables, table);
             let is_own = owners.owner(home.spread().shard(row)) == owners.number();
             // As in `take_rows`.
@@ -238,8 +251,12 @@ impl Worker {
             match found {
                 Some(bytes) => _ = fetches.arrived(ticket, Ok(bytes)),
                 None => {
+                    let why = match fetches.is_starved(ticket, is_silent) {
+                        true => Count::Starved,
+                        false => Count::Stalled,
+                    };
                     fetches.give_up(ticket);
-                    home.figures().count(Count::Stalled, 1);
+                    home.figures().count(why, 1);
                 }
             }
             while let Some(ask) = fetches.next_told() {
@@ -262,28 +279,31 @@ impl Worker {
         }
     }
 
-    /// Begins to fetch rows that were there before a restart.
-    fn load_warm(&mut self, now_ns: u64) {
+    /// Begins to fetch rows that are to stay, and those that were there before a restart.
+    fn load_listed(&mut self, now_ns: u64) {
         let Worker {
             tables,
             fetches,
             owners,
+            pinning,
             warming,
             ..
         } = self;
-        let Some(list) = warming else {
-            return;
-        };
-        list.go_on(|table, row| {
+        let mut load = |table: usize, row: u32| {
             let Some(cached) = home(tables, table as u32).table() else {
                 return true;
             };
             let is_own = owners.owner(cached.spread().shard(row)) == owners.number();
             // Those that come first are wanted most: no other takes their place, but for some that are on their way.
-            let is_left_out = !is_own || cached.has(row) || !cached.has_room(row);
+            let has_room = || cached.rules().is_pinned(row) || cached.has_room(row);
+            let is_left_out = !is_own || cached.has(row) || !has_room();
             is_left_out || fetches.prefetch(now_ns, table as u32, row)
-        });
-        if list.is_done() {
+        };
+        pinning.go_on(&mut load);
+        if let Some(going) = warming {
+            going.go_on(&mut load);
+        }
+        if warming.as_ref().is_some_and(Warming::is_done) {
             *warming = None;
         }
     }

@@ -27,11 +27,13 @@ use loom::thread;
 
 use owners::bell::Bell;
 use plant::{Mistake, is};
+use store::Store;
 use store::memory::Memory;
 use store::quiescence::{Epochs, Worker};
 use store::spread::Spread;
-use store::tags::{MISS, find};
-use store::writer::Writer;
+use store::sweep::{Judge, Swept};
+use store::tags::MISS;
+use store::writer::{Candidate, Evicted, Writer};
 
 /// Preemptions of a run where nothing else is said.
 const PREEMPTIONS: usize = 2;
@@ -62,9 +64,14 @@ fn check_within(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'st
 }
 
 /// A store as small as can be, its writers, and a worker that rests.
-fn made(shards: u32) -> (Arc<Memory>, Spread, Vec<Writer>, Worker) {
-    let spread = Spread::new(1, shards, 2);
-    let memory = Arc::new(Memory::new(spread.sets()));
+fn made(shards: u32) -> (Store, Vec<Writer>, Worker) {
+    made_with_room(shards, 2, 2)
+}
+
+/// The same of so many sets a shard, with room for as many.
+fn made_with_room(shards: u32, shard_sets: u32, most: u32) -> (Store, Vec<Writer>, Worker) {
+    let spread = Spread::new(1, shards, shard_sets);
+    let memory = Memory::new(spread.over(most).sets(), spread.sets());
     let (epochs, mut workers) = Epochs::new(1);
     let (others, _) = Epochs::new(0);
     let waited_for = if is(Mistake::WaitsForNobody) {
@@ -72,9 +79,10 @@ fn made(shards: u32) -> (Arc<Memory>, Spread, Vec<Writer>, Worker) {
     } else {
         epochs
     };
-    let writer = |shard| store::writer(&memory, &waited_for, spread, shard, LIMBO);
-    let writers = (0..shards).map(writer).collect();
-    (memory, spread, writers, workers.remove(0))
+    let store = Store::new(memory, waited_for, spread);
+    let writers = (0..shards).map(|shard| store.writer(shard, LIMBO));
+    let writers = writers.collect();
+    (store, writers, workers.remove(0))
 }
 
 /// What a row is.
@@ -99,18 +107,18 @@ fn slot_of(writer: &Writer, row: u32) -> u32 {
 }
 
 /// Looks rows up in a turn, and reads those that are there.
-fn turn(worker: &mut Worker, memory: &Memory, spread: &Spread, rows: &[u32]) {
+fn turn(worker: &mut Worker, store: &Store, rows: &[u32]) {
     let _turn = worker.turn();
-    look_up(memory, spread, rows);
+    look_up(store, rows);
 }
 
 /// The same in a turn that has begun.
-fn look_up(memory: &Memory, spread: &Spread, rows: &[u32]) {
+fn look_up(store: &Store, rows: &[u32]) {
     let mut places = vec![0; rows.len()];
-    find(memory.lines(), spread, rows, &mut places);
+    store.find(rows, &mut places);
     for (&row, place) in rows.iter().zip(places) {
         if place != MISS {
-            assert_eq!(memory.row(place), bytes(row), "another row");
+            assert_eq!(store.memory.row(place), bytes(row), "another row");
         }
     }
 }
@@ -125,15 +133,15 @@ const MISTAKES: [Mistake; 5] = [
 
 /// A row takes the slot of one that a worker looks up in two turns.
 fn a_row_is_replaced() {
-    let (memory, spread, mut writers, mut worker) = made(1);
+    let (store, mut writers, mut worker) = made(1);
     let mut writer = writers.remove(0);
     let slot = slot_of(&writer, 1);
     put(&mut writer, 1, slot);
     let reader = {
-        let memory = Arc::clone(&memory);
+        let store = store.clone();
         thread::spawn(move || {
-            turn(&mut worker, &memory, &spread, &[1]);
-            turn(&mut worker, &memory, &spread, &[2]);
+            turn(&mut worker, &store, &[1]);
+            turn(&mut worker, &store, &[2]);
         })
     };
     put(&mut writer, 2, slot);
@@ -149,14 +157,14 @@ fn no_row_is_read_while_it_is_written() {
 /// A row is given its slot back, since that for which it was taken does not come, while a worker looks it up that knows nothing of it but
 /// its tag.
 fn a_row_is_restored() {
-    let (memory, spread, mut writers, mut worker) = made(1);
+    let (store, mut writers, mut worker) = made(1);
     let mut writer = writers.remove(0);
     let slot = slot_of(&writer, 1);
     worker.pass();
     let reader = {
-        let memory = Arc::clone(&memory);
+        let store = store.clone();
         thread::spawn(move || {
-            look_up(&memory, &spread, &[1]);
+            look_up(&store, &[1]);
             worker
         })
     };
@@ -168,13 +176,13 @@ fn a_row_is_restored() {
 
 /// Then it leaves the slot for one that comes.
 fn a_row_that_was_restored_is_replaced() {
-    let (memory, spread, mut writers, mut worker) = made(1);
+    let (store, mut writers, mut worker) = made(1);
     let mut writer = writers.remove(0);
     let slot = slot_of(&writer, 1);
     put(&mut writer, 1, slot);
     let reader = {
-        let memory = Arc::clone(&memory);
-        thread::spawn(move || turn(&mut worker, &memory, &spread, &[1]))
+        let store = store.clone();
+        thread::spawn(move || turn(&mut worker, &store, &[1]))
     };
     let (ticket, _) = writer.begin(2, slot).expect("room in limbo");
     writer.restore(ticket);
@@ -201,16 +209,16 @@ fn a_row_that_was_restored_leaves_as_any_other() {
 
 /// The same while the worker rests between its turns.
 fn a_row_is_replaced_in_a_sleep() {
-    let (memory, spread, mut writers, mut worker) = made(1);
+    let (store, mut writers, mut worker) = made(1);
     let mut writer = writers.remove(0);
     let slot = slot_of(&writer, 1);
     put(&mut writer, 1, slot);
     let reader = {
-        let memory = Arc::clone(&memory);
+        let store = store.clone();
         thread::spawn(move || {
-            turn(&mut worker, &memory, &spread, &[1]);
+            turn(&mut worker, &store, &[1]);
             worker.rest();
-            turn(&mut worker, &memory, &spread, &[1]);
+            turn(&mut worker, &store, &[1]);
         })
     };
     put(&mut writer, 2, slot);
@@ -231,8 +239,8 @@ fn a_worker_that_wakes_finds_nothing_that_was_taken_away() {
 
 /// Writers of two shards end epochs at the same time.
 fn rows_of_two_shards_are_replaced() {
-    let (memory, spread, mut writers, mut worker) = made(2);
-    let row = |shard, from: u32| (from..).find(|&row| spread.shard(row) == shard);
+    let (store, mut writers, mut worker) = made(2);
+    let row = |shard, from: u32| (from..).find(|&row| store.spread.shard(row) == shard);
     let rows = [0, 1].map(|shard| row(shard, 0).expect("a row"));
     let others = [0, 1].map(|shard| row(shard, rows[shard as usize] + 1).expect("a row"));
     let slots = [0, 1].map(|shard| slot_of(&writers[shard], rows[shard]));
@@ -240,8 +248,8 @@ fn rows_of_two_shards_are_replaced() {
         put(&mut writers[shard], rows[shard], slots[shard]);
     }
     let reader = {
-        let memory = Arc::clone(&memory);
-        thread::spawn(move || turn(&mut worker, &memory, &spread, &rows))
+        let store = store.clone();
+        thread::spawn(move || turn(&mut worker, &store, &rows))
     };
     let mut second = writers.remove(1);
     let other = thread::spawn(move || put(&mut second, others[1], slots[1]));
@@ -255,6 +263,115 @@ fn writers_share_epochs() {
     check(rows_of_two_shards_are_replaced);
     let mistakes = [Mistake::WakesByALoad, Mistake::WaitsForNobody];
     plant::assert_found(&mistakes, rows_of_two_shards_are_replaced);
+}
+
+/// Has nobody make way.
+struct Nobody;
+
+impl Judge for Nobody {
+    fn victim(&self, _: Candidate, _: &mut dyn Iterator<Item = Candidate>) -> Option<u32> {
+        None
+    }
+
+    fn evicted(&mut self, _: Evicted) {}
+}
+
+/// The first makes way.
+struct First;
+
+impl Judge for First {
+    fn victim(&self, _: Candidate, others: &mut dyn Iterator<Item = Candidate>) -> Option<u32> {
+        Some(others.next()?.slot)
+    }
+
+    fn evicted(&mut self, _: Evicted) {}
+}
+
+/// Gives a store another size, as a writer and a thread that is no worker do.
+fn resize(store: &Store, writer: &mut Writer, old: u32, new: u32, judge: &mut impl Judge) {
+    store.resize(old, new);
+    // Several steps at a time, as far as they need not wait: to yield is to let the reader end its turns.
+    while (0..8).all(|_| writer.sweep(judge) == Swept::More) {
+        thread::yield_now();
+    }
+    store.settle(thread::yield_now);
+}
+
+/// The first row from number 2 on that moves when 2 sets become 3.
+fn mover(store: &Store) -> u32 {
+    let larger = store.spread.over(3);
+    let moves = |row: &u32| larger.primary(*row) == 2 && store.spread.primary(*row) == 1;
+    (2..).find(moves).expect("a row")
+}
+
+/// A store gets a third set while a worker looks for a row that moves to it, and for one that is nowhere.
+fn a_store_grows() {
+    let (store, mut writers, mut worker) = made_with_room(1, 2, 3);
+    let mut writer = writers.remove(0);
+    let row = mover(&store);
+    let slot = slot_of(&writer, row);
+    put(&mut writer, row, slot);
+    let reader = {
+        let store = store.clone();
+        thread::spawn(move || {
+            turn(&mut worker, &store, &[row, 1]);
+        })
+    };
+    resize(&store, &mut writer, 2, 3, &mut Nobody);
+    assert_ne!(writer.slot_of(row), Some(slot), "it has moved");
+    let other = (2..).find(|&other| other != row && slot_of(&writer, other) == slot);
+    put(&mut writer, other.expect("another row"), slot);
+    reader.join().expect("the reader ends");
+}
+
+/// Runs a model of a store that changes its size: there are so many steps that more than one preemption takes minutes.
+fn check_resize(model: fn()) {
+    check_within(Some(1), model);
+}
+
+#[test]
+fn rows_of_a_store_that_grows_are_found_whole() {
+    check_resize(a_store_grows);
+    let mistakes = [Mistake::RelaxedStore, Mistake::WaitsForNobody];
+    plant::assert_found_by(&mistakes, || check_resize(a_store_grows));
+}
+
+/// A store loses its third set, and a row of it takes the slot of another, while a worker looks for both and for one that is nowhere.
+fn a_store_shrinks() {
+    let (store, mut writers, mut worker) = made_with_room(1, 3, 3);
+    let mut writer = writers.remove(0);
+    let smaller = store.spread.over(2);
+    let of = |set| {
+        let larger = store.spread;
+        move |row: &u32| smaller.primary(*row) == 1 && larger.primary(*row) == set
+    };
+    let row = (2..).find(of(2)).expect("a row of the set that goes");
+    let others: Vec<u32> = (2..).filter(of(1)).take(2).collect();
+    for row in others.iter().chain([&row]) {
+        let mut slots = writer.candidates(*row);
+        let empty = slots.find(|slot| slot.held == store::writer::Held::Nothing);
+        drop(slots);
+        put(&mut writer, *row, empty.expect("an empty slot").slot);
+    }
+    let reader = {
+        let store = store.clone();
+        thread::spawn(move || {
+            turn(&mut worker, &store, &[others[0], row, 1]);
+        })
+    };
+    resize(&store, &mut writer, 3, 2, &mut First);
+    reader.join().expect("the reader ends");
+}
+
+#[test]
+fn rows_of_a_store_that_shrinks_are_found_whole() {
+    check_resize(a_store_shrinks);
+    let mistakes = [
+        Mistake::RelaxedStore,
+        Mistake::NoFence,
+        Mistake::WaitsForNobody,
+    ];
+    plant::assert_found_by(&mistakes, || check_resize(a_store_shrinks));
 }
 
 /// A queue with room for what one sender sends, its bell, and what ends the receiver's sleep.

@@ -36,9 +36,14 @@ pub(crate) fn is(mistake: Mistake) -> bool {
 
 /// Asserts that each of the mistakes makes the model fail.
 pub(crate) fn assert_found(mistakes: &[Mistake], model: fn()) {
+    assert_found_by(mistakes, || crate::check(model));
+}
+
+/// The same with a check of one's own.
+pub(crate) fn assert_found_by(mistakes: &[Mistake], check: impl Fn()) {
     for &mistake in mistakes {
         PLANTED.set(Some(mistake));
-        let outcome = catch_unwind(AssertUnwindSafe(|| crate::check(model)));
+        let outcome = catch_unwind(AssertUnwindSafe(&check));
         PLANTED.set(None);
         let found = outcome.expect_err(&format!("{mistake:?} was not found"));
         let text = found.downcast_ref::<String>().map(String::as_str);

@@ -22,12 +22,15 @@ use shelf::{Book, Fate, ROW_BYTES, Shelf, TABLES, bytes, fate};
 
 const ROWS: u32 = 300;
 const BAG: usize = 5;
+/// Sets of a shard that a store may have.
+const MOST_SETS: u32 = 12;
 
 const LIMITS: Limits = Limits {
     staged: 12,
+    longest: 5,
     prefetched: 3,
     asked: 3,
-    bags: 5,
+    bags: 6,
     row_bytes: ROW_BYTES,
     budget_ns: 1000,
 };
@@ -49,6 +52,7 @@ fn made(
                 // One is not, with some seeds.
                 begins_cached: in_tier != 1 || !seed.is_multiple_of(4),
                 shape,
+                most_sets: MOST_SETS,
                 in_tier,
                 on_failure: OnFailure::Error,
             })
@@ -426,7 +430,7 @@ fn what_all_want_at_once_is_fetched_once_and_all_have_it_then() {
 #[test]
 fn more_is_asked_than_one_poll_takes() {
     let limits = Limits {
-        staged: 500,
+        staged: 600,
         asked: 500,
         bags: 120,
         ..LIMITS

@@ -77,7 +77,7 @@ pub(crate) fn scripted_with(
     let device = ScriptedDevice::default();
     device.0.borrow_mut().slots = Some(slots);
     device.0.borrow_mut().files = model.files.clone();
-    let mut tier = FileTier::over(device.clone(), 16, SPECS.len() as u32, budget_ns);
+    let mut tier = FileTier::over(device.clone(), 24, SPECS.len() as u32, budget_ns);
     for (file, info) in model.generation.tables().iter().enumerate() {
         let checksums = model.generation.page_checksums(&info.name).unwrap();
         tier.add_file(

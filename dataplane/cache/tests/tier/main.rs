@@ -19,7 +19,7 @@ use model::{Answers, FOREVER_NS, Model, SPECS, finish, poll, wanted};
 #[test]
 fn rows_of_all_kinds_of_tables_come_as_they_are_stored() {
     let model = Model::new();
-    let Some(mut tier) = model.tier(64) else {
+    let Some(mut tier) = model.tier(128) else {
         return;
     };
     for table in 0..SPECS.len() as u32 {
@@ -183,7 +183,7 @@ fn a_device_that_is_silent_costs_its_slots_and_no_more() {
 fn rows_that_came_are_handed_out_however_late_they_are_looked_at() {
     const ROWS: u32 = 12;
     let model = Model::new();
-    let (mut tier, device) = scripted_with(&model, 1000, ROWS + 2);
+    let (mut tier, device) = scripted_with(&model, 1000, ROWS + 8);
     let mut answers = Answers::new();
     for number in 0..ROWS {
         tier.fetch(0, wanted(0, number * 75, number.into()))

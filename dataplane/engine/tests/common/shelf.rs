@@ -14,6 +14,7 @@ use super::{Model, attach};
 
 pub(crate) const FETCH: fetch::Limits = fetch::Limits {
     staged: 64,
+    longest: 64,
     prefetched: 4,
     asked: 4,
     bags: 16,
@@ -29,7 +30,7 @@ pub(crate) const SLOTS: u32 = 32;
 struct Shelf {
     tables: Arc<Resident>,
     wanted: Vec<Wanted>,
-    /// Most that are fetched at a time.
+    /// Most that are fetched at a time, but for those that hang.
     most: usize,
     state: u64,
     /// What becomes of a row.
@@ -40,7 +41,10 @@ struct Shelf {
 pub(crate) enum Fate {
     Comes,
     Fails(TierError),
+    /// Late, and it keeps others waiting until then.
     Never,
+    /// Late, and others have room beside it.
+    Hangs,
 }
 
 impl Shelf {
@@ -52,7 +56,8 @@ impl Shelf {
 
 impl Tier for Shelf {
     fn fetch(&mut self, _: u64, wanted: Wanted) -> Result<(), FetchesFull> {
-        if self.wanted.len() == self.most {
+        let is_held = |wanted: &&Wanted| (self.fate)(**wanted) == Fate::Hangs;
+        if self.wanted.iter().filter(|wanted| !is_held(wanted)).count() == self.most {
             return Err(FetchesFull::ForAll);
         }
         self.wanted.push(wanted);
@@ -75,7 +80,7 @@ impl Tier for Shelf {
             let outcome = match (self.fate)(wanted) {
                 Fate::Comes => Ok(&table.bytes()[from..from + table.stride()]),
                 Fate::Fails(error) => Err(error),
-                Fate::Never => continue,
+                Fate::Never | Fate::Hangs => continue,
             };
             self.wanted.swap_remove(at);
             each(wanted.token, outcome);
@@ -143,6 +148,7 @@ pub(crate) fn engines_and_shares(
         is_cached.then_some(TableOptions {
             begins_cached: true,
             shape,
+            most_sets: shape.shard_sets(),
             in_tier,
             on_failure,
         })

@@ -10,7 +10,7 @@ use rowmill_wire::limits::MAX_IDS_PER_BAG;
 use serde::{Deserialize, Serialize};
 
 use super::{Config, Failure, from_text};
-use crate::cache::ASKED;
+use crate::cache::asked;
 
 /// Where the rows of a table are.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -50,6 +50,9 @@ pub struct Table {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cache {
+    /// Bytes that all cached tables have together, whose shares may change while they are served; as many as `cache_bytes` of all listed
+    /// tables together unless set.
+    pub arena_bytes: Option<u64>,
     /// Reads of files that a worker has in flight at most. Rows of neighbouring pages share one.
     pub reads: u32,
     /// Bytes of a read at most: how far rows of neighbouring pages are read together.
@@ -81,6 +84,7 @@ pub struct Cache {
 impl Default for Cache {
     fn default() -> Cache {
         Cache {
+            arena_bytes: None,
             reads: 128,
             read_bytes: 16 << 10,
             budget_ms: 1000,
@@ -121,18 +125,19 @@ impl Cache {
     /// tiers.
     pub(crate) fn worker_bytes(
         &self,
-        tables: u64,
+        tables: u32,
         row_bytes: u64,
         workers: u64,
         tiers: u64,
     ) -> u64 {
         // What is kept of a staged row, a row on its way, what waits for it, and a parked bag: 100 bytes or less each.
-        let asked = u64::from(ASKED) * workers;
+        let own_asked = u64::from(asked(tables));
+        let asked = own_asked * workers;
         let rows = u64::from(self.staged_rows) + u64::from(self.prefetched_rows) + asked;
-        (u64::from(self.staged_rows) + u64::from(ASKED)) * row_bytes
+        (u64::from(self.staged_rows) + own_asked) * row_bytes
             + tiers * u64::from(self.reads) * u64::from(self.read_bytes)
             + (2 * rows + u64::from(self.parked_bags)) * 100
-            + tables * TABLE_BYTES
+            + u64::from(tables) * TABLE_BYTES
     }
 
     /// Nanoseconds that a row may take.
@@ -183,6 +188,34 @@ impl Cache {
 }
 
 impl Config {
+    /// Bytes that all cached tables have together.
+    pub(crate) fn arena_bytes(&self) -> u64 {
+        let all = || self.tables.iter().map(|table| table.cache_bytes).sum();
+        self.cache.arena_bytes.unwrap_or_else(all)
+    }
+
+    /// Whether tables may be cached in another way than at start.
+    pub(crate) fn may_change(&self) -> bool {
+        self.admin.allow_changes || self.control.is_on()
+    }
+
+    fn arena_fault(&self) -> Option<(&'static str, String)> {
+        let arena = self.cache.arena_bytes?;
+        let cached = self.tables.iter();
+        let cached = cached.filter(|table| table.placement == Placement::Cached);
+        let shares: u64 = cached.map(|table| table.cache_bytes).sum();
+        let largest = self.tables.iter().map(|table| table.cache_bytes).max();
+        let least = shares.max(largest.unwrap_or(0));
+        (arena < least).then(|| {
+            let reason = format!(
+                "is {arena}, and shares of cached tables are {shares} together, the largest of a listed one {}; write at least \
+                 {least}, or less tables.cache_bytes",
+                largest.unwrap_or(0)
+            );
+            ("cache.arena_bytes", reason)
+        })
+    }
+
     /// The first value of tables and cache that can't work, and why.
     pub(super) fn tables_fault(&self) -> Option<(&'static str, String)> {
         let names: Vec<&str> = self.tables.iter().map(|t| t.name.as_str()).collect();
@@ -199,6 +232,9 @@ impl Config {
                 table.name, table.cache_bytes
             );
             return Some(("tables.cache_bytes", reason));
+        }
+        if let Some(fault) = self.arena_fault() {
+            return Some(fault);
         }
         let mut passing = self.tables.iter().filter(|t| t.on_failure.next_tier);
         if let (None, Some(table)) = (&self.cache.next_tier, passing.next()) {

@@ -33,6 +33,42 @@ fn example_shows_every_default() {
 }
 
 #[test]
+fn control_planes_have_addresses() {
+    let control = |line: &str| parse(&format!("{LEAST}[control]\n{line}\n")).map(|c| c.control);
+    assert!(!control("").unwrap().is_on());
+    let tcp = control("address = \"http://[::1]:7403/\"\nname = \"a-1\"").unwrap();
+    assert_eq!(
+        (tcp.address.to_string(), tcp.name()),
+        ("http://[::1]:7403".into(), "a-1".into())
+    );
+    let unix = control("address = \"unix:/run/c.sock\"\nname = \"a\"").unwrap();
+    assert_eq!(unix.address, ControlAddress::Unix("/run/c.sock".into()));
+    for (line, why) in [
+        ("address = \"127.0.0.1:7403\"", "write `http://HOST:PORT`"),
+        (
+            "address = \"https://127.0.0.1:7403\"",
+            "write `http://HOST:PORT`",
+        ),
+        ("address = \"http://a/b:1\"", "write `http://HOST:PORT`"),
+        ("address = \"unix:\"", "`unix:PATH`"),
+        (
+            "address = \"http://10.0.0.1:7403\"\nname = \"a\"",
+            "`insecure = true`",
+        ),
+        (
+            "address = \"http://localhost:1\"\nname = \"a b\"",
+            "control.name: is `a b`",
+        ),
+    ] {
+        let error = control(line).unwrap_err();
+        assert!(error.contains(why), "{line}: {error}");
+    }
+    let beyond =
+        format!("insecure = true\n{LEAST}[control]\naddress = \"http://c:7403\"\nname = \"a\"\n");
+    assert!(parse(&beyond).is_ok());
+}
+
+#[test]
 fn workers_can_be_written_in_three_ways() {
     let cpus =
         |text: &str| parse(&format!("{LEAST}[workers]\ncpus = {text}\n")).map(|c| c.workers.cpus);
@@ -274,4 +310,32 @@ fn bad_values_are_refused_with_place_and_advice() {
             "{text:?} gives {error}"
         );
     }
+}
+
+#[test]
+fn the_arena_has_room_for_shares_that_are_configured() {
+    let table = |name: &str, placement: &str, bytes: u64| {
+        format!(
+            "[[tables]]\nname = \"{name}\"\nplacement = \"{placement}\"\ncache_bytes = {bytes}\n"
+        )
+    };
+    let with = |arena: &str| {
+        let tables =
+            table("a", "cached", 10) + &table("b", "cached", 20) + &table("c", "resident", 25);
+        parse(&format!("{LEAST}[cache]\n{arena}\n{tables}"))
+    };
+    assert_eq!(with("").unwrap().arena_bytes(), 55);
+    assert_eq!(with("arena_bytes = 30").unwrap().arena_bytes(), 30);
+    let refused = with("arena_bytes = 29").unwrap_err();
+    assert!(
+        refused.contains("cache.arena_bytes: is 29") && refused.contains("at least 30"),
+        "{refused}"
+    );
+    let alone = |bytes| {
+        parse(&format!(
+            "{LEAST}[cache]\narena_bytes = {bytes}\n{}",
+            table("c", "resident", 25)
+        ))
+    };
+    assert!(alone(25).is_ok() && alone(24).is_err());
 }

@@ -40,7 +40,7 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
     Fault::new(
         "cached-neighbour-hangs",
-        "OK for the other table; RowUnavailable for its own",
+        "OK for the one table of four that is well; RowUnavailable for the others",
         UNHARMED,
         cached_neighbour::hangs,
     ),

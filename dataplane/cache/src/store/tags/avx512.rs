@@ -4,8 +4,9 @@
 use core::arch::asm;
 use core::arch::x86_64::*;
 
+use super::super::drawn::Drawn;
+use super::super::extent::Sets;
 use super::super::memory::Line;
-use super::super::spread::Spread;
 use super::pass::{self, BLOCK, Block, MISS, Probe};
 
 /// The proof that the machine has it.
@@ -27,18 +28,26 @@ impl Avx512 {
     pub(super) fn find(
         self,
         lines: &[Line],
-        spread: &Spread,
+        sets: &impl Sets,
         rows: &[u32],
         places: &mut [u32],
+        drawn: &mut Drawn,
     ) -> usize {
         // SAFETY: the machine has it, as `self` proves.
-        unsafe { find(self, lines, spread, rows, places) }
+        unsafe { find(self, lines, sets, rows, places, drawn) }
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,bmi1,popcnt")]
-fn find(probe: Avx512, lines: &[Line], spread: &Spread, rows: &[u32], places: &mut [u32]) -> usize {
-    pass::find(probe, lines, spread, rows, places)
+fn find(
+    probe: Avx512,
+    lines: &[Line],
+    sets: &impl Sets,
+    rows: &[u32],
+    places: &mut [u32],
+    drawn: &mut Drawn,
+) -> usize {
+    pass::find(probe, lines, sets, rows, places, drawn)
 }
 
 impl Probe for Avx512 {

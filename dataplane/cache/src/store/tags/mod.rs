@@ -23,6 +23,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::store::drawn::Drawn;
     use crate::store::memory::{Line, ROWS_END, WAYS};
     use crate::store::spread::Spread;
 
@@ -70,9 +71,40 @@ mod tests {
             let missed = slots.iter().filter(|&&slot| slot == MISS).count();
             for tags in Isa::ALL.into_iter().filter_map(Tags::new) {
                 let mut places = vec![7; count];
-                let misses = tags.find(&lines, &spread, &rows, &mut places);
+                let misses = tags.find(&lines, &spread, &rows, &mut places, &mut Drawn::nothing());
                 prop_assert_eq!(&places, &slots, "{}", tags.isa());
                 prop_assert_eq!(misses, missed, "{}", tags.isa());
+            }
+        }
+
+        #[test]
+        fn rows_below_the_threshold_are_drawn_however_they_are_looked_up(
+            shard_sets in prop_oneof![2_u32..200, 100_000_u32..200_000],
+            count in prop_oneof![0_usize..50, 1000_usize..3000],
+            threshold in prop_oneof![0_u32..100, any::<u32>(), Just(u32::MAX), (0_u32..32).prop_map(|bits| 1 << bits)],
+            seed: u64,
+        ) {
+            let spread = Spread::new(seed, 3, shard_sets);
+            let lines: Vec<Line> = core::iter::repeat_with(Line::default).take(spread.sets() as usize).collect();
+            let mut random = fastrand::Rng::with_seed(seed);
+            let rows: Vec<u32> = (0..count).map(|_| random.u32(0..5000)).collect();
+            let expected = (0..).zip(&rows).filter(|&(_, &row)| spread.place(row) < threshold);
+            let expected: Vec<(u32, u32)> = expected.map(|(position, &row)| (position, row)).collect();
+            for tags in Isa::ALL.into_iter().filter_map(Tags::new) {
+                for room in [count, 10] {
+                    let mut drawn = Drawn::new(room);
+                    drawn.begin(threshold);
+                    tags.find(&lines, &spread, &rows, &mut vec![7; count], &mut drawn);
+                    let found: Vec<(u32, u32)> = drawn.rows().iter().map(|drawn| (drawn.position, drawn.row)).collect();
+                    prop_assert!(drawn.rows().iter().all(|drawn| drawn.place == spread.place(drawn.row)));
+                    prop_assert_eq!(found.len() as u64 + drawn.dropped(), expected.len() as u64);
+
+                    if room == count {
+                        prop_assert_eq!(&found, &expected, "{}", tags.isa());
+                    } else {
+                        prop_assert!(found.len() <= 10);
+                    }
+                }
             }
         }
     }
@@ -90,7 +122,15 @@ mod tests {
         let lines = lines(&spread, 0, 1);
         for tags in Isa::ALL.into_iter().filter_map(Tags::new) {
             for row in [u32::MAX, u32::MAX - 1, ROWS_END] {
-                let find = || tags.find(&lines, &spread, &[0, row, 0], &mut [0; 3]);
+                let find = || {
+                    tags.find(
+                        &lines,
+                        &spread,
+                        &[0, row, 0],
+                        &mut [0; 3],
+                        &mut Drawn::nothing(),
+                    )
+                };
                 let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(find));
                 assert!(outcome.is_err(), "{row} with {}", tags.isa());
             }

@@ -6,8 +6,9 @@ use core::arch::aarch64::{
 };
 use core::arch::asm;
 
+use super::super::drawn::Drawn;
+use super::super::extent::Sets;
 use super::super::memory::Line;
-use super::super::spread::Spread;
 use super::pass::{self, Block, Probe};
 
 /// The proof that the machine has it.
@@ -22,18 +23,26 @@ impl Neon {
     pub(super) fn find(
         self,
         lines: &[Line],
-        spread: &Spread,
+        sets: &impl Sets,
         rows: &[u32],
         places: &mut [u32],
+        drawn: &mut Drawn,
     ) -> usize {
         // SAFETY: the machine has it, as `self` proves.
-        unsafe { find(self, lines, spread, rows, places) }
+        unsafe { find(self, lines, sets, rows, places, drawn) }
     }
 }
 
 #[target_feature(enable = "neon")]
-fn find(probe: Neon, lines: &[Line], spread: &Spread, rows: &[u32], places: &mut [u32]) -> usize {
-    pass::find(probe, lines, spread, rows, places)
+fn find(
+    probe: Neon,
+    lines: &[Line],
+    sets: &impl Sets,
+    rows: &[u32],
+    places: &mut [u32],
+    drawn: &mut Drawn,
+) -> usize {
+    pass::find(probe, lines, sets, rows, places, drawn)
 }
 
 impl Probe for Neon {

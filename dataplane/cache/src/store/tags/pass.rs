@@ -7,8 +7,9 @@
 
 use rowmill_arena::prefetch_line;
 
+use super::super::drawn::{Drawn, DrawnRow};
+use super::super::extent::Sets;
 use super::super::memory::{Line, ROWS_END, WAYS};
-use super::super::spread::Spread;
 use super::super::sync::{Ordering, fence};
 
 /// What stands in the place of a row that is in no slot.
@@ -59,7 +60,8 @@ pub(super) unsafe fn look_at_each(
     missed
 }
 
-/// Writes the slot that holds each of `rows` to the same place of `places`, or [`MISS`], and tells how many are missed.
+/// Writes the slot that holds each of `rows` to the same place of `places`, or [`MISS`], and tells how many are missed. Those
+/// that are to be are drawn.
 ///
 /// What was published before its tag was found is seen by the caller: one fence with acquire stands behind all loads of tags,
 /// and each tag of a row was stored with release.
@@ -67,19 +69,21 @@ pub(super) unsafe fn look_at_each(
 /// # Panics
 /// If there is not a place for each row, or a number is none of a row.
 #[inline(always)]
-pub(super) fn find<P: Probe>(
+pub(super) fn find<P: Probe, S: Sets>(
     probe: P,
     lines: &[Line],
-    spread: &Spread,
+    sets: &S,
     rows: &[u32],
     places: &mut [u32],
+    drawn: &mut Drawn,
 ) -> usize {
     assert_eq!(rows.len(), places.len(), "a place for each row");
-    assert_eq!(lines.len(), spread.sets() as usize, "a line for each set");
+    assert!(sets.end() as usize <= lines.len(), "a line for each set");
     let pass = Pass {
         probe,
         lines,
-        spread: *spread,
+        sets: *sets,
+        drawn_below: sets.below(drawn.threshold()),
     };
     let (blocks, rest) = rows.as_chunks();
     let (last, mut last_places) = (filled_up(rest), [0; BLOCK]);
@@ -89,11 +93,14 @@ pub(super) fn find<P: Probe>(
         pass.ask(&last_places);
     }
     let mut left = Left::new();
-    pass.find_blocks(blocks, places.as_chunks_mut().0, &mut left);
+    pass.find_blocks(blocks, places.as_chunks_mut().0, &mut left, drawn);
     if !rest.is_empty() {
-        // SAFETY: `hash` wrote numbers of sets, of which there are as many as lines.
-        let missed = unsafe { pass.probe.look_at(lines, &last, &mut last_places) };
         let first = blocks.as_flattened().len();
+        if pass.may_draw(&last_places) {
+            pass.draw_each(rest, &last_places, first, drawn);
+        }
+        // SAFETY: `hash` wrote numbers of sets, of which there are no more than lines.
+        let missed = unsafe { pass.probe.look_at(lines, &last, &mut last_places) };
         places[first..].copy_from_slice(&last_places[..rest.len()]);
         left.add(first, missed & !(u32::MAX << rest.len()));
     }
@@ -112,10 +119,12 @@ fn filled_up(rows: &[u32]) -> Block {
 
 /// What looking up needs.
 #[derive(Clone, Copy)]
-struct Pass<'a, P> {
+struct Pass<'a, P, S> {
     probe: P,
     lines: &'a [Line],
-    spread: Spread,
+    sets: S,
+    /// Where rows that are drawn have their primary sets, and others may.
+    drawn_below: u32,
 }
 
 /// The rows that are not in their primary sets, and what has been found out so far.
@@ -175,13 +184,21 @@ impl Left {
     }
 }
 
-impl<P: Probe> Pass<'_, P> {
+impl<P: Probe, S: Sets> Pass<'_, P, S> {
     /// Looks blocks up in their primary sets.
     #[inline(always)]
-    fn find_blocks(&self, rows: &[Block], places: &mut [Block], left: &mut Left) {
+    fn find_blocks(
+        &self,
+        rows: &[Block],
+        places: &mut [Block],
+        left: &mut Left,
+        drawn: &mut Drawn,
+    ) {
         // Sets are numbered a block before they are asked for: vectors are stored then, and words loaded.
-        for (rows, places) in rows.iter().zip(places.iter_mut()).take(AHEAD + 1) {
+        let first = rows.iter().zip(places.iter_mut()).take(AHEAD + 1);
+        for (k, (rows, places)) in first.enumerate() {
             self.hash(rows, places);
+            self.draw(rows, places, k.wrapping_mul(BLOCK), drawn);
         }
         places.iter().take(AHEAD).for_each(|sets| self.ask(sets));
         let mut bits = left.bits;
@@ -192,11 +209,12 @@ impl<P: Probe> Pass<'_, P> {
             let next = k.wrapping_add(AHEAD + 1);
             if let Some(rows) = rows.get(next) {
                 self.hash(rows, &mut places[next]);
+                self.draw(rows, &places[next], next.wrapping_mul(BLOCK), drawn);
             }
             for (bits, row) in bits.iter_mut().zip(&rows[k]) {
                 *bits |= row;
             }
-            // SAFETY: `hash` wrote numbers of sets, of which there are as many as lines.
+            // SAFETY: `hash` wrote numbers of sets, of which there are no more than lines.
             let missed = unsafe { self.probe.look_at(self.lines, &rows[k], &mut places[k]) };
             left.add(k.wrapping_mul(BLOCK), missed);
             if left.count >= left.asked.wrapping_add(1).wrapping_mul(BLOCK) {
@@ -220,7 +238,7 @@ impl<P: Probe> Pass<'_, P> {
             *row = rows[position as usize];
         }
         for (place, &row) in places.iter_mut().zip(left_rows.iter()) {
-            *place = self.spread.secondary(row);
+            *place = self.sets.secondary(row);
         }
         self.ask(places);
         left.asked = block.wrapping_add(1);
@@ -235,7 +253,7 @@ impl<P: Probe> Pass<'_, P> {
         }
         let pairs = left.rows[..left.asked].iter();
         for (rows, places) in pairs.zip(&mut left.places[..left.asked]) {
-            // SAFETY: `ask_secondary` wrote numbers of sets, of which there are as many as lines.
+            // SAFETY: `ask_secondary` wrote numbers of sets, of which there are no more than lines.
             unsafe { self.probe.look_at(self.lines, rows, places) };
         }
         let found = left.places.as_flattened().iter();
@@ -250,7 +268,42 @@ impl<P: Probe> Pass<'_, P> {
     #[inline(always)]
     fn hash(&self, rows: &Block, places: &mut Block) {
         for (place, &row) in places.iter_mut().zip(rows) {
-            *place = self.spread.primary(row);
+            *place = self.sets.primary(row);
+        }
+    }
+
+    /// Draws rows of a block whose primary sets are known. `first` is where it begins.
+    #[inline(always)]
+    fn draw(&self, rows: &Block, sets: &Block, first: usize, drawn: &mut Drawn) {
+        if self.may_draw(sets) {
+            self.draw_each(rows, sets, first, drawn);
+        }
+    }
+
+    /// Whether a row of one of these primary sets may be drawn.
+    #[inline(always)]
+    fn may_draw(&self, sets: &Block) -> bool {
+        let below = |&set: &u32| set < self.drawn_below;
+        sets.iter().fold(false, |any, set| any | below(set))
+    }
+
+    /// Draws rows one by one.
+    #[cold]
+    #[inline(never)]
+    fn draw_each(&self, rows: &[u32], sets: &Block, first: usize, drawn: &mut Drawn) {
+        for (i, (&row, &set)) in rows.iter().zip(sets).enumerate() {
+            if set >= self.drawn_below {
+                continue;
+            }
+            let place = self.sets.place(row);
+            if place < drawn.threshold() {
+                let position = (first + i) as u32;
+                drawn.push(DrawnRow {
+                    position,
+                    row,
+                    place,
+                });
+            }
         }
     }
 

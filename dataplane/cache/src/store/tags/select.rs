@@ -10,8 +10,9 @@ use super::avx512::Avx512;
 use super::neon::Neon;
 use super::pass;
 use super::portable::Portable;
+use crate::store::drawn::Drawn;
+use crate::store::extent::Sets;
 use crate::store::memory::Line;
-use crate::store::spread::Spread;
 
 /// The instruction sets that comparing tags is written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -114,18 +115,19 @@ impl Tags {
     pub(in crate::store) fn find(
         self,
         lines: &[Line],
-        spread: &Spread,
+        sets: &impl Sets,
         rows: &[u32],
         places: &mut [u32],
+        drawn: &mut Drawn,
     ) -> usize {
         match self.by {
-            By::Portable(probe) => pass::find(probe, lines, spread, rows, places),
+            By::Portable(probe) => pass::find(probe, lines, sets, rows, places, drawn),
             #[cfg(target_arch = "x86_64")]
-            By::Avx2(probe) => probe.find(lines, spread, rows, places),
+            By::Avx2(probe) => probe.find(lines, sets, rows, places, drawn),
             #[cfg(target_arch = "x86_64")]
-            By::Avx512(probe) => probe.find(lines, spread, rows, places),
+            By::Avx512(probe) => probe.find(lines, sets, rows, places, drawn),
             #[cfg(target_arch = "aarch64")]
-            By::Neon(probe) => probe.find(lines, spread, rows, places),
+            By::Neon(probe) => probe.find(lines, sets, rows, places, drawn),
         }
     }
 }

@@ -1,5 +1,9 @@
 //! The files under test, and what stands in the place of others.
 
+#[path = "../../../src/store/drawn.rs"]
+mod drawn;
+#[path = "../../../src/store/extent.rs"]
+pub(crate) mod extent;
 #[path = "../../../src/store/limbo.rs"]
 mod limbo;
 pub(crate) mod memory;
@@ -7,6 +11,8 @@ pub(crate) mod memory;
 pub(crate) mod quiescence;
 #[path = "../../../src/store/spread.rs"]
 pub(crate) mod spread;
+#[path = "../../../src/store/sweep.rs"]
+pub(crate) mod sweep;
 mod sync;
 pub(crate) mod tags;
 #[path = "../../../src/store/writer.rs"]
@@ -14,13 +20,70 @@ pub(crate) mod writer;
 
 use std::sync::Arc;
 
-/// The writer of a shard.
-pub(crate) fn writer(
-    memory: &Arc<memory::Memory>,
-    epochs: &Arc<quiescence::Epochs>,
-    spread: spread::Spread,
-    shard: u32,
-    limbo: usize,
-) -> writer::Writer {
-    writer::Writer::new(Arc::clone(memory), Arc::clone(epochs), spread, shard, limbo)
+use extent::{Change, Extent, View};
+
+/// A store, without what says how large it is to be.
+#[derive(Clone)]
+pub(crate) struct Store {
+    pub(crate) memory: Arc<memory::Memory>,
+    epochs: Arc<quiescence::Epochs>,
+    extent: Arc<Extent>,
+    pub(crate) spread: spread::Spread,
+}
+
+impl Store {
+    pub(crate) fn new(
+        memory: memory::Memory,
+        epochs: Arc<quiescence::Epochs>,
+        spread: spread::Spread,
+    ) -> Store {
+        Store {
+            memory: Arc::new(memory),
+            epochs,
+            extent: Arc::new(Extent::new(&spread)),
+            spread,
+        }
+    }
+
+    /// The writer of a shard.
+    pub(crate) fn writer(&self, shard: u32, limbo: usize) -> writer::Writer {
+        let Store {
+            memory,
+            epochs,
+            extent,
+            spread,
+        } = self.clone();
+        writer::Writer::new(memory, epochs, extent, spread, shard, limbo)
+    }
+
+    /// As the store's.
+    pub(crate) fn find(&self, rows: &[u32], places: &mut [u32]) -> usize {
+        match self.extent.view(&self.spread) {
+            View::Still(spread) => tags::find(self.memory.lines(), &spread, rows, places),
+            View::Moving(moving) => tags::find(self.memory.lines(), &moving, rows, places),
+        }
+    }
+
+    /// As the store's.
+    pub(crate) fn resize(&self, old: u32, new: u32) {
+        let change = Change {
+            old: self.spread.over(old),
+            new: self.spread.over(new),
+        };
+        if change.grows() {
+            self.memory.empty(change.old.sets()..change.new.sets());
+        }
+        self.extent.begin(&change);
+    }
+
+    /// As the store's, once nothing changes any more.
+    pub(crate) fn settle(&self, mut wait: impl FnMut()) {
+        let (old, new) = self.extent.shard_sets();
+        assert_eq!(old, new, "all writers have come to the end");
+        let epoch = self.epochs.end();
+        while self.epochs.passed() < epoch {
+            wait();
+        }
+        self.memory.lose(self.spread.over(new).sets());
+    }
 }

@@ -39,7 +39,7 @@ impl AtomicU32 {
     }
 }
 
-/// The newest epoch, which is only exchanged, or a note, which is only stored.
+/// The newest epoch, which is only exchanged, a note, which is only stored, or the number of sets.
 #[derive(Debug)]
 pub(crate) struct AtomicU64(atomic::AtomicU64);
 
@@ -54,6 +54,10 @@ impl AtomicU64 {
 
     pub(crate) fn store(&self, value: u64, order: Ordering) {
         self.0.store(value, weakened(order));
+    }
+
+    pub(crate) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_sub(value, weakened(order))
     }
 
     pub(crate) fn fetch_add(&self, value: u64, order: Ordering) -> u64 {

@@ -5,10 +5,18 @@ mod pass;
 #[path = "../../../src/store/tags/portable.rs"]
 mod portable;
 
+use super::drawn::Drawn;
+use super::extent::Sets;
 use super::memory::Line;
-use super::spread::Spread;
 pub(crate) use pass::MISS;
 
-pub(crate) fn find(lines: &[Line], spread: &Spread, rows: &[u32], places: &mut [u32]) -> usize {
-    pass::find(portable::Portable, lines, spread, rows, places)
+pub(super) fn find(lines: &[Line], sets: &impl Sets, rows: &[u32], places: &mut [u32]) -> usize {
+    pass::find(
+        portable::Portable,
+        lines,
+        sets,
+        rows,
+        places,
+        &mut Drawn::nothing(),
+    )
 }

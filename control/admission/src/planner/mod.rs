@@ -1,0 +1,416 @@
+//! What dataplanes are to do, from what they tell: which rows are sampled, how the arena is divided, what is pinned.
+//!
+//! Events come in with the time ([`Planner::handle`]), policies are taken out ([`Planner::policy`]). Decisions are made once a second
+//! ([`Event::Turn`]): a dataplane that serves several cached tables has its arena divided anew where that is worth it (`shares.rs`). A
+//! dataplane of which nothing is heard keeps what it has: that nothing is known is no reason to take something away.
+//!
+//! A table that several dataplanes serve is sampled by one of them: what two caches are asked for, taken for one stream, is what neither
+//! is asked for.
+
+mod claims;
+mod dataplane;
+mod divide;
+mod event;
+mod explain;
+mod frequent;
+mod sampled;
+mod settings;
+mod shares;
+mod table;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rowmill_link::{Order, Policy, Report, Samples, TablePolicy};
+
+pub use event::{Event, Recorded};
+pub use explain::{DataplaneView, RowView, ShareMove, ShareView, TableView, Tried};
+pub use settings::{Settings, SettingsError};
+
+use dataplane::{Dataplane, Holding};
+use divide::divide_anew;
+use table::Table;
+
+/// How often [`Event::Turn`] is to come.
+pub const TURN_NS: u64 = 1_000_000_000;
+/// One that has not reported for so long makes room for another one.
+const GONE_NS: u64 = 3600 * TURN_NS;
+
+/// Rows that a policy pins, of all its tables together: 1.1 MB of JSON, of the 16 MiB that a dataplane reads.
+const PINNED_ALL_MAX: usize = 100_000;
+/// A later epoch than this can't be taken over: 2^32 starts have to come after it.
+const OVERTAKEN_MAX: u64 = claims::ORDER_MAX - (1 << 32);
+
+/// What bounds a planner.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Samples a second that are asked for, about, of all dataplanes together. Each of them, and each table, has some in any case, so that
+    /// many have more.
+    pub samples_per_s: f64,
+    /// Dataplanes that are listened to at a time.
+    pub dataplanes_max: usize,
+    /// Tables that are modelled: each takes up to 1 MiB.
+    pub tables_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            samples_per_s: 200_000.0,
+            dataplanes_max: 256,
+            tables_max: 4096,
+        }
+    }
+}
+
+/// Why something that a dataplane told is not taken.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Refused {
+    /// No name that it could have.
+    #[error("`{0}` is no name of a dataplane: 1 to 64 letters, digits, `.`, `_` and `-`")]
+    Name(String),
+    /// There are others enough.
+    #[error("there are {0} dataplanes already: raise limits.dataplanes_max, or stop some")]
+    Dataplanes(usize),
+    /// Too many tables.
+    #[error("a report of {0} tables: it has 4096 at most")]
+    Tables(usize),
+    /// A table that it tells of twice.
+    #[error("table `{0}` is told of twice")]
+    Twice(String),
+    /// A cached row that takes no memory.
+    #[error("rows of cached table `{0}` are said to take 0 bytes")]
+    NoBytes(String),
+    /// A number that can't be.
+    #[error("{what} is {number}: it is from {least} to {most}")]
+    Bounds {
+        /// What it is of.
+        what: &'static str,
+        /// See there.
+        number: u64,
+        /// The smallest that is taken.
+        least: u64,
+        /// The largest.
+        most: u64,
+    },
+    /// A name that is too long.
+    #[error("{what} has {len} bytes: it has 255 at most")]
+    Long {
+        /// What it is of.
+        what: &'static str,
+        /// Its bytes.
+        len: usize,
+    },
+    /// No instance.
+    #[error("an instance is 32 hexadecimal digits")]
+    Instance,
+    /// Samples of one that has not reported since it started.
+    #[error("this dataplane has not reported since it started: send a report first")]
+    Unheard,
+    /// Two that have one name.
+    #[error(
+        "another dataplane, or another start of this one, has reported under this name within 5 s: give each a name of its own, or wait"
+    )]
+    Taken,
+    /// See there.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+}
+
+/// A table of a model.
+type Key = (String, String);
+
+/// What is known, and what was decided.
+#[derive(Debug)]
+pub struct Planner {
+    control: String,
+    order: Order,
+    limits: Limits,
+    dataplanes: BTreeMap<String, Dataplane>,
+    tables: BTreeMap<Key, Table>,
+    settings: BTreeMap<Key, Settings>,
+    /// What dataplanes were told before this planner was made, and have not been told anew.
+    remembered: BTreeMap<String, Policy>,
+    turned_ns: Option<u64>,
+}
+
+impl Planner {
+    /// One that knows nothing. `control` and `epoch` are those of the policies that it will publish.
+    pub fn new(control: String, epoch: u64, limits: Limits) -> Planner {
+        Planner {
+            control,
+            order: Order { epoch, version: 0 },
+            limits,
+            dataplanes: BTreeMap::new(),
+            tables: BTreeMap::new(),
+            settings: BTreeMap::new(),
+            remembered: BTreeMap::new(),
+            turned_ns: None,
+        }
+    }
+
+    /// What a dataplane was told in an earlier epoch: its shares are gone on from when it reports.
+    pub fn remember(&mut self, dataplane: &str, policy: Policy) {
+        self.remembered.insert(dataplane.into(), policy);
+    }
+
+    /// Takes an event. Times don't fall.
+    ///
+    /// # Errors
+    /// [`Refused`], and then nothing has changed.
+    pub fn handle(&mut self, now_ns: u64, event: Event) -> Result<(), Refused> {
+        match event {
+            Event::Report { dataplane, report } => self.report(now_ns, dataplane, report),
+            Event::Samples { dataplane, samples } => self.samples(now_ns, &dataplane, &samples),
+            Event::Settings {
+                model,
+                table,
+                settings,
+            } => {
+                match settings {
+                    Some(settings) => {
+                        settings.check()?;
+                        self.settings.insert((model, table), settings);
+                    }
+                    None => _ = self.settings.remove(&(model, table)),
+                }
+                Ok(())
+            }
+            Event::Turn => {
+                self.turn(now_ns);
+                Ok(())
+            }
+        }
+    }
+
+    /// What a dataplane is to do, if it is known what.
+    pub fn policy(&self, dataplane: &str) -> Option<&Arc<Policy>> {
+        self.dataplanes.get(dataplane)?.policy.as_ref()
+    }
+
+    /// The epoch of what it publishes.
+    pub fn epoch(&self) -> u64 {
+        self.order.epoch
+    }
+
+    /// Names of the dataplanes that are known.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.dataplanes.keys().map(String::as_str)
+    }
+
+    /// The latest epoch in which dataplanes follow something else than what this planner publishes, if that is not before its own: they
+    /// don't follow it. And whether that was published under the same name: by one that knew more than the copy of its state that
+    /// this one was begun with. An epoch that would leave no room for as many later ones is not begun after.
+    pub fn overtaken_by(&self) -> Option<(u64, bool)> {
+        let applied = self
+            .dataplanes
+            .values()
+            .filter_map(|of| of.report.policy.as_ref());
+        let orders = applied.map(|of| (of.order, of.control == self.control));
+        let own = self.order;
+        let others = orders.filter(|&(order, same)| {
+            order.epoch > own.epoch || order.epoch == own.epoch && (!same || order > own)
+        });
+        let epochs = others.map(|(order, same)| (order.epoch, same));
+        epochs.filter(|&(epoch, _)| epoch < OVERTAKEN_MAX).max()
+    }
+
+    /// Publishes everything anew, in a later epoch.
+    ///
+    /// # Panics
+    /// If it isn't later.
+    pub fn begin_epoch(&mut self, epoch: u64) {
+        assert!(
+            epoch > self.order.epoch,
+            "epoch {epoch} after {}",
+            self.order.epoch
+        );
+        self.order = Order { epoch, version: 0 };
+        let policies = self
+            .dataplanes
+            .values_mut()
+            .filter_map(|of| of.policy.as_mut());
+        for policy in policies {
+            self.order.version += 1;
+            let tables = policy.tables.clone();
+            *policy = Arc::new(Policy {
+                control: self.control.clone(),
+                order: self.order,
+                tables,
+            });
+        }
+    }
+
+    /// Settings of tables, by model and table.
+    pub fn settings(&self) -> impl Iterator<Item = (&str, &str, &Settings)> {
+        let settings = self.settings.iter();
+        settings.map(|((model, table), settings)| (&**model, &**table, settings))
+    }
+
+    fn report(&mut self, now_ns: u64, name: String, report: Report) -> Result<(), Refused> {
+        if !rowmill_link::is_name(&name) {
+            return Err(Refused::Name(name));
+        }
+        let model = report.model.clone();
+        if let Some(dataplane) = self.dataplanes.get_mut(&name) {
+            if dataplane.report.instance != report.instance && !dataplane.is_silent(now_ns) {
+                return Err(Refused::Taken);
+            }
+            for table in dataplane.report(now_ns, report)? {
+                if let Some(table) = self.tables.get_mut(&(model.clone(), table)) {
+                    table.shifted_ns = Some(now_ns);
+                    table.model.shifted();
+                }
+            }
+            return Ok(());
+        }
+        if self.dataplanes.len() >= self.limits.dataplanes_max {
+            let gone = |dataplane: &Dataplane| now_ns >= dataplane.heard_ns.saturating_add(GONE_NS);
+            let mut gone = self
+                .dataplanes
+                .iter()
+                .filter(|(_, dataplane)| gone(dataplane));
+            let Some(gone) = gone.next().map(|(name, _)| name.clone()) else {
+                return Err(Refused::Dataplanes(self.dataplanes.len()));
+            };
+            let gone = self.dataplanes.remove_entry(&gone).expect("it was found");
+            if let Some(policy) = gone.1.policy {
+                self.remembered.insert(gone.0, Policy::clone(&policy));
+            }
+        }
+        let mut dataplane = Dataplane::new(now_ns, report)?;
+        if let Some(policy) = self.remembered.remove(&name) {
+            dataplane.go_on_from(&policy);
+        }
+        self.dataplanes.insert(name, dataplane);
+        Ok(())
+    }
+
+    fn samples(&mut self, now_ns: u64, name: &str, samples: &Samples) -> Result<(), Refused> {
+        let dataplane = self.dataplanes.get_mut(name).ok_or(Refused::Unheard)?;
+        if samples.instance != dataplane.instance {
+            return Err(Refused::Unheard);
+        }
+        if samples.number <= dataplane.body {
+            // It was sent again, since the answer was lost.
+            return Ok(());
+        }
+        dataplane.body = samples.number;
+        let sampler = Some((name.to_owned(), samples.instance));
+        for part in &samples.tables {
+            let key = (dataplane.report.model.clone(), part.table.clone());
+            if let Some(table) = self.tables.get_mut(&key).filter(|t| t.sampler == sampler) {
+                table.learn(now_ns, part);
+            }
+        }
+        Ok(())
+    }
+
+    /// Decides what is to be decided.
+    fn turn(&mut self, now_ns: u64) {
+        let passed_ns = now_ns.saturating_sub(self.turned_ns.replace(now_ns).unwrap_or(now_ns));
+        self.list(now_ns);
+        self.choose_samplers(now_ns);
+        self.choose_rates(now_ns, passed_ns);
+        for (key, table) in &mut self.tables {
+            table.fade(now_ns, passed_ns);
+            let pinned = |settings: &Settings| settings.pinned_share.is_some_and(|part| part > 0.0);
+            if self.settings.get(key).is_some_and(pinned) {
+                table.rank(now_ns);
+            } else {
+                table.ranking.clear();
+            }
+        }
+        for dataplane in self.dataplanes.values_mut() {
+            if let Some(state) = dataplane.held_up(now_ns, &self.control) {
+                dataplane.state = state;
+                continue;
+            }
+            divide_anew(now_ns, dataplane, &self.tables, &self.settings);
+        }
+        self.publish();
+    }
+
+    /// Tables that some dataplane caches that is not gone, and no others.
+    fn list(&mut self, now_ns: u64) {
+        let there = self.dataplanes.values();
+        let there = there.filter(|of| now_ns < of.heard_ns.saturating_add(GONE_NS));
+        let cached = there.flat_map(|dataplane| {
+            let model = &dataplane.report.model;
+            dataplane
+                .tables
+                .keys()
+                .map(move |table| (model.clone(), table.clone()))
+        });
+        let cached: std::collections::BTreeSet<Key> = cached.collect();
+        self.tables.retain(|key, _| cached.contains(key));
+        for key in cached {
+            if self.tables.len() >= self.limits.tables_max {
+                break;
+            }
+            let seed = seed_of(&key);
+            self.tables.entry(key).or_insert_with(|| Table::new(seed));
+        }
+    }
+
+    /// Publishes what differs from what was published.
+    fn publish(&mut self) {
+        for (name, dataplane) in &mut self.dataplanes {
+            let mut left = PINNED_ALL_MAX;
+            let tables: Vec<TablePolicy> = dataplane
+                .tables
+                .iter()
+                .map(|(table, holding)| {
+                    let key = (dataplane.report.model.clone(), table.clone());
+                    let known = self.tables.get(&key);
+                    let sampler = Some((name.clone(), dataplane.instance));
+                    let sampled = known.filter(|known| known.sampler == sampler);
+                    let pinned = known.map_or(Vec::new(), |known| {
+                        pinned(known, holding, self.settings.get(&key), left)
+                    });
+                    left -= pinned.len();
+                    TablePolicy {
+                        table: table.clone(),
+                        cache_bytes: holding.wanted_bytes,
+                        threshold: sampled.map_or(0, |of| of.model.sampling().threshold()),
+                        admission: rowmill_link::Admission::Built,
+                        pinned,
+                    }
+                })
+                .collect();
+            let present = dataplane.policy.as_ref().map(|policy| &policy.tables);
+            if present.map_or(tables.is_empty(), |present| *present == tables) {
+                continue;
+            }
+            self.order.version += 1;
+            dataplane.policy = Some(Arc::new(Policy {
+                control: self.control.clone(),
+                order: self.order,
+                tables,
+            }));
+        }
+    }
+}
+
+/// Rows of a table that are pinned in a share: as many of the most frequent ones as its settings say, and `most` of them.
+fn pinned(table: &Table, holding: &Holding, settings: Option<&Settings>, most: usize) -> Vec<u32> {
+    let part = settings
+        .and_then(|settings| settings.pinned_share)
+        .unwrap_or(0.0);
+    let bytes = holding.wanted_bytes.unwrap_or(holding.seen.cache_bytes);
+    let rows = part * (bytes / holding.seen.slot_bytes) as f64;
+    // What is sampled is a claim as well.
+    let there = table.ranking.iter().copied();
+    let there = there.filter(|&row| u64::from(row) < holding.seen.rows);
+    let mut pinned: Vec<u32> = there.take((rows as usize).min(most)).collect();
+    pinned.sort_unstable();
+    pinned
+}
+
+/// A seed of its own for each table, the same at each start (FNV-1a).
+fn seed_of((model, table): &Key) -> u64 {
+    let bytes = model.bytes().chain([0]).chain(table.bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |seed, byte| {
+        (seed ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}

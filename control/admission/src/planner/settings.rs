@@ -1,0 +1,88 @@
+//! What an operator wants of a table.
+
+use serde::{Deserialize, Serialize};
+
+/// Bounds of a table's share, in each dataplane that serves it. What isn't given is left to the planner.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Settings {
+    /// Bytes of the arena that it gets in any case.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_bytes: Option<u64>,
+    /// Bytes that it gets at most. The same as `min_bytes`: its share is fixed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_bytes: Option<u64>,
+    /// Part of its share, from 0 to 0.7, that is kept for the rows that were sampled most often: they are never evicted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pinned_share: Option<f64>,
+}
+
+/// Settings that can't be.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum SettingsError {
+    /// The least is more than the most.
+    #[error("min_bytes is {min} and max_bytes is {max}: give a min_bytes that is not more")]
+    Order {
+        /// The least.
+        min: u64,
+        /// The most.
+        max: u64,
+    },
+    /// The pinned share is no part.
+    #[error(
+        "pinned_share is {0}: give a part from 0 to 0.7, since the rest of the share has to take what is not pinned"
+    )]
+    Part(f64),
+}
+
+impl Settings {
+    /// Largest part that is pinned: a dataplane pins nothing of a table where it would be more than three quarters of its slots.
+    pub const PINNED_SHARE_MAX: f64 = 0.7;
+
+    /// Whether they can be.
+    ///
+    /// # Errors
+    /// [`SettingsError`] where they can't.
+    pub fn check(&self) -> Result<(), SettingsError> {
+        if let (Some(min), Some(max)) = (self.min_bytes, self.max_bytes)
+            && min > max
+        {
+            return Err(SettingsError::Order { min, max });
+        }
+        match self.pinned_share {
+            Some(part) if !(0.0..=Self::PINNED_SHARE_MAX).contains(&part) => {
+                Err(SettingsError::Part(part))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_not_be_is_refused() {
+        let of = |text: &str| serde_json::from_str::<Settings>(text).unwrap().check();
+        assert_eq!(of("{}"), Ok(()));
+        assert_eq!(
+            of(r#"{"min_bytes":5,"max_bytes":5,"pinned_share":0.7}"#),
+            Ok(())
+        );
+        let order = SettingsError::Order { min: 6, max: 5 };
+        assert_eq!(of(r#"{"min_bytes":6,"max_bytes":5}"#), Err(order));
+        for part in [-0.1, 0.71, f64::NAN] {
+            let settings = Settings {
+                pinned_share: Some(part),
+                ..Settings::default()
+            };
+            assert!(
+                matches!(settings.check(), Err(SettingsError::Part(_))),
+                "{part}"
+            );
+        }
+        assert!(serde_json::from_str::<Settings>(r#"{"min":5}"#).is_err());
+    }
+}

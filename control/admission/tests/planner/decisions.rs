@@ -1,0 +1,357 @@
+//! Who is listened to, what is published when, and what is explained.
+
+use rowmill_admission::{Event, Limits, Planner, Recorded, Refused, Settings};
+use rowmill_link::{Applied, Order, Policy, TablePolicy};
+
+use crate::simulated::{ROW_BYTES, Simulated, Traffic, World};
+
+const BUSY: Traffic = Traffic {
+    lookups: 20_000,
+    rows: 100_000,
+    even: false,
+    places: 0,
+};
+const FLAT: Traffic = Traffic {
+    lookups: 10_000,
+    rows: 1_000_000,
+    even: true,
+    places: 0,
+};
+
+fn dataplane(name: &str, instance: u128) -> Simulated {
+    Simulated::new(
+        name,
+        instance,
+        16_000,
+        &[("a", 100_000, BUSY), ("b", 1_000_000, FLAT)],
+    )
+}
+
+fn settings(text: &str) -> Option<Settings> {
+    Some(serde_json::from_str(text).unwrap())
+}
+
+#[test]
+fn a_recording_has_the_same_policies_again() {
+    let mut world = World::new(vec![dataplane("x", 3), dataplane("y", 4)]);
+    world.run(8);
+    world.tell(Event::Settings {
+        model: "m".into(),
+        table: "b".into(),
+        settings: settings(r#"{"pinned_share":0.2}"#),
+    });
+    world.run(8);
+    let lines: Vec<String> = world
+        .recording
+        .iter()
+        .map(|line| serde_json::to_string(line).unwrap())
+        .collect();
+    let mut again = Planner::new("c".into(), 1, Limits::default());
+    for line in lines {
+        let line: Recorded = serde_json::from_str(&line).unwrap();
+        again.handle(line.at_ns, line.event).unwrap();
+    }
+    for name in ["x", "y"] {
+        let policy = world.planner.policy(name).unwrap();
+        assert!(policy.order.version > 3, "{policy:?}");
+        assert_eq!(again.policy(name), Some(policy));
+    }
+    assert_eq!(
+        again.tables(world.now_ns),
+        world.planner.tables(world.now_ns)
+    );
+}
+
+#[test]
+fn of_two_that_serve_a_table_one_samples_it_and_both_divide() {
+    let mut world = World::new(vec![dataplane("x", 3), dataplane("y", 4)]);
+    world.run(12);
+    let sampled = |world: &World, table: &str| -> Vec<bool> {
+        world
+            .dataplanes
+            .iter()
+            .map(|of| of.threshold(table) > 0)
+            .collect()
+    };
+    for table in ["a", "b"] {
+        assert_eq!(
+            sampled(&world, table).iter().filter(|one| **one).count(),
+            1,
+            "{table}"
+        );
+    }
+    for of in &world.dataplanes {
+        assert!(of.rows("a") > 14_000, "{}: {}", of.name, of.rows("a"));
+    }
+    // Its sampler falls silent: the other one takes over, and who is silent keeps what it has.
+    let sampler = world
+        .planner
+        .table(world.now_ns, "m", "a")
+        .unwrap()
+        .sampled_by
+        .unwrap();
+    let at = world
+        .dataplanes
+        .iter()
+        .position(|of| of.name == sampler)
+        .unwrap();
+    let (policy, other) = (
+        world.planner.policy(&sampler).cloned(),
+        &world.dataplanes[1 - at].name,
+    );
+    let other = other.clone();
+    world.silent = vec![at];
+    world.run(8);
+    let table = world.planner.table(world.now_ns, "m", "a").unwrap();
+    assert_eq!(table.sampled_by, Some(other));
+    assert!(
+        world
+            .state(&sampler)
+            .contains("nothing was heard of it for 8 s"),
+        "{}",
+        world.state(&sampler)
+    );
+    let shares = |policy: &Policy| {
+        policy
+            .tables
+            .iter()
+            .map(|table| table.cache_bytes)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        shares(world.planner.policy(&sampler).unwrap()),
+        shares(&policy.unwrap())
+    );
+}
+
+#[test]
+fn a_start_anew_is_sampled_anew_and_goes_on_from_its_shares() {
+    let mut world = World::new(vec![dataplane("x", 3)]);
+    world.run(10);
+    let before = world.planner.policy("x").unwrap().clone();
+    world.dataplanes[0] = dataplane("x", 9);
+    assert_eq!(world.dataplanes[0].rows("a"), 8_000);
+    world.now_ns += 5_000_000_000;
+    world.run(2);
+    assert!(world.dataplanes[0].rows("a") > 14_000);
+    // Its hash is another one now.
+    let weight = |world: &World| world.planner.table(world.now_ns, "m", "a").unwrap().weight;
+    assert!(weight(&world) < 3_000.0, "{}", weight(&world));
+    // Another planner that was told what this one published last goes on from there, too.
+    let mut planner = Planner::new("c".into(), 2, Limits::default());
+    planner.remember("x", Policy::clone(&before));
+    world.planner = planner;
+    world.dataplanes[0] = dataplane("x", 10);
+    world.run(2);
+    assert!(world.dataplanes[0].rows("a") > 14_000);
+    let policy = world.planner.policy("x").unwrap();
+    assert_eq!((policy.order.epoch, &*policy.control), (2, "c"));
+}
+
+#[test]
+fn what_is_no_report_or_comes_from_another_is_refused() {
+    let mut planner = Planner::new(
+        "c".into(),
+        1,
+        Limits {
+            dataplanes_max: 1,
+            ..Limits::default()
+        },
+    );
+    let mut one = dataplane("x", 3);
+    let report = |of: &Simulated| of.report();
+    let tell = |planner: &mut Planner, at: u64, name: &str, report| {
+        planner.handle(
+            at,
+            Event::Report {
+                dataplane: name.into(),
+                report,
+            },
+        )
+    };
+    let samples = |of: &mut Simulated| Event::Samples {
+        dataplane: "x".into(),
+        samples: of.samples(),
+    };
+    assert_eq!(planner.handle(0, samples(&mut one)), Err(Refused::Unheard));
+    assert_eq!(
+        tell(&mut planner, 0, "x/y", report(&one)),
+        Err(Refused::Name("x/y".into()))
+    );
+    let mut bad = report(&one);
+    bad.tables[1].table = "a".into();
+    assert_eq!(
+        tell(&mut planner, 0, "x", bad),
+        Err(Refused::Twice("a".into()))
+    );
+    let mut bad = report(&one);
+    bad.tables[0].slot_bytes = 0;
+    assert_eq!(
+        tell(&mut planner, 0, "x", bad),
+        Err(Refused::NoBytes("a".into()))
+    );
+    for instance in ["", "+0000000000000000000000000000001", "3"] {
+        let mut bad = report(&one);
+        bad.instance = instance.into();
+        assert_eq!(
+            tell(&mut planner, 0, "x", bad),
+            Err(Refused::Instance),
+            "{instance}"
+        );
+    }
+    let mut bad = report(&one);
+    bad.tables = vec![bad.tables[0].clone(); 5000];
+    assert_eq!(tell(&mut planner, 0, "x", bad), Err(Refused::Tables(5000)));
+
+    tell(&mut planner, 0, "x", report(&one)).unwrap();
+    planner.handle(1, samples(&mut one)).unwrap();
+    assert_eq!(
+        tell(&mut planner, 1, "y", report(&one)),
+        Err(Refused::Dataplanes(1))
+    );
+    // The next start is taken when nothing is heard of the one before, and then that one isn't.
+    let mut next = dataplane("x", 4);
+    for at in [2, 4_999_999_999] {
+        assert_eq!(
+            tell(&mut planner, at, "x", report(&next)),
+            Err(Refused::Taken)
+        );
+    }
+    tell(&mut planner, 5_000_000_000, "x", report(&next)).unwrap();
+    assert_eq!(
+        planner.handle(5_000_000_000, samples(&mut one)),
+        Err(Refused::Unheard)
+    );
+    assert_eq!(
+        tell(&mut planner, 9_000_000_000, "x", report(&one)),
+        Err(Refused::Taken)
+    );
+    planner.handle(9_000_000_000, samples(&mut next)).unwrap();
+    tell(&mut planner, 10_000_000_000, "x", report(&one)).unwrap();
+    // One that is gone for an hour makes room.
+    tell(&mut planner, 4_000_000_000_000, "y", report(&one)).unwrap();
+    let bad = Event::Settings {
+        model: "m".into(),
+        table: "a".into(),
+        settings: settings(r#"{"pinned_share":2}"#),
+    };
+    assert!(matches!(planner.handle(0, bad), Err(Refused::Settings(_))));
+    assert_eq!(planner.settings().count(), 0);
+}
+
+#[test]
+fn who_follows_another_control_plane_is_left_to_it() {
+    let mut world = World::new(vec![dataplane("x", 3)]);
+    let other = Policy {
+        control: "other".into(),
+        order: Order {
+            epoch: 1,
+            version: 1000,
+        },
+        tables: Vec::new(),
+    };
+    world.dataplanes[0].follow(&other);
+    world.run(8);
+    assert!(
+        world
+            .state("x")
+            .contains("another control plane, other, at 1.1000"),
+        "{}",
+        world.state("x")
+    );
+    assert_eq!(world.dataplanes[0].rows("a"), 8_000);
+    // One of an earlier epoch is overtaken.
+    world.planner = Planner::new("c".into(), 2, Limits::default());
+    world.dataplanes[0].reported = false;
+    world.run(8);
+    assert!(
+        world.dataplanes[0].rows("a") > 12_000,
+        "{}",
+        world.state("x")
+    );
+}
+
+#[test]
+fn settings_are_followed_and_explained() {
+    let mut world = World::new(vec![dataplane("x", 3)]);
+    let fixed = format!(
+        r#"{{"min_bytes":{0},"max_bytes":{0},"pinned_share":0.01}}"#,
+        12_000 * ROW_BYTES
+    );
+    world.tell(Event::Settings {
+        model: "m".into(),
+        table: "b".into(),
+        settings: settings(&fixed),
+    });
+    world.run(12);
+    let rows = world.dataplanes[0].rows("b");
+    assert!((11_900..=12_000).contains(&rows), "{rows}");
+    let table = world.planner.table(world.now_ns, "m", "b").unwrap();
+    assert_eq!(
+        (table.settings.min_bytes, &*table.shares[0].dataplane),
+        (Some(1_200_000), "x")
+    );
+    assert!(table.curve.len() > 3 && table.weight > 500.0, "{table:?}");
+    assert!(!table.shares[0].moves.is_empty());
+    // Rows of a table whose lookups are even are sampled twice at most by chance; those of the other one often.
+    let hot = r#"{"pinned_share":0.1}"#;
+    world.tell(Event::Settings {
+        model: "m".into(),
+        table: "a".into(),
+        settings: settings(hot),
+    });
+    world.run(3);
+    let policy = world.planner.policy("x").unwrap();
+    let TablePolicy { pinned, .. } = &policy.tables[0];
+    assert!(pinned.len() > 50 && pinned.is_sorted(), "{pinned:?}");
+    let row = world.planner.row("m", "a", pinned[0]).unwrap();
+    assert_eq!(row.pinned_in, ["x"]);
+    assert!(
+        row.sampled.unwrap() >= 1.0 && row.why.contains("it is pinned"),
+        "{row:?}"
+    );
+    let unknown = world.planner.row("m", "a", 4_000_000_000).unwrap();
+    assert!(
+        unknown.sampled.is_none() && unknown.why.contains("not sampled lately"),
+        "{unknown:?}"
+    );
+    assert_eq!(world.planner.row("m", "c", 0), None);
+    // Without settings it goes back to what is best.
+    for table in ["a", "b"] {
+        world.tell(Event::Settings {
+            model: "m".into(),
+            table: table.into(),
+            settings: None,
+        });
+    }
+    world.run(12);
+    assert!(world.dataplanes[0].rows("a") > 13_000);
+    assert!(
+        world.planner.policy("x").unwrap().tables[0]
+            .pinned
+            .is_empty()
+    );
+}
+
+#[test]
+fn a_dataplane_that_can_not_do_it_is_told_of() {
+    let mut world = World::new(vec![dataplane("x", 3)]);
+    world.run(3);
+    let mut report = world.dataplanes[0].report();
+    let order = world.planner.policy("x").unwrap().order;
+    report.policy = Some(Applied {
+        control: "c".into(),
+        order,
+        refused: vec!["table `a`: no".into()],
+    });
+    world.tell(Event::Report {
+        dataplane: "x".into(),
+        report,
+    });
+    let view = &world.planner.dataplanes(world.now_ns)[0];
+    assert_eq!(view.refused, ["table `a`: no"]);
+    assert_eq!(
+        (&view.published, &view.follows),
+        (&Some(order.to_string()), &Some(order.to_string()))
+    );
+}

@@ -1,0 +1,6 @@
+//! The planner with simulated dataplanes: what it decides, and what comes of it.
+
+mod decisions;
+mod hostile;
+mod shifts;
+mod simulated;

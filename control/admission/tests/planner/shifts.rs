@@ -1,0 +1,100 @@
+//! How good the divisions are.
+
+use crate::simulated::{Simulated, Traffic, World};
+
+const fn zipf(lookups: u32, rows: u32, places: u64) -> Traffic {
+    Traffic {
+        lookups,
+        rows,
+        even: false,
+        places,
+    }
+}
+
+const fn even(lookups: u32, rows: u32) -> Traffic {
+    Traffic {
+        lookups,
+        rows,
+        even: true,
+        places: 0,
+    }
+}
+
+/// Tables that would make different things of 12,000 rows together.
+fn tables() -> [(&'static str, u64, Traffic); 4] {
+    [
+        ("wide", 150_000, zipf(50_000, 150_000, 0)),
+        ("narrow", 1_500, zipf(20_000, 1_500, 0)),
+        ("even", 450_000, even(20_000, 450_000)),
+        ("quiet", 150_000, zipf(10_000, 150_000, 0)),
+    ]
+}
+
+fn mean(of: &[f64]) -> f64 {
+    of.iter().sum::<f64>() / of.len() as f64
+}
+
+#[test]
+fn the_division_is_better_than_equal_shares() {
+    let mut world = World::new(vec![Simulated::new("a", 3, 12_000, &tables())]);
+    let mut equal = Simulated::new("a", 3, 12_000, &tables());
+    let divided = mean(&world.run(40)[30..]);
+    let (mut lookups, mut hits) = (0, 0);
+    for step in 0..800 {
+        let (more, found) = equal.step();
+        _ = equal.samples();
+        if step >= 600 {
+            (lookups, hits) = (lookups + more, hits + found);
+        }
+    }
+    let equal = hits as f64 / lookups as f64;
+    assert!(
+        divided > equal + 0.02,
+        "{divided:.4}, equal shares {equal:.4}"
+    );
+    // What makes nothing of it has its floor, and what has few rows as many.
+    let rows = |table| world.dataplanes[0].rows(table);
+    assert!(rows("even") < 1_000, "{}", rows("even"));
+    assert!(
+        (1_000..2_500).contains(&rows("narrow")),
+        "{}",
+        rows("narrow")
+    );
+    assert!(rows("wide") > 6_000, "{}", rows("wide"));
+    assert!(
+        world.state("a").contains("no other division"),
+        "{}",
+        world.state("a")
+    );
+}
+
+#[test]
+fn ninety_of_a_hundred_hits_are_back_within_ten_seconds() {
+    let mut world = World::new(vec![Simulated::new("a", 3, 12_000, &tables())]);
+    let before = mean(&world.run(40)[35..]);
+    // Other rows are popular, and the traffic goes to other tables.
+    let dataplane = &mut world.dataplanes[0];
+    dataplane.ask("wide", zipf(10_000, 150_000, 400_000));
+    dataplane.ask("quiet", zipf(50_000, 150_000, 500_000));
+    dataplane.ask("narrow", zipf(20_000, 1_500, 600_000));
+    let after = world.run(50);
+    let (least, settled) = (after[0].min(after[1]), mean(&after[40..]));
+    let ten = mean(&after[9..12]);
+    assert!(before - least > 0.1, "hits fall: {before:.3}, {after:.3?}");
+    assert!(ten >= least + 0.9 * (settled - least), "{after:.3?}");
+    let seen = world.planner.table(world.now_ns, "m", "wide").unwrap();
+    assert!((49..=50).contains(&seen.shifted_s_ago.unwrap()), "{seen:?}");
+}
+
+#[test]
+fn a_table_that_nobody_asks_keeps_next_to_nothing_after_ten_seconds() {
+    let mut world = World::new(vec![Simulated::new("a", 3, 12_000, &tables())]);
+    world.run(30);
+    let before = world.dataplanes[0].rows("quiet");
+    assert!(before > 1_000, "{before}");
+    world.dataplanes[0].ask("quiet", zipf(0, 150_000, 0));
+    world.run(10);
+    let after = world.dataplanes[0].rows("quiet");
+    // The last few rows would gain the others too little for a move.
+    assert!(after <= 600, "{after} rows");
+}

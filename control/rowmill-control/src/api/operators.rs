@@ -1,0 +1,216 @@
+//! What operators ask for.
+
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use rowmill_admission::{DataplaneView, Event, RowView, Settings, TableView};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::bodies::{Json, read_json};
+use super::refusal::{Refusal, Told};
+use crate::planning::Planning;
+
+/// Longest settings.
+const SETTINGS_MAX: usize = 4 << 10;
+
+/// The control plane.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Status {
+    /// `rowmill-control`.
+    pub program: String,
+    /// Its version.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Seconds since it started.
+    pub uptime_s: u64,
+    /// What its policies are signed with: drawn once with its state.
+    pub control: String,
+    /// Starts with its state.
+    pub epoch: u64,
+    /// Dataplanes that are known, and tables that they cache.
+    pub dataplanes: usize,
+    /// See above.
+    pub tables: usize,
+    /// Other control planes that dataplanes follow, each in a sentence.
+    pub others: Vec<String>,
+}
+
+/// How the control plane is.
+#[utoipa::path(get, path = "/v1/status", responses((status = 200, body = Status), (status = 503, body = Told, description = "There is too much to do")))]
+pub(super) async fn status(State(planning): State<Planning>) -> Result<Json<Status>, Refusal> {
+    let control = planning.control.clone();
+    let look = move |planner: &rowmill_admission::Planner, now_ns: u64| {
+        let dataplanes = planner.dataplanes(now_ns);
+        let others = dataplanes.iter().filter_map(|of| {
+            let other = of.control.as_ref().filter(|other| **other != control)?;
+            Some(format!(
+                "dataplane `{}` follows control plane {other}",
+                of.name
+            ))
+        });
+        Status {
+            program: "rowmill-control".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            uptime_s: now_ns / rowmill_admission::TURN_NS,
+            epoch: planner.epoch(),
+            others: others.collect(),
+            dataplanes: dataplanes.len(),
+            tables: planner.tables(now_ns).len(),
+            control,
+        }
+    };
+    Ok(Json(planning.look(look).await?))
+}
+
+/// Dataplanes, what they cache, and what becomes of it.
+#[utoipa::path(get, path = "/v1/dataplanes", responses((status = 200, body = Vec<DataplaneView>), (status = 503, body = Told, description = "There is too much to do")))]
+pub(super) async fn dataplanes(
+    State(planning): State<Planning>,
+) -> Result<Json<Vec<DataplaneView>>, Refusal> {
+    Ok(Json(
+        planning
+            .look(|planner, now_ns| planner.dataplanes(now_ns))
+            .await?,
+    ))
+}
+
+/// Tables that dataplanes cache, with their hits by size and their shares.
+#[utoipa::path(get, path = "/v1/tables", responses((status = 200, body = Vec<TableView>), (status = 503, body = Told, description = "There is too much to do")))]
+pub(super) async fn tables(
+    State(planning): State<Planning>,
+) -> Result<Json<Vec<TableView>>, Refusal> {
+    Ok(Json(
+        planning
+            .look(|planner, now_ns| planner.tables(now_ns))
+            .await?,
+    ))
+}
+
+/// Why a table has its share.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Explained {
+    /// The table.
+    pub table: TableView,
+    /// The dataplanes that cache it, with the shares of all tables there: what the next MiB gains in each of them is what decides.
+    pub dataplanes: Vec<DataplaneView>,
+}
+
+fn no_table(model: &str, table: &str) -> Refusal {
+    Refusal::absent(format!(
+        "no dataplane caches a table `{table}` of a model `{model}`: GET /v1/tables says which there are"
+    ))
+}
+
+/// Why a table has its share: its hits by size, what the next MiB gains there and beside, its last changes.
+#[utoipa::path(
+    get, path = "/v1/tables/{model}/{table}",
+    params(("model" = String, Path, description = "The table's model"), ("table" = String, Path, description = "Its name")),
+    responses((status = 200, body = Explained), (status = 404, body = Told, description = "Nobody caches it"), (status = 503, body = Told, description = "There is too much to do"))
+)]
+pub(super) async fn table(
+    State(planning): State<Planning>,
+    Path((model, table)): Path<(String, String)>,
+) -> Result<Json<Explained>, Refusal> {
+    let (of, name) = (model.clone(), table.clone());
+    let look = move |planner: &rowmill_admission::Planner, now_ns: u64| {
+        let view = planner.table(now_ns, &of, &name)?;
+        let mut dataplanes = planner.dataplanes(now_ns);
+        dataplanes.retain(|dataplane| {
+            view.shares
+                .iter()
+                .any(|share| share.dataplane == dataplane.name)
+        });
+        Some(Explained {
+            table: view,
+            dataplanes,
+        })
+    };
+    let explained = planning.look(look).await?;
+    explained.map(Json).ok_or_else(|| no_table(&model, &table))
+}
+
+/// Why a row is in a cache, or is not.
+#[utoipa::path(
+    get, path = "/v1/tables/{model}/{table}/rows/{row}",
+    params(
+        ("model" = String, Path, description = "The table's model"), ("table" = String, Path, description = "Its name"),
+        ("row" = u32, Path, description = "The row's number"),
+    ),
+    responses(
+        (status = 200, body = RowView), (status = 400, body = Told, description = "It is no number"),
+        (status = 404, body = Told, description = "Nobody caches the table"),
+        (status = 503, body = Told, description = "There is too much to do"),
+    )
+)]
+pub(super) async fn row(
+    State(planning): State<Planning>,
+    Path((model, table, row)): Path<(String, String, String)>,
+) -> Result<Json<RowView>, Refusal> {
+    let number: u32 = row.parse().map_err(|_| {
+        Refusal::new(
+            StatusCode::BAD_REQUEST,
+            format!("`{row}` is no number of a row: write one from 0 to 4294967295"),
+        )
+    })?;
+    let (of, name) = (model.clone(), table.clone());
+    let view = planning
+        .look(move |planner, _| planner.row(&of, &name, number))
+        .await?;
+    view.map(Json).ok_or_else(|| no_table(&model, &table))
+}
+
+/// Bounds a table's share, or has some of its rows pinned. It may be a table that nobody caches yet.
+#[utoipa::path(
+    put, path = "/v1/tables/{model}/{table}/settings",
+    params(("model" = String, Path, description = "The table's model"), ("table" = String, Path, description = "Its name")),
+    request_body = Settings,
+    responses(
+        (status = 204, description = "It is kept, and followed from now on"),
+        (status = 400, body = Told, description = "They can't be read"),
+        (status = 413, body = Told, description = "They are too long"),
+        (status = 408, body = Told, description = "The body did not come"),
+        (status = 422, body = Told, description = "They can't be"),
+        (status = 500, body = Told, description = "The state can't be written"),
+        (status = 503, body = Told, description = "There is too much to do"),
+    )
+)]
+pub(super) async fn set(
+    State(planning): State<Planning>,
+    Path((model, table)): Path<(String, String)>,
+    body: Body,
+) -> Result<StatusCode, Refusal> {
+    let settings: Settings = read_json(body, SETTINGS_MAX).await?;
+    planning
+        .tell(Event::Settings {
+            model,
+            table,
+            settings: Some(settings),
+        })
+        .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Leaves a table's share to the control plane.
+#[utoipa::path(
+    delete, path = "/v1/tables/{model}/{table}/settings",
+    params(("model" = String, Path, description = "The table's model"), ("table" = String, Path, description = "Its name")),
+    responses((status = 204, description = "There are none now"), (status = 500, body = Told, description = "The state can't be written"), (status = 503, body = Told, description = "There is too much to do"))
+)]
+pub(super) async fn unset(
+    State(planning): State<Planning>,
+    Path((model, table)): Path<(String, String)>,
+) -> Result<StatusCode, Refusal> {
+    planning
+        .tell(Event::Settings {
+            model,
+            table,
+            settings: None,
+        })
+        .await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,285 @@
+//! The configuration file. `deploy/rowmill-control.toml` shows every option; an unknown key is an error.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// Everything that can be set.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Where dataplanes and operators connect over TCP, or `"off"`.
+    #[serde(default = "default_listen")]
+    pub listen: String,
+    /// A Unix socket for the same, if there is to be one.
+    #[serde(default)]
+    pub socket: Option<PathBuf>,
+    /// Its permissions: whoever may write it can do all that there is to do.
+    #[serde(default = "default_socket_mode")]
+    pub socket_mode: u32,
+    /// Whether `listen` may be beyond loopback, where whoever reaches it can do all that there is to do.
+    #[serde(default)]
+    pub insecure: bool,
+    /// The file of what has to be known after a restart.
+    pub state: PathBuf,
+    /// Whether dataplanes that follow another control plane are taken over from it.
+    #[serde(default)]
+    pub take_over: bool,
+    /// Bounds.
+    #[serde(default)]
+    pub limits: Limits,
+    /// A recording of what is told.
+    #[serde(default)]
+    pub record: Record,
+    /// Logging.
+    #[serde(default)]
+    pub log: Log,
+}
+
+/// Bounds.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Samples a second that all dataplanes together are asked for.
+    pub samples_per_s: f64,
+    /// Dataplanes at a time.
+    pub dataplanes: usize,
+    /// Tables that are modelled.
+    pub tables: usize,
+    /// Connections at a time.
+    pub connections: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        let planner = rowmill_admission::Limits::default();
+        Limits {
+            samples_per_s: planner.samples_per_s,
+            dataplanes: planner.dataplanes_max,
+            tables: planner.tables_max,
+            // Two a dataplane, and some for operators.
+            connections: 2 * planner.dataplanes_max + 64,
+        }
+    }
+}
+
+/// A recording of what is told.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub struct Record {
+    /// Its file, which is written anew at each start, if there is to be one.
+    pub file: Option<PathBuf>,
+    /// Its bytes at most: then it ends.
+    pub bytes: u64,
+}
+
+impl Default for Record {
+    fn default() -> Record {
+        Record {
+            file: None,
+            bytes: 1 << 30,
+        }
+    }
+}
+
+/// Logging.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub struct Log {
+    /// What is logged.
+    pub filter: String,
+}
+
+impl Default for Log {
+    fn default() -> Log {
+        Log {
+            filter: "info".into(),
+        }
+    }
+}
+
+fn default_listen() -> String {
+    "127.0.0.1:7403".into()
+}
+
+fn default_socket_mode() -> u32 {
+    0o660
+}
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// It can't be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is none.
+    #[error("{}: {source}", path.display())]
+    Toml {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong where.
+        source: toml::de::Error,
+    },
+    /// A value can't work.
+    #[error("{}: {what}", path.display())]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// Which, and what to write instead.
+        what: String,
+    },
+}
+
+impl Config {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.into(),
+            source,
+        })?;
+        let config: Config = toml::from_str(&text).map_err(|source| ConfigError::Toml {
+            path: path.into(),
+            source,
+        })?;
+        config.check().map_err(|what| ConfigError::Value {
+            path: path.into(),
+            what,
+        })?;
+        Ok(config)
+    }
+
+    /// The address that is listened on, unless it is off.
+    ///
+    /// # Errors
+    /// Where it is none, a sentence.
+    pub fn address(&self) -> Result<Option<SocketAddr>, String> {
+        if self.listen == "off" {
+            return Ok(None);
+        }
+        let address = self.listen.parse();
+        address.map(Some).map_err(|_| {
+            format!(
+                "listen: `{}` is no address: write IP:PORT, such as \"127.0.0.1:7403\", or \"off\"",
+                self.listen
+            )
+        })
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let address = self.address()?;
+        if address.is_none() && self.socket.is_none() {
+            return Err(
+                "neither listen nor socket is set, so that nobody could connect: set one".into(),
+            );
+        }
+        if let Some(address) = address
+            && !address.ip().is_loopback()
+            && !self.insecure
+        {
+            return Err(format!(
+                "listen: {address} can be reached from other hosts, and whoever reaches it can do all that there is to do: listen on 127.0.0.1, or set insecure = true on a network that is trusted"
+            ));
+        }
+        if self.socket_mode > 0o777 {
+            return Err(format!(
+                "socket_mode: {:#o} is no permission: write one from 0o600 to 0o777",
+                self.socket_mode
+            ));
+        }
+        let limits = &self.limits;
+        if !(limits.samples_per_s > 0.0 && limits.samples_per_s <= 1e8) {
+            return Err(format!(
+                "limits.samples_per_s is {}: write a number up to 1e8",
+                limits.samples_per_s
+            ));
+        }
+        for (name, value, most) in [
+            ("dataplanes", limits.dataplanes, 10_000),
+            ("tables", limits.tables, 1_000_000),
+            ("connections", limits.connections, 100_000),
+        ] {
+            if !(1..=most).contains(&value) {
+                return Err(format!(
+                    "limits.{name} is {value}: write a number from 1 to {most}"
+                ));
+            }
+        }
+        let filter = tracing_subscriber::EnvFilter::try_new(&self.log.filter);
+        filter.map(|_| ()).map_err(|error| {
+            format!(
+                "log.filter: `{}` is no filter ({error}): write a level, such as \"info\"",
+                self.log.filter
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        let config: Result<Config, _> = toml::from_str(text);
+        match config {
+            Ok(config) => config.check().expect_err(text),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn the_file_that_is_shipped_has_every_option_with_its_default() {
+        let text = include_str!("../../../deploy/rowmill-control.toml");
+        let shown: Config = toml::from_str(text).unwrap();
+        shown.check().unwrap();
+        let default: Config = toml::from_str("state = '/var/lib/rowmill/control.redb'").unwrap();
+        assert_eq!(shown, default);
+        // Options without a default are shown as comments.
+        let uncommented: String = text
+            .lines()
+            .map(|line| {
+                line.strip_prefix("# ")
+                    .filter(|line| line.contains(" = "))
+                    .unwrap_or(line)
+            })
+            .filter(|line| !line.starts_with('#'))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        let all: Config = toml::from_str(&uncommented).unwrap();
+        assert!(
+            all.socket.is_some() && all.record.file.is_some(),
+            "{uncommented}"
+        );
+    }
+
+    #[test]
+    fn what_can_not_work_is_refused_with_what_to_write() {
+        for (text, expected) in [
+            ("", "missing field `state`"),
+            ("state = 'a'\nlisten = 'localhost'", "write IP:PORT"),
+            ("state = 'a'\nlisten = 'off'", "nobody could connect"),
+            ("state = 'a'\nlisten = '0.0.0.0:7403'", "insecure = true"),
+            ("state = 'a'\nlisten = '[::]:7403'", "insecure = true"),
+            ("state = 'a'\nsocket_mode = 0o7777", "no permission"),
+            ("state = 'a'\nlimits.samples_per_s = -1.0", "up to 1e8"),
+            ("state = 'a'\nlimits.connections = 0", "from 1 to"),
+            ("state = 'a'\nlog.filter = 'a=b=c'", "no filter"),
+            ("state = 'a'\nlisten_ = 1", "unknown field"),
+        ] {
+            assert!(error(text).contains(expected), "{text}: {}", error(text));
+        }
+        let trusted: Config =
+            toml::from_str("state = 'a'\nlisten = '0.0.0.0:1'\ninsecure = true").unwrap();
+        trusted.check().unwrap();
+        let unix: Config = toml::from_str("state = 'a'\nlisten = 'off'\nsocket = 'b'").unwrap();
+        unix.check().unwrap();
+    }
+}

@@ -1,0 +1,58 @@
+//! `rowmill-control --config FILE.toml [--check]`
+#![forbid(unsafe_code)]
+
+use std::io::{Write, stdout};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Parser;
+use rowmill_control::config::Config;
+use rowmill_control::{log, serve};
+
+/// Decides what the caches of dataplanes hold.
+#[derive(Parser)]
+#[command(name = "rowmill-control", version)]
+struct Args {
+    /// The configuration file; deploy/rowmill-control.toml shows every option.
+    #[arg(long, value_name = "FILE", required_unless_present = "openapi")]
+    config: Option<PathBuf>,
+    /// Check the configuration and serve nothing.
+    #[arg(long)]
+    check: bool,
+    /// Print the description of the interface, as control/openapi.json has it, and serve nothing.
+    #[arg(long)]
+    openapi: bool,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let code = match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log::say(&format!("rowmill-control: {error:#}"));
+            ExitCode::FAILURE
+        }
+    };
+    log::flush();
+    code
+}
+
+fn run(args: &Args) -> anyhow::Result<()> {
+    if args.openapi {
+        return print(&rowmill_control::api::description());
+    }
+    let path = args.config.as_ref().context("--config FILE is needed")?;
+    let config = Config::load(path)?;
+    if args.check {
+        return print(&format!("{} can be served\n", path.display()));
+    }
+    log::start(&config.log.filter)?;
+    serve::serve(&config)
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    written.context("cannot write to standard output")
+}

@@ -1,0 +1,66 @@
+//! What is kept in the state.
+
+use rowmill_admission::Settings;
+use rowmill_link::Policy;
+use rowmill_state::Record;
+use serde::{Deserialize, Serialize};
+
+/// Who this control plane is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Drawn once with the state, 32 hexadecimal digits.
+    pub control: String,
+    /// How many epochs it is ahead of the state's own count: dataplanes that had been told more than the state knows were taken over.
+    pub ahead: u64,
+}
+
+impl Record for Identity {
+    const KIND: &'static str = "identity";
+    const VERSION: u32 = 1;
+}
+
+/// What an operator wants of a table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Wanted {
+    /// The table's model.
+    pub model: String,
+    /// Its name.
+    pub table: String,
+    /// See there.
+    pub settings: Settings,
+}
+
+impl Record for Wanted {
+    const KIND: &'static str = "settings";
+    const VERSION: u32 = 1;
+}
+
+impl Wanted {
+    /// The key under which it lies: the lengths tell where the model's name ends, whatever is in it.
+    pub fn key(model: &str, table: &str) -> String {
+        format!("{}:{model}:{table}", model.len())
+    }
+}
+
+/// What a dataplane was told last.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Told {
+    /// See there.
+    pub policy: Policy,
+}
+
+impl Record for Told {
+    const KIND: &'static str = "policy";
+    const VERSION: u32 = 1;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_different_tables_differ() {
+        assert_ne!(Wanted::key("a", "b:c"), Wanted::key("a:b", "c"));
+        assert_eq!(Wanted::key("a", "b"), "1:a:b");
+    }
+}

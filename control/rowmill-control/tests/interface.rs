@@ -1,0 +1,175 @@
+//! The description of the interface, held against the server.
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rowmill_link::MEDIA_TYPE;
+use serde_json::{Value, json};
+use support::{Control, Dataplane, TOML, wait_for};
+
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../openapi.json");
+
+#[test]
+fn the_file_is_what_the_code_says() {
+    let made = rowmill_control::api::description();
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(FILE, &made).unwrap();
+    }
+    let file = std::fs::read_to_string(FILE).unwrap_or_default();
+    assert!(
+        file == made,
+        "control/openapi.json is another one: run this test with UPDATE=1, and look at what changes for clients"
+    );
+}
+
+/// Each operation of the file, with the statuses that it declares.
+fn declared() -> BTreeMap<String, BTreeSet<u16>> {
+    let file: Value = serde_json::from_str(&std::fs::read_to_string(FILE).unwrap()).unwrap();
+    let mut operations = BTreeMap::new();
+    for (path, methods) in file["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap() {
+            let statuses = operation["responses"].as_object().unwrap().keys();
+            let statuses = statuses.map(|status| status.parse().unwrap()).collect();
+            operations.insert(format!("{method} {path}"), statuses);
+        }
+    }
+    operations
+}
+
+/// What was asked for, and the statuses that came of it.
+struct Asked {
+    control: Control,
+    seen: BTreeMap<String, BTreeSet<u16>>,
+}
+
+impl Asked {
+    /// Notes what came. A refusal has the declared body.
+    fn note(&mut self, operation: &str, (status, body): (u16, Value)) -> Value {
+        if status >= 400 {
+            let keys: Vec<&String> = body.as_object().unwrap().keys().collect();
+            assert_eq!(keys, ["error"], "{operation}: {body}");
+            assert!(
+                body["error"].as_str().unwrap().len() > 10,
+                "{operation}: {body}"
+            );
+        }
+        self.seen
+            .entry(operation.into())
+            .or_default()
+            .insert(status);
+        body
+    }
+}
+
+#[test]
+fn every_operation_answers_as_it_declares() {
+    let toml = format!("{TOML}[limits]\ndataplanes = 2\n");
+    let mut asked = Asked {
+        control: Control::start(&toml),
+        seen: BTreeMap::new(),
+    };
+    let control = &asked.control;
+    let (report, samples, policy) = (
+        "post /v1/dataplanes/{name}/report",
+        "post /v1/dataplanes/{name}/samples",
+        "get /v1/dataplanes/{name}/policy",
+    );
+    let json = "application/json";
+    let mut first = Dataplane::new("a", 1);
+    // Dataplanes.
+    let mut answers = vec![(samples, first.send_samples(control))];
+    answers.push((policy, control.get("/v1/dataplanes/a/policy")));
+    answers.push((policy, control.get("/v1/dataplanes/a/policy?after=now")));
+    answers.push((report, first.report(control)));
+    answers.push((samples, first.send_samples(control)));
+    answers.push((
+        samples,
+        control.post("/v1/dataplanes/a/samples", MEDIA_TYPE, b"?"),
+    ));
+    answers.push((
+        samples,
+        control.post("/v1/dataplanes/a/samples", MEDIA_TYPE, &[0; 300 << 10]),
+    ));
+    answers.push((report, control.post("/v1/dataplanes/a/report", json, b"{}")));
+    answers.push((
+        report,
+        control.post("/v1/dataplanes/a/report", json, &[b' '; 5 << 20]),
+    ));
+    answers.push((
+        report,
+        control.post(
+            "/v1/dataplanes/a%2fb/report",
+            json,
+            &serde_json::to_vec(&first.report_of()).unwrap(),
+        ),
+    ));
+    answers.push((report, Dataplane::new("b", 2).report(control)));
+    answers.push((report, Dataplane::new("c", 3).report(control)));
+    answers.push((report, Dataplane::new("b", 4).report(control)));
+    answers.push((report, Dataplane::new("b", 2).report(control)));
+    wait_for("a policy", || first.poll(control).is_some());
+    answers.push((policy, control.get("/v1/dataplanes/a/policy")));
+
+    // Operators.
+    answers.push(("get /v1/status", control.get("/v1/status")));
+    answers.push(("get /v1/dataplanes", control.get("/v1/dataplanes")));
+    answers.push(("get /v1/tables", control.get("/v1/tables")));
+    let table = "get /v1/tables/{model}/{table}";
+    answers.push((table, control.get("/v1/tables/m/hot")));
+    answers.push((table, control.get("/v1/tables/m/none")));
+    let row = "get /v1/tables/{model}/{table}/rows/{row}";
+    answers.push((row, control.get("/v1/tables/m/hot/rows/7")));
+    answers.push((row, control.get("/v1/tables/m/hot/rows/-7")));
+    answers.push((row, control.get("/v1/tables/n/hot/rows/7")));
+    let settings = "/v1/tables/m/hot/settings";
+    let set = "put /v1/tables/{model}/{table}/settings";
+    answers.push((set, control.put(settings, &json!({"pinned_share": 0.1}))));
+    answers.push((set, control.put(settings, &json!({"pinned": 0.1}))));
+    answers.push((set, control.put(settings, &json!({"pinned_share": 1.1}))));
+    answers.push((
+        set,
+        control.put(
+            settings,
+            &json!({"pinned_share": 0.1, "why": "x".repeat(5000)}),
+        ),
+    ));
+    answers.push((
+        "delete /v1/tables/{model}/{table}/settings",
+        control.delete(settings),
+    ));
+
+    for (operation, answer) in answers {
+        asked.note(operation, answer);
+    }
+    // What can't be had at will: a queue that is full, a disk that fails, bodies that don't come (which `program.rs` has).
+    let mut declared = declared();
+    for statuses in declared.values_mut() {
+        statuses.retain(|status| ![408, 500].contains(status));
+    }
+    asked
+        .seen
+        .values_mut()
+        .for_each(|statuses| _ = statuses.insert(503));
+    assert!(
+        declared[policy].len() == 3,
+        "no policy is waited for in the queue"
+    );
+    asked.seen.get_mut(policy).unwrap().remove(&503);
+    assert_eq!(asked.seen, declared);
+}
+
+#[test]
+fn what_is_not_there_and_web_pages_are_refused_with_a_sentence() {
+    let control = Control::start(TOML);
+    let (code, page) = control.get("/v1/");
+    assert_eq!((code, page["error"].is_string()), (404, true));
+    let (code, page) = control.post("/v1/status", "text/plain", b"");
+    assert_eq!((code, page["error"].is_string()), (405, true));
+    let page = support::agent()
+        .get(control.url("/v1/status"))
+        .header("origin", "http://a.example")
+        .call();
+    let (code, page) = support::answer(page);
+    assert_eq!((code, page["error"].is_string()), (403, true));
+}

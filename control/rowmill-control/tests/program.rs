@@ -1,0 +1,348 @@
+//! The real program, as dataplanes and operators meet it.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rowmill_link::Policy;
+use serde_json::json;
+use support::{Control, Dataplane, TOML, wait_for};
+
+#[test]
+fn a_dataplane_reports_is_sampled_and_is_given_another_division() {
+    let control = Control::start(TOML);
+    let mut dataplane = Dataplane::new("a", 1);
+    assert_eq!(
+        dataplane.send_samples(&control).0,
+        409,
+        "it has not reported"
+    );
+    // Until the thresholds are there, and then until shares change.
+    let mut order = None;
+    wait_for("another division", || {
+        assert_eq!(dataplane.report(&control).0, 204);
+        assert_eq!(dataplane.send_samples(&control).0, 204);
+        if let Some(policy) = dataplane.poll(&control) {
+            assert!(order < Some(policy.order), "{policy:?} after {order:?}");
+            order = Some(policy.order);
+            dataplane.follow(&policy);
+        }
+        dataplane.bytes("hot") > dataplane.arena / 2
+    });
+    let (code, page) = control.get("/v1/tables/m/hot");
+    assert_eq!(code, 200);
+    assert!(
+        page["table"]["curve"].as_array().unwrap().len() > 2,
+        "{page:#}"
+    );
+    let moves = &page["table"]["shares"][0]["moves"];
+    assert!(
+        moves[0]["why"]
+            .as_str()
+            .unwrap()
+            .contains("lookups a second"),
+        "{page:#}"
+    );
+    assert_eq!(page["dataplanes"][0]["shares"].as_array().unwrap().len(), 2);
+    let (_, status) = control.get("/v1/status");
+    assert_eq!(
+        (&status["dataplanes"], &status["tables"], &status["epoch"]),
+        (&json!(1), &json!(2), &json!(1))
+    );
+}
+
+#[test]
+fn after_a_kill_it_goes_on_where_it_was() {
+    let mut control = Control::start(TOML);
+    let mut dataplane = Dataplane::new("a", 1);
+    let fixed = json!({"min_bytes": 700_000, "max_bytes": 700_000});
+    assert_eq!(control.put("/v1/tables/m/cold/settings", &fixed).0, 204);
+    let mut first: Option<Policy> = None;
+    wait_for("the share that is set", || {
+        dataplane.report(&control);
+        if let Some(policy) = dataplane.poll(&control) {
+            dataplane.follow(&policy);
+            first = Some(policy);
+        }
+        (690_000..=700_000).contains(&dataplane.bytes("cold"))
+    });
+    let first = first.unwrap();
+    control.kill_and_start();
+    assert_eq!(control.get("/v1/status").1["epoch"], 2);
+    // The dataplane only knows that nobody answered for a while. What it is told is later than what it has.
+    wait_for("a policy of the next epoch", || {
+        assert_eq!(dataplane.report(&control).0, 204);
+        dataplane.poll(&control).is_some_and(|policy| {
+            assert_eq!(policy.control, first.control);
+            dataplane.follow(&policy);
+            policy.order.epoch == 2
+        })
+    });
+    let settings = control.get("/v1/tables/m/cold").1["table"]["settings"].clone();
+    assert_eq!(settings, fixed);
+    // It ends on a signal, and what it has told last is kept.
+    assert!(control.end().success());
+    control.start_again();
+    dataplane = Dataplane::new("a", 2);
+    wait_for("its shares", || {
+        dataplane.report(&control);
+        dataplane.poll(&control).is_some_and(|policy| {
+            dataplane.follow(&policy);
+            (690_000..=700_000).contains(&dataplane.bytes("cold"))
+        })
+    });
+    assert_eq!(control.delete("/v1/tables/m/cold/settings").0, 204);
+    assert_eq!(
+        control.get("/v1/tables/m/cold").1["table"]["settings"],
+        json!({})
+    );
+}
+
+#[test]
+fn a_damaged_state_is_set_aside_and_told_and_dataplanes_are_taken_over() {
+    let mut control = Control::start(TOML);
+    let mut dataplane = Dataplane::new("a", 1);
+    wait_for("a policy", || {
+        dataplane.report(&control);
+        dataplane
+            .poll(&control)
+            .inspect(|policy| dataplane.follow(policy))
+            .is_some()
+    });
+    let before = control.get("/v1/status").1["control"].clone();
+    control.kill_and_start();
+    control.kill();
+    std::fs::write(control.folder.path().join("state"), [7; 8192]).unwrap();
+    control.start_again();
+    assert_ne!(control.get("/v1/status").1["control"], before);
+    assert!(
+        control.log().contains("state.damaged-1"),
+        "{}",
+        control.log()
+    );
+    assert_eq!(
+        std::fs::read(control.folder.path().join("state.damaged-1")).unwrap(),
+        [7; 8192]
+    );
+    wait_for("a policy that is later", || {
+        dataplane.report(&control);
+        let policy = dataplane.poll(&control);
+        policy.is_some_and(|policy| {
+            dataplane.follow(&policy);
+            json!(policy.control) != before
+        })
+    });
+}
+
+#[test]
+fn of_two_one_is_refused_and_another_one_is_told_of() {
+    let control = Control::start(TOML);
+    // At the same state.
+    let second = Control::try_start_in(&control.folder, TOML);
+    assert!(second.unwrap_err().contains("is in use by another process"));
+    // One with a state of its own: the dataplane follows who is later, and both say so.
+    let mut dataplane = Dataplane::new("a", 1);
+    wait_for("a policy", || {
+        dataplane.report(&control);
+        dataplane
+            .poll(&control)
+            .inspect(|policy| dataplane.follow(policy))
+            .is_some()
+    });
+    let other = Control::start(TOML);
+    dataplane.report(&other);
+    let (_, status) = other.get("/v1/status");
+    let told = status["others"][0].as_str().unwrap();
+    assert!(
+        told.contains("dataplane `a` follows control plane"),
+        "{told}"
+    );
+    // It was told to.
+    let taking = Control::start(&format!("{TOML}take_over = true\n"));
+    wait_for("a policy of who takes over", || {
+        dataplane.report(&taking);
+        let policy = dataplane.poll(&taking);
+        policy.is_some_and(|policy| {
+            dataplane.follow(&policy);
+            policy.order.epoch == 2
+        })
+    });
+}
+
+#[test]
+fn who_says_half_of_something_holds_up_nobody() {
+    let control = Control::start(TOML);
+    let silent = |text: &str| {
+        let mut stream = TcpStream::connect(control.address).unwrap();
+        stream.write_all(text.as_bytes()).unwrap();
+        stream
+    };
+    let mut half: Vec<TcpStream> = (0..40)
+        .flat_map(|_| {
+            [
+                silent(""),
+                silent("GET /v1/status HTTP/1.1\r\nHo"),
+                silent("POST /v1/dataplanes/a/report HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"),
+            ]
+        })
+        .collect();
+    assert_eq!(control.get("/v1/status").0, 200);
+    let dataplane = Dataplane::new("a", 1);
+    wait_for("a policy", || {
+        assert_eq!(dataplane.report(&control).0, 204);
+        dataplane.poll(&control).is_some()
+    });
+    // They are told, or cut off.
+    for stream in &mut half {
+        stream
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        assert!(text.is_empty() || text.contains("408"), "{text}");
+    }
+}
+
+#[test]
+fn a_poll_waits_and_ends_with_the_process() {
+    let mut control = Control::start(TOML);
+    let mut dataplane = Dataplane::new("a", 1);
+    wait_for("a policy", || {
+        dataplane.report(&control);
+        dataplane
+            .poll(&control)
+            .inspect(|policy| dataplane.follow(policy))
+            .is_some()
+    });
+    // One that waits is answered when there is something.
+    let waiting = dataplane.polling(&control);
+    let settings = json!({"min_bytes": 700_000});
+    assert_eq!(control.put("/v1/tables/m/hot/settings", &settings).0, 204);
+    dataplane.report(&control);
+    let (code, policy) = waiting.answer();
+    assert_eq!(code, 200, "{policy}");
+    dataplane.follow(&serde_json::from_str(&policy).unwrap());
+    // And when there is an end.
+    let waiting = dataplane.polling(&control);
+    assert!(control.end().success());
+    assert_eq!(waiting.answer(), (204, String::new()));
+}
+
+#[test]
+fn a_socket_is_served_too_and_made_anew_after_a_kill() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let toml = format!("{TOML}socket = '{}'\n", socket.display());
+    let mut control = Control::start(&toml);
+    let ask = || {
+        let mut stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+        stream
+            .write_all(b"GET /v1/status HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            .unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    assert!(ask().starts_with("HTTP/1.1 200 "));
+    use std::os::unix::fs::PermissionsExt;
+    let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o660);
+    let other = Arc::new(tempfile::tempdir().unwrap());
+    assert!(
+        Control::try_start_in(&other, &toml)
+            .unwrap_err()
+            .contains("another process answers there")
+    );
+    control.kill_and_start();
+    assert!(ask().starts_with("HTTP/1.1 200 "));
+    assert!(control.end().success());
+    assert!(!socket.exists());
+}
+
+#[test]
+fn who_asks_and_does_not_read_keeps_nobody_out() {
+    let control = Control::start(&format!("{TOML}limits.connections = 4\n"));
+    let asked = "GET /v1/status HTTP/1.1\r\nHost: a\r\n\r\n".repeat(1000);
+    // Three times as many as there are places for, each until nothing more is taken from it.
+    let deaf: Vec<TcpStream> = (0..12)
+        .map(|_| {
+            let mut stream = TcpStream::connect(control.address).unwrap();
+            stream
+                .set_write_timeout(Some(Duration::from_millis(200)))
+                .unwrap();
+            for _ in 0..10_000 {
+                if stream.write_all(asked.as_bytes()).is_err() {
+                    break;
+                }
+            }
+            stream
+        })
+        .collect();
+    assert_eq!(control.get("/v1/status").0, 200);
+    drop(deaf);
+}
+
+#[test]
+fn who_sends_too_much_is_told_so_once_all_is_sent() {
+    let control = Control::start(TOML);
+    let mebibyte = vec![b' '; 1 << 20];
+    let send = |mebibytes: usize| {
+        let mut stream = TcpStream::connect(control.address).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
+        let length = mebibytes << 20;
+        let head = format!(
+            "POST /v1/dataplanes/a/report HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        for _ in 0..mebibytes {
+            stream.write_all(&mebibyte)?;
+            // What was sent is read, and could be answered, long before the rest comes.
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer)?;
+        std::io::Result::Ok(String::from_utf8_lossy(&answer).into_owned())
+    };
+    assert_eq!(send(12).unwrap(), "HTTP/1.1 413");
+    // But not without end: what is longer than anybody would send is cut off.
+    assert!(send(200).is_err(), "all of it is read");
+    assert_eq!(control.get("/v1/status").0, 200);
+}
+
+#[test]
+fn a_recording_is_replayed_to_the_same_policies() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("recording");
+    let mut control = Control::start(&format!("{TOML}[record]\nfile = '{}'\n", file.display()));
+    let mut dataplane = Dataplane::new("a", 1);
+    let mut last = None;
+    wait_for("another division", || {
+        dataplane.report(&control);
+        dataplane.send_samples(&control);
+        if let Some(policy) = dataplane.poll(&control) {
+            dataplane.follow(&policy);
+            last = Some(policy);
+        }
+        dataplane.bytes("hot") > dataplane.arena / 2
+    });
+    assert!(control.end().success());
+    let last = last.unwrap();
+    let mut planner = rowmill_admission::Planner::new(
+        last.control.clone(),
+        1,
+        rowmill_admission::Limits::default(),
+    );
+    let mut seen = false;
+    for line in std::fs::read_to_string(&file).unwrap().lines() {
+        let line: rowmill_admission::Recorded = serde_json::from_str(line).unwrap();
+        // What was refused then is refused now.
+        let _refused = planner.handle(line.at_ns, line.event);
+        seen |= planner.policy("a").is_some_and(|policy| **policy == last);
+    }
+    assert!(seen);
+}

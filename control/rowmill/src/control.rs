@@ -1,0 +1,225 @@
+//! Asking a control plane: HTTP/1.1 over TCP or a Unix socket, one request a connection.
+//!
+//! ureq, which asks `rowmilld`, has no Unix sockets but by an interface that it calls unstable.
+
+use core::time::Duration;
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use clap::Args;
+use serde_json::Value;
+
+use crate::output::shown;
+
+/// Longest answer that is read: a thousand tables take a few MiB.
+const PAGE_BYTES: u64 = 64 << 20;
+/// Pages are made in memory, so a control plane that takes longer is stuck.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Which control plane, and how it is shown.
+#[derive(Args)]
+pub(crate) struct Control {
+    /// The control plane: http://HOST:PORT or unix:PATH
+    #[arg(long, value_name = "WHERE", default_value = "http://127.0.0.1:7403")]
+    control: String,
+}
+
+/// A connection, of either kind.
+trait Stream: Read + Write {}
+impl<T: Read + Write> Stream for T {}
+
+impl Control {
+    /// A page.
+    pub(crate) fn get(&self, path: &str) -> Result<Value> {
+        let text = self.ask("GET", path, "")?;
+        serde_json::from_str(&text).with_context(|| {
+            format!(
+                "what {} sent is not JSON: is this a control plane?",
+                self.control
+            )
+        })
+    }
+
+    /// Asks for something, and returns the body of the answer; of a refusal what it says is the error.
+    pub(crate) fn ask(&self, method: &str, path: &str, body: &str) -> Result<String> {
+        let (mut stream, host) = self.connect()?;
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        let mut answer = Vec::new();
+        let asked = stream
+            .write_all(head.as_bytes())
+            .and_then(|()| stream.write_all(body.as_bytes()));
+        let read = asked.and_then(|()| stream.take(PAGE_BYTES).read_to_end(&mut answer));
+        read.with_context(|| format!("{} did not answer", self.control))?;
+        let (code, body) = parted(&answer).ok_or_else(|| {
+            anyhow!(
+                "what {} sent is no answer of HTTP: is this a control plane?",
+                self.control
+            )
+        })?;
+        if !(200..300).contains(&code) {
+            let page: Option<Value> = serde_json::from_str(&body).ok();
+            let told = page.as_ref().and_then(|page| page["error"].as_str());
+            bail!(
+                "{}",
+                shown(told.unwrap_or(&format!("{} answered {code}", self.control)))
+            );
+        }
+        Ok(body)
+    }
+
+    fn connect(&self) -> Result<(Box<dyn Stream>, String)> {
+        let failed = || {
+            format!(
+                "cannot connect to {}: is rowmill-control running, and is this where it listens?",
+                self.control
+            )
+        };
+        if let Some(path) = self.control.strip_prefix("unix:") {
+            let stream = UnixStream::connect(path).with_context(failed)?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_write_timeout(Some(PATIENCE))?;
+            return Ok((Box::new(stream), "rowmill-control".into()));
+        }
+        let host = self.control.strip_prefix("http://");
+        let host = host.with_context(|| {
+            format!(
+                "--control {}: write http://HOST:PORT or unix:PATH",
+                self.control
+            )
+        })?;
+        let host = host.trim_end_matches('/');
+        let mut last = None;
+        for address in host.to_socket_addrs().with_context(failed)? {
+            match TcpStream::connect_timeout(&address, PATIENCE) {
+                Ok(stream) => {
+                    stream.set_read_timeout(Some(PATIENCE))?;
+                    stream.set_write_timeout(Some(PATIENCE))?;
+                    return Ok((Box::new(stream), host.into()));
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.map_or_else(|| anyhow!("{host} has no address"), Into::into)).with_context(failed)
+    }
+}
+
+/// The status and body of an answer that tells its body's length, or has none.
+fn parted(answer: &[u8]) -> Option<(u16, String)> {
+    let end = answer.windows(4).position(|four| four == b"\r\n\r\n")?;
+    let (head, body) = (str::from_utf8(&answer[..end]).ok()?, &answer[end + 4..]);
+    let mut lines = head.split("\r\n");
+    let first = lines.next()?.strip_prefix("HTTP/1.1 ")?;
+    let code = first.get(..3)?.parse().ok()?;
+    let lengths = lines.filter_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        let named = name.eq_ignore_ascii_case("content-length");
+        named.then(|| value.trim().parse::<usize>().ok())?
+    });
+    // One that broke off is none.
+    let whole = lengths.last().is_none_or(|length| length == body.len());
+    whole.then(|| Some((code, String::from_utf8(body.into()).ok()?)))?
+}
+
+/// A name as a part of a path.
+pub(crate) fn part(name: &str) -> Result<String> {
+    ensure!(!name.is_empty(), "a name is empty");
+    let escaped = name.bytes().map(|byte| match byte {
+        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' => {
+            char::from(byte).to_string()
+        }
+        _ => format!("%{byte:02X}"),
+    });
+    Ok(escaped.collect())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::net::TcpListener;
+    use std::thread::JoinHandle;
+
+    use super::*;
+
+    /// One that answers once, and tells what it was asked.
+    pub(crate) fn answering(answer: &'static str) -> (Control, JoinHandle<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let control = format!("http://{}", listener.local_addr().unwrap());
+        let asked = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut text = Vec::new();
+            while parted(&text).is_none() && !whole(&text) {
+                let mut some = [0; 1024];
+                let read = stream.read(&mut some).unwrap();
+                assert!(read > 0);
+                text.extend_from_slice(&some[..read]);
+            }
+            stream.write_all(answer.as_bytes()).unwrap();
+            String::from_utf8(text).unwrap()
+        });
+        (Control { control }, asked)
+    }
+
+    fn whole(request: &[u8]) -> bool {
+        let text = String::from_utf8_lossy(request);
+        let Some((head, body)) = text.split_once("\r\n\r\n") else {
+            return false;
+        };
+        head.contains(&format!("Content-Length: {}", body.len()))
+    }
+
+    #[test]
+    fn pages_are_read_and_refusals_are_told() {
+        let (control, asked) = answering("HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\n{\"a\":1}");
+        assert_eq!(control.get("/v1/status").unwrap()["a"], 1);
+        let asked = asked.join().unwrap();
+        assert!(
+            asked.starts_with("GET /v1/status HTTP/1.1\r\nHost: 127.0.0.1:"),
+            "{asked}"
+        );
+        let (control, _) = answering(
+            "HTTP/1.1 404 Not Found\r\ncontent-length: 22\r\n\r\n{\"error\":\"no\\u001bthere\"}",
+        );
+        let error = control.get("/").unwrap_err().to_string();
+        assert!(!error.contains('\u{1b}'), "{error}");
+        for broken in [
+            "HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n{}",
+            "SSH-2.0\r\n\r\n",
+            "HTTP/1.1 200 OK",
+        ] {
+            let (control, _) = answering(broken);
+            let error = control.get("/").unwrap_err().to_string();
+            assert!(error.contains("is this a control plane"), "{error}");
+        }
+        let nowhere = Control {
+            control: "unix:/nowhere/at/all".into(),
+        };
+        assert!(
+            nowhere
+                .get("/")
+                .unwrap_err()
+                .to_string()
+                .contains("is rowmill-control running")
+        );
+        let nothing = Control {
+            control: "127.0.0.1:7403".into(),
+        };
+        assert!(
+            nothing
+                .get("/")
+                .unwrap_err()
+                .to_string()
+                .contains("write http://HOST:PORT")
+        );
+    }
+
+    #[test]
+    fn names_are_parts_of_paths() {
+        assert_eq!(part("cat_0.x-1").unwrap(), "cat_0.x-1");
+        assert_eq!(part("a/b %é").unwrap(), "a%2Fb%20%25%C3%A9");
+        assert!(part("").is_err());
+    }
+}

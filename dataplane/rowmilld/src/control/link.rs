@@ -1,0 +1,238 @@
+//! The threads that speak to the control plane.
+
+use std::hash::{BuildHasher, RandomState};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rowmill_link::{HOLD, MEDIA_TYPE, Policy, is_name};
+use serde_json::Value;
+
+use super::follow::Offer;
+use super::http::{Answer, Body, Client};
+use super::report::Teller;
+use super::samples::Sampler;
+use super::view::ControlView;
+use super::{Peer, TICK};
+
+/// A report or samples are taken in so long, or not at all.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// A policy comes so long after it is to be answered that there is none, or not at all.
+const GRACE: Duration = Duration::from_secs(10);
+/// From one report to the next.
+const REPORT: Duration = Duration::from_secs(1);
+/// From one sending of samples to the next.
+const SAMPLES: Duration = Duration::from_millis(100);
+/// Shortest and longest pause after something went wrong: it doubles each time.
+const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
+/// Who answers sooner that there is no policy does not wait for one, and is not asked at once again.
+const HURRY: Duration = Duration::from_millis(500);
+
+/// Pauses that become longer, each by chance between half of its time and all of it, so that dataplanes don't come back all at once.
+struct Pauses {
+    next: Duration,
+}
+
+impl Pauses {
+    fn new() -> Pauses {
+        Pauses { next: PAUSES[0] }
+    }
+
+    fn next(&mut self) -> Duration {
+        let pause = self.next;
+        self.next = (2 * pause).min(PAUSES[1]);
+        let chance = RandomState::new().hash_one(0) % 1000;
+        pause / 2 + pause * chance as u32 / 2000
+    }
+
+    fn wait(&mut self) {
+        thread::sleep(self.next());
+    }
+}
+
+/// What an answer says that is none of those that were wanted.
+fn refusal(peer: &Peer, answer: &Answer) -> String {
+    let said = serde_json::from_slice::<Value>(&answer.body);
+    let said = said
+        .ok()
+        .and_then(|said| said["error"].as_str().map(str::to_owned));
+    let said = said.map_or(String::new(), |said| {
+        let plain = said.chars().filter(|c| !c.is_control());
+        format!(": {}", plain.take(300).collect::<String>())
+    });
+    format!(
+        "control plane at {} answers {}{said}",
+        peer.address, answer.code
+    )
+}
+
+/// Waits for policies.
+pub(super) fn follow(peer: &Peer, view: &ControlView) {
+    let mut client = Client::new(peer.address.clone());
+    let mut pauses = Pauses::new();
+    let policy = |connection| {
+        let (what, after) = (peer.path("policy"), view.after(connection));
+        format!("{what}?instance={:032x}&after={after}", peer.instance)
+    };
+    loop {
+        let asked = Instant::now();
+        let outcome = client.ask(policy, Body::None, HOLD + GRACE);
+        let failed = match outcome {
+            Err(error) => Some(error.to_string()),
+            Ok(answer) if answer.code == 204 => {
+                view.no_news(answer.connection);
+                pauses = Pauses::new();
+                if asked.elapsed() < HURRY {
+                    thread::sleep(REPORT);
+                }
+                None
+            }
+            Ok(answer) if answer.code == 200 => match parse(&answer.body) {
+                Ok(policy) => match view.offered(policy, answer.connection) {
+                    Offer::Taken => {
+                        pauses = Pauses::new();
+                        None
+                    }
+                    Offer::Known => {
+                        thread::sleep(REPORT);
+                        None
+                    }
+                    Offer::Refused(why) => Some(why),
+                },
+                Err(why) => Some(format!("control plane at {}: {why}", peer.address)),
+            },
+            Ok(answer) => Some(refusal(peer, &answer)),
+        };
+        if let Some(why) = failed {
+            view.failed(&why);
+            // The next connection may lead to who is wanted.
+            client.hang_up();
+            pauses.wait();
+        }
+    }
+}
+
+fn parse(body: &[u8]) -> Result<Policy, String> {
+    let policy: Policy = serde_json::from_slice(body)
+        .map_err(|error| format!("what it sends is no policy that this version knows: {error}"))?;
+    match is_name(&policy.control) {
+        true => Ok(policy),
+        false => Err("its policy does not say whose it is".into()),
+    }
+}
+
+/// Reports, and sends samples.
+pub(super) fn tell(peer: &Peer, teller: &Teller, mut sampler: Sampler, view: &ControlView) {
+    let mut client = Client::new(peer.address.clone());
+    let (mut pauses, mut number) = (Pauses::new(), 0);
+    let (mut report_due, mut samples_due) = (Instant::now(), Instant::now());
+    loop {
+        sampler.drain();
+        let now = Instant::now();
+        if now >= report_due {
+            // Before the tables are looked at: what is done is seen in them.
+            let (applied, is_changing) = view.applied();
+            let report = teller.report(peer.instance, applied, is_changing);
+            let outcome = post(&mut client, peer, "report", "application/json", &report);
+            view.reported(outcome.as_ref().err().map(|why| &**why));
+            report_due = now + REPORT;
+            match outcome {
+                Ok(()) => pauses = Pauses::new(),
+                Err(_) => report_due += pauses.next(),
+            }
+        }
+        if now >= samples_due {
+            samples_due = now + SAMPLES;
+            while let Some(body) = sampler.body(peer.instance, number + 1) {
+                number += 1;
+                let bytes = body.encode();
+                let outcome = post(&mut client, peer, "samples", MEDIA_TYPE, &bytes);
+                let (sent, lost) = sampler.sent(&body, outcome.is_ok());
+                view.sampled(sent, lost);
+                if let Err(why) = outcome {
+                    view.failed(&why);
+                    samples_due = now + pauses.next();
+                    break;
+                }
+            }
+        }
+        thread::sleep(TICK);
+    }
+}
+
+fn post(
+    client: &mut Client,
+    peer: &Peer,
+    what: &str,
+    kind: &str,
+    bytes: &[u8],
+) -> Result<(), String> {
+    let answer = client.ask(|_| peer.path(what), Body::Of(kind, bytes), PATIENCE);
+    match answer {
+        Ok(answer) if answer.code == 204 => Ok(()),
+        Ok(answer) => Err(refusal(peer, &answer)),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_become_longer_up_to_a_bound() {
+        let mut pauses = Pauses::new();
+        let mut whole = PAUSES[0];
+        for _ in 0..10 {
+            let pause = pauses.next();
+            assert!(
+                (whole / 2..=whole).contains(&pause),
+                "{pause:?} of {whole:?}"
+            );
+            whole = (2 * whole).min(PAUSES[1]);
+        }
+        assert_eq!(whole, PAUSES[1]);
+    }
+
+    #[test]
+    fn what_is_no_policy_is_told() {
+        let policy = |control: &str| {
+            format!(
+                "{{\"control\":\"{control}\",\"order\":{{\"epoch\":1,\"version\":2}},\"tables\":[]}}"
+            )
+        };
+        assert_eq!(parse(policy("c-1").as_bytes()).unwrap().control, "c-1");
+        assert!(
+            parse(policy("").as_bytes())
+                .unwrap_err()
+                .contains("whose it is")
+        );
+        assert!(
+            parse(b"[1, 2")
+                .unwrap_err()
+                .contains("no policy that this version knows")
+        );
+    }
+
+    #[test]
+    fn refusals_are_told_with_their_reason() {
+        let peer = Peer {
+            address: "unix:/c".parse().unwrap(),
+            name: "a".into(),
+            instance: 1,
+        };
+        let said = |body: &str| {
+            let answer = Answer {
+                code: 409,
+                body: body.into(),
+                connection: 1,
+            };
+            refusal(&peer, &answer)
+        };
+        let why = "control plane at unix:/c answers 409";
+        assert_eq!(
+            said("{\"error\": \"another\\u001b one\"}"),
+            format!("{why}: another one")
+        );
+        assert_eq!(said("<html>"), why);
+    }
+}
