@@ -96,7 +96,7 @@ struct Recording {
 /// # Errors
 /// Where the state can't be read or written, the recording can't be begun, or no thread be started.
 pub fn start(config: &Config) -> anyhow::Result<(Planning, JoinHandle<()>)> {
-    let (state, aside) = State::open_or_set_aside(&config.state)?;
+    let (mut state, aside) = State::open_or_set_aside(&config.state)?;
     if let Some((path, why)) = &aside {
         tracing::error!(
             "{} was damaged ({why}): it lies in {} now, and a new one was begun; settings of operators have to be made again",
@@ -111,7 +111,7 @@ pub fn start(config: &Config) -> anyhow::Result<(Planning, JoinHandle<()>)> {
                 control: drawn()?,
                 ahead: 0,
             };
-            keep(&state, |change| change.put("", &identity))?;
+            keep(&mut state, |change| change.put("", &identity))?;
             identity
         }
     };
@@ -127,7 +127,8 @@ pub fn start(config: &Config) -> anyhow::Result<(Planning, JoinHandle<()>)> {
         dataplanes_max: config.limits.dataplanes,
         tables_max: config.limits.tables,
     };
-    let mut planner = Planner::new(identity.control.clone(), epoch, limits);
+    let planner = Planner::new(identity.control.clone(), epoch, limits);
+    let mut known = Vec::new();
     for (
         _,
         Wanted {
@@ -140,17 +141,16 @@ pub fn start(config: &Config) -> anyhow::Result<(Planning, JoinHandle<()>)> {
         // Larger parts were taken once.
         let part = settings.pinned_share;
         settings.pinned_share = part.map(|part| part.min(Settings::PINNED_SHARE_MAX));
-        let event = Event::Settings {
+        known.push(Event::Settings {
             model,
             table,
             settings: Some(settings),
-        };
-        planner.handle(0, event).context("settings in the state")?;
+        });
     }
     let mut orders = BTreeMap::new();
     for (dataplane, Told { policy }) in state.all::<Told>()? {
         orders.insert(dataplane.clone(), policy.order);
-        planner.remember(&dataplane, policy);
+        known.push(Event::Remembered { dataplane, policy });
     }
     let recording = config.record.file.as_deref();
     let recording = recording
@@ -162,7 +162,7 @@ pub fn start(config: &Config) -> anyhow::Result<(Planning, JoinHandle<()>)> {
         changes: watched,
     });
     let control = identity.control.clone();
-    let thread = Thread {
+    let mut thread = Thread {
         planner,
         state,
         identity,
@@ -173,6 +173,12 @@ pub fn start(config: &Config) -> anyhow::Result<(Planning, JoinHandle<()>)> {
         kept: (Instant::now(), orders),
         recording,
     };
+    for event in known {
+        // A recording begins with them, so that it is whole.
+        if let Err(error) = thread.handle(event) {
+            tracing::warn!("{}: left out: {error}", config.state.display());
+        }
+    }
     let (commands, queue) = sync_channel(QUEUE);
     let builder = std::thread::Builder::new().name("planning".into());
     let joined = builder
@@ -197,7 +203,7 @@ fn drawn() -> anyhow::Result<String> {
     Ok(format!("{:032x}", u128::from_le_bytes(bytes)))
 }
 
-fn keep(state: &State, what: impl FnOnce(&mut Change)) -> Result<(), StateError> {
+fn keep(state: &mut State, what: impl FnOnce(&mut Change)) -> Result<(), StateError> {
     let mut change = Change::new();
     what(&mut change);
     state.change(change)
@@ -301,9 +307,9 @@ impl Thread {
         {
             let key = Wanted::key(model, table);
             if let Some(settings) = settings {
-                settings.check().map_err(Refused::from)?;
+                self.planner.check(model, table, settings)?;
             }
-            keep(&self.state, |change| match settings.clone() {
+            keep(&mut self.state, |change| match settings.clone() {
                 Some(settings) => {
                     let (model, table) = (model.clone(), table.clone());
                     change.put(
@@ -350,6 +356,10 @@ impl Thread {
                 changed = true;
             }
         }
+        let planner = &self.planner;
+        let mut policies = self.published.policies();
+        policies.retain(|name, _| planner.policy(name).is_some());
+        drop(policies);
         if changed {
             self.changes.send_modify(|count| *count += 1);
         }
@@ -373,24 +383,29 @@ impl Thread {
             ahead: epoch.saturating_sub(self.state.epoch()),
             ..self.identity.clone()
         };
-        if let Err(error) = keep(&self.state, |change| change.put("", &identity)) {
+        if let Err(error) = keep(&mut self.state, |change| change.put("", &identity)) {
             tracing::error!(
                 "dataplanes that follow another control plane can't be taken over: {error}"
             );
             return;
         }
         self.identity = identity;
-        self.planner.begin_epoch(epoch);
+        self.handle(Event::Epoch(epoch)).expect("a later epoch");
         tracing::warn!(
             "dataplanes that followed another control plane are taken over, in epoch {epoch}"
         );
     }
 
-    /// Keeps the policies that are not kept yet.
+    /// Keeps the policies that are not kept yet, and forgets those of dataplanes that the planner has forgotten.
     fn keep_policies(&mut self) {
         self.kept.0 = Instant::now();
         let mut change = Change::new();
         let mut orders = Vec::new();
+        let forgotten = self.kept.1.keys().filter(|name| !self.planner.knows(name));
+        let forgotten: Vec<String> = forgotten.cloned().collect();
+        for name in &forgotten {
+            change.remove::<Told>(name);
+        }
         for (name, policy) in self.published.policies().iter() {
             if self.kept.1.get(name) != Some(&policy.order) {
                 change.put(
@@ -402,11 +417,14 @@ impl Thread {
                 orders.push((name.clone(), policy.order));
             }
         }
-        if orders.is_empty() {
+        if orders.is_empty() && forgotten.is_empty() {
             return;
         }
         match self.state.change(change) {
-            Ok(()) => self.kept.1.extend(orders),
+            Ok(()) => {
+                self.kept.1.retain(|name, _| !forgotten.contains(name));
+                self.kept.1.extend(orders);
+            }
             Err(error) => tracing::error!(
                 "policies can't be kept, which is tried again; the next start won't know them until then: {error}"
             ),

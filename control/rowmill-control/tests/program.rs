@@ -101,6 +101,33 @@ fn after_a_kill_it_goes_on_where_it_was() {
     );
 }
 
+/// `tests/states/1` is the state that a former version has left: of a dataplane with tables `hot` and `cold` and their settings.
+#[test]
+fn what_a_former_version_has_kept_is_read() {
+    let folder = Arc::new(tempfile::tempdir().unwrap());
+    let kept = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/states/1");
+    std::fs::copy(kept, folder.path().join("state")).unwrap();
+    let control = Control::try_start_in(&folder, TOML).unwrap();
+    let status = control.get("/v1/status").1;
+    assert_eq!(status["epoch"], 2, "{status}");
+    assert!(
+        control.log().contains("dde1b52d9c6d67c3fd7e3d219cb9fa86"),
+        "its own name: {}",
+        control.log()
+    );
+    let mut dataplane = Dataplane::new("a", 1);
+    wait_for("the shares that were told", || {
+        dataplane.report(&control);
+        dataplane.poll(&control).is_some_and(|policy| {
+            dataplane.follow(&policy);
+            (390_000..=400_000).contains(&dataplane.bytes("cold"))
+        })
+    });
+    let hot = control.get("/v1/tables/m/hot").1["table"]["settings"].clone();
+    let told = json!({"min_bytes": 200_000, "max_bytes": 900_000, "pinned_share": 0.25});
+    assert_eq!(hot, told);
+}
+
 #[test]
 fn a_damaged_state_is_set_aside_and_told_and_dataplanes_are_taken_over() {
     let mut control = Control::start(TOML);

@@ -73,8 +73,11 @@ pub enum StateError {
 /// Records that a process has to itself.
 #[derive(Debug)]
 pub struct State {
-    database: Database,
+    /// None where it could not be opened anew after a failure.
+    database: Option<Database>,
     path: PathBuf,
+    /// Whether it is the file that `path` names, which can be opened anew.
+    is_file: bool,
     epoch: u64,
 }
 
@@ -124,7 +127,7 @@ impl State {
             make(path)?;
         }
         let opened = builder().open(path);
-        State::over(path, opened)
+        State::over(path, true, opened)
     }
 
     /// The same of something else than a file, which [`State::open`] would have made before. `path` is what it is called in errors.
@@ -133,7 +136,7 @@ impl State {
     /// As [`State::open`].
     pub fn open_backend(path: &Path, backend: impl StorageBackend) -> Result<State, StateError> {
         let opened = builder().create_with_backend(backend);
-        State::over(path, opened)
+        State::over(path, false, opened)
     }
 
     /// As [`State::open`], where a damaged file is renamed first: to its name with `.damaged-1` and so on behind it, which is
@@ -164,25 +167,15 @@ impl State {
         Ok((State::open(path)?, Some((aside, why))))
     }
 
-    fn over(path: &Path, opened: Result<Database, DatabaseError>) -> Result<State, StateError> {
-        let path = path.to_owned();
-        let database = match opened {
-            Ok(database) => database,
-            Err(DatabaseError::DatabaseAlreadyOpen | DatabaseError::LockProtocolMismatch) => {
-                return Err(StateError::InUse { path });
-            }
-            Err(DatabaseError::UpgradeRequired(version)) => {
-                return Err(StateError::Format { path, version });
-            }
-            Err(DatabaseError::Storage(error)) => return Err(failed(&path, error)),
-            Err(error) => {
-                let why = error.to_string();
-                return Err(StateError::Damaged { path, why });
-            }
-        };
+    fn over(
+        path: &Path,
+        is_file: bool,
+        opened: Result<Database, DatabaseError>,
+    ) -> Result<State, StateError> {
         let mut state = State {
-            database,
-            path,
+            database: Some(opened.map_err(|error| unopened(path, error))?),
+            path: path.to_owned(),
+            is_file,
             epoch: 0,
         };
         let before: Option<Starts> = state.get("")?;
@@ -201,24 +194,41 @@ impl State {
     /// Makes a change: when it returns, all of it is on the disk.
     ///
     /// # Errors
-    /// If the file can't be written: the change may be there or not, as a whole, after the next start. Nothing can be changed until then.
-    pub fn change(&self, change: Change) -> Result<(), StateError> {
-        let commit = || -> Result<(), redb::Error> {
-            let mut transaction = self.database.begin_write()?;
-            // What was there before stays readable whatever becomes of the new, and needs no checksum to be told from it.
-            transaction.set_two_phase_commit(true);
-            {
-                let mut records = transaction.open_table(RECORDS)?;
-                for (key, value) in &change.entries {
-                    match value {
-                        Some(value) => records.insert(&key[..], &value[..])?,
-                        None => records.remove(&key[..])?,
-                    };
-                }
+    /// If the file can't be written: the change may be there or not, as a whole. A later change opens the file anew first, since the
+    /// disk may have room again.
+    pub fn change(&mut self, change: Change) -> Result<(), StateError> {
+        match self.commit(&change) {
+            // redb takes nothing more after a failure.
+            Err(redb::Error::PreviousIo | redb::Error::DatabaseClosed) if self.is_file => {
+                // Its lock is given back first.
+                self.database = None;
+                let opened = builder().open(&self.path);
+                self.database = Some(opened.map_err(|error| unopened(&self.path, error))?);
+                self.commit(&change)
             }
-            Ok(transaction.commit()?)
-        };
-        commit().map_err(|error| self.failed(error))
+            done => done,
+        }
+        .map_err(|error| self.failed(error))
+    }
+
+    fn commit(&self, change: &Change) -> Result<(), redb::Error> {
+        let mut transaction = self.database()?.begin_write()?;
+        // What was there before stays readable whatever becomes of the new, and needs no checksum to be told from it.
+        transaction.set_two_phase_commit(true);
+        {
+            let mut records = transaction.open_table(RECORDS)?;
+            for (key, value) in &change.entries {
+                match value {
+                    Some(value) => records.insert(&key[..], &value[..])?,
+                    None => records.remove(&key[..])?,
+                };
+            }
+        }
+        Ok(transaction.commit()?)
+    }
+
+    fn database(&self) -> Result<&Database, redb::Error> {
+        self.database.as_ref().ok_or(redb::Error::DatabaseClosed)
     }
 
     /// The record under a key.
@@ -267,7 +277,7 @@ impl State {
 
     /// The records, once there are some.
     fn records(&self) -> Result<Option<Records>, redb::Error> {
-        match self.database.begin_read()?.open_table(RECORDS) {
+        match self.database()?.begin_read()?.open_table(RECORDS) {
             Ok(records) => Ok(Some(records)),
             Err(TableError::TableDoesNotExist(_)) => Ok(None),
             Err(error) => Err(error.into()),
@@ -288,6 +298,10 @@ impl State {
             redb::Error::Io(source) => StateError::Io {
                 path: self.path.clone(),
                 source,
+            },
+            redb::Error::PreviousIo | redb::Error::DatabaseClosed => StateError::Io {
+                path: self.path.clone(),
+                source: std::io::Error::other("it could not be read or written before"),
             },
             error => StateError::Damaged {
                 path: self.path.clone(),
@@ -332,6 +346,25 @@ fn builder() -> Builder {
     // All checksums are looked at, lest damage be found in the middle of something: the file is small.
     builder.set_check_integrity_on_open(true);
     builder
+}
+
+/// Why it can't be opened.
+fn unopened(path: &Path, error: DatabaseError) -> StateError {
+    let owned = path.to_owned();
+    match error {
+        DatabaseError::DatabaseAlreadyOpen | DatabaseError::LockProtocolMismatch => {
+            StateError::InUse { path: owned }
+        }
+        DatabaseError::UpgradeRequired(version) => StateError::Format {
+            path: owned,
+            version,
+        },
+        DatabaseError::Storage(error) => failed(path, error),
+        error => StateError::Damaged {
+            path: owned,
+            why: error.to_string(),
+        },
+    }
 }
 
 /// What a failure to open means.

@@ -202,7 +202,7 @@ const CHANGES: u64 = 5;
 fn run(disk: &Disk) -> (Told, bool) {
     let mut told = Told::default();
     for start in 1..=2 {
-        let Ok(state) = State::open_backend(Path::new("disk"), disk.clone()) else {
+        let Ok(mut state) = State::open_backend(Path::new("disk"), disk.clone()) else {
             return (told, false);
         };
         told.epoch = start;
@@ -311,7 +311,7 @@ fn a_start_after_a_kill_can_be_killed_too() {
 /// A file with some changes.
 fn kept(folder: &Path, changes: u64) -> std::path::PathBuf {
     let path = folder.join("state");
-    let state = State::open(&path).unwrap();
+    let mut state = State::open(&path).unwrap();
     (1..=changes).for_each(|n| state.change(change(n)).unwrap());
     path
 }
@@ -380,13 +380,59 @@ fn one_process_at_a_time_has_it() {
     assert!(matches!(nowhere, StateError::Io { .. }), "{nowhere}");
 }
 
+#[test]
+fn after_a_disk_was_full_it_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let mount = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=3m", "tmpfs"])
+        .arg(folder.path())
+        .output();
+    if !mount.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: mounting a small file system is not allowed here");
+        return;
+    }
+    let path = folder.path().join("state");
+    let filler = folder.path().join("filler");
+    let full = std::panic::catch_unwind(|| {
+        let mut state = State::open(&path).unwrap();
+        state.change(change(1)).unwrap();
+        std::fs::write(&filler, vec![1; 4 << 20]).unwrap_err();
+        let big = |n: u64| {
+            let mut change = Change::new();
+            for key in 0..200 {
+                let table = "x".repeat(4000);
+                change.put(&format!("{key}"), &Share { slots: n, table });
+            }
+            change
+        };
+        let mut failed = 0;
+        for n in 2..12 {
+            match state.change(big(n)) {
+                Ok(()) => {}
+                Err(StateError::Io { .. }) => failed += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(failed > 0, "the disk was not full");
+        std::fs::remove_file(&filler).unwrap();
+        state.change(change(3)).unwrap();
+        assert_eq!(state.get("first").unwrap(), Some(expected(3)[0].1.clone()));
+        drop(state);
+        let state = State::open(&path).unwrap();
+        assert_eq!(state.get("first").unwrap(), Some(expected(3)[0].1.clone()));
+    });
+    let unmounted = Command::new("umount").arg("-l").arg(folder.path()).status();
+    assert!(unmounted.unwrap().success());
+    full.unwrap();
+}
+
 /// Not a test of its own: what the next one starts and kills. Tells of each change when it is done.
 #[test]
 fn many_changes() {
     let Ok(path) = std::env::var("ROWMILL_STATE_TEST") else {
         return;
     };
-    let state = State::open(Path::new(&path)).unwrap();
+    let mut state = State::open(Path::new(&path)).unwrap();
     let last = state.get::<Share>("first").unwrap();
     let last = last.map_or(0, |share| share.slots);
     // Not for ever, lest it outlive a test that has failed.

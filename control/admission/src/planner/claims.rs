@@ -67,14 +67,19 @@ pub(super) fn checked(mut report: Report) -> Result<(u128, Report), Refused> {
     Ok((instance, report))
 }
 
-fn is_short(what: &'static str, name: &str) -> Result<(), Refused> {
+pub(super) fn is_short(what: &'static str, name: &str) -> Result<(), Refused> {
     let len = name.len();
     (len <= NAME_MAX)
         .then_some(())
         .ok_or(Refused::Long { what, len })
 }
 
-fn is_within(what: &'static str, number: u64, least: u64, most: u64) -> Result<(), Refused> {
+pub(super) fn is_within(
+    what: &'static str,
+    number: u64,
+    least: u64,
+    most: u64,
+) -> Result<(), Refused> {
     let refused = Refused::Bounds {
         what,
         number,

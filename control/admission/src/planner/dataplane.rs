@@ -48,6 +48,8 @@ pub(crate) struct Holding {
     found: [Option<f64>; 2],
     /// The share that is wanted, or none where it is left as the dataplane has it.
     pub(crate) wanted_bytes: Option<u64>,
+    /// Until when no other share is wanted, since the dataplane could not give it one.
+    pub(crate) refused_until_ns: u64,
     /// Its last changes, the latest last.
     pub(crate) moves: VecDeque<Move>,
 }
@@ -112,6 +114,7 @@ impl Dataplane {
                 lookups: None,
                 found: [None; 2],
                 wanted_bytes: None,
+                refused_until_ns: 0,
                 moves: VecDeque::new(),
             });
             match passed_ns {

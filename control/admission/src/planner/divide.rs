@@ -23,6 +23,8 @@ const IDLE: f64 = 1.0;
 const FLOOR_SLOTS: u64 = 64;
 /// And this part of an equal share.
 const FLOOR_PART: u64 = 100;
+/// A share that the dataplane could not make is not wanted again for so long.
+const REFUSED_NS: u64 = 60 * TURN_NS;
 /// Changes of a share that are remembered.
 const MOVES_MAX: usize = 8;
 
@@ -83,7 +85,10 @@ fn candidate(
     let most = set(|settings| settings.max_bytes).map_or(most, |max| most.min(max).max(floor));
     let least = set(|settings| settings.min_bytes).map_or(floor, |min| min.clamp(floor, most));
     let known = table.filter(|_| holding.lookups.is_some());
-    let (keeps, waits) = holding.settling(now_ns, dataplane.hurries(now_ns));
+    let (keeps, waits) = match now_ns < holding.refused_until_ns {
+        true => (true, true),
+        false => holding.settling(now_ns, dataplane.hurries(now_ns)),
+    };
     Candidate {
         lookups: holding.lookups.unwrap_or(0.0),
         row_bytes: seen.slot_bytes,
@@ -124,6 +129,33 @@ impl Dataplane {
         if shares.fold(0, u64::saturating_add) <= self.report.arena_bytes {
             for (name, holding) in &mut self.tables {
                 holding.wanted_bytes = wanted(name);
+            }
+        }
+    }
+
+    /// It has done what it could of its policy: shares that it could not make are not wanted any more, and for some time no others of those
+    /// tables.
+    pub(super) fn take_refusals(&mut self, now_ns: u64) {
+        let Some(applied) = &self.report.policy else {
+            return;
+        };
+        for (name, holding) in &mut self.tables {
+            let Some(wanted) = holding.wanted_bytes else {
+                continue;
+            };
+            // A share that differs without a sentence is what its sets make of it.
+            let mut refused = applied.refused.iter();
+            let refused = refused.find(|sentence| sentence.starts_with(&format!("table {name}:")));
+            if let Some(sentence) = refused.filter(|_| !holding.has_nearly(wanted)) {
+                holding.wanted_bytes = Some(holding.seen.cache_bytes);
+                holding.refused_until_ns = now_ns.saturating_add(REFUSED_NS);
+                holding.remember(Move {
+                    at_ns: now_ns,
+                    from_bytes: wanted,
+                    to_bytes: holding.seen.cache_bytes,
+                    fetched: holding.seen.fetched,
+                    why: format!("the dataplane could not: {sentence}"),
+                });
             }
         }
     }
@@ -178,9 +210,19 @@ impl Holding {
 
     /// Its share: what is wanted, where the dataplane's sets make only a little less of it.
     fn present_bytes(&self) -> u64 {
-        let has = self.seen.cache_bytes;
-        let near = |wanted: &u64| 16 * has.abs_diff(*wanted) < *wanted;
-        self.wanted_bytes.filter(near).unwrap_or(has)
+        let near = self.wanted_bytes.filter(|&wanted| self.has_nearly(wanted));
+        near.unwrap_or(self.seen.cache_bytes)
+    }
+
+    fn has_nearly(&self, wanted: u64) -> bool {
+        16 * self.seen.cache_bytes.abs_diff(wanted) < wanted
+    }
+
+    fn remember(&mut self, moved: Move) {
+        self.moves.push_back(moved);
+        if self.moves.len() > MOVES_MAX {
+            self.moves.pop_front();
+        }
     }
 
     /// It is to have another share.
@@ -201,15 +243,12 @@ impl Holding {
             None => "it has no more rows, or its settings want another share than it had".into(),
         };
         self.wanted_bytes = Some(to_bytes);
-        self.moves.push_back(Move {
+        self.remember(Move {
             at_ns: now_ns,
             from_bytes,
             to_bytes,
             fetched: self.seen.fetched,
             why,
         });
-        if self.moves.len() > MOVES_MAX {
-            self.moves.pop_front();
-        }
     }
 }

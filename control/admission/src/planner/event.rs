@@ -1,6 +1,6 @@
 //! What the planner is told, as it can be recorded.
 
-use rowmill_link::{Report, Samples};
+use rowmill_link::{Policy, Report, Samples};
 use serde::{Deserialize, Serialize};
 
 use super::settings::Settings;
@@ -32,6 +32,15 @@ pub enum Event {
         /// See there.
         settings: Option<Settings>,
     },
+    /// What a dataplane was told in an earlier epoch: its shares are gone on from when it reports.
+    Remembered {
+        /// Its name.
+        dataplane: String,
+        /// See there.
+        policy: Policy,
+    },
+    /// All is published anew, in this epoch: a later one than the present one.
+    Epoch(u64),
     /// Time has passed. To be told [once a second](super::TURN_NS); decisions are made then alone.
     Turn,
 }

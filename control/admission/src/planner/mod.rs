@@ -38,6 +38,8 @@ const GONE_NS: u64 = 3600 * TURN_NS;
 
 /// Rows that a policy pins, of all its tables together: 1.1 MB of JSON, of the 16 MiB that a dataplane reads.
 const PINNED_ALL_MAX: usize = 100_000;
+/// Tables that have settings, at most: four times as many as are modelled by default.
+const SETTINGS_MAX: usize = 16_384;
 /// A later epoch than this can't be taken over: 2^32 starts have to come after it.
 const OVERTAKEN_MAX: u64 = claims::ORDER_MAX - (1 << 32);
 
@@ -112,6 +114,9 @@ pub enum Refused {
         "another dataplane, or another start of this one, has reported under this name within 5 s: give each a name of its own, or wait"
     )]
     Taken,
+    /// There are settings enough.
+    #[error("{0} tables have settings already: remove some that are not needed any more")]
+    SettingsMax(usize),
     /// See there.
     #[error(transparent)]
     Settings(#[from] SettingsError),
@@ -129,7 +134,7 @@ pub struct Planner {
     dataplanes: BTreeMap<String, Dataplane>,
     tables: BTreeMap<Key, Table>,
     settings: BTreeMap<Key, Settings>,
-    /// What dataplanes were told before this planner was made, and have not been told anew.
+    /// What dataplanes were told that are not there: as many of the latest as may be there.
     remembered: BTreeMap<String, Policy>,
     turned_ns: Option<u64>,
 }
@@ -149,11 +154,6 @@ impl Planner {
         }
     }
 
-    /// What a dataplane was told in an earlier epoch: its shares are gone on from when it reports.
-    pub fn remember(&mut self, dataplane: &str, policy: Policy) {
-        self.remembered.insert(dataplane.into(), policy);
-    }
-
     /// Takes an event. Times don't fall.
     ///
     /// # Errors
@@ -165,22 +165,41 @@ impl Planner {
             Event::Settings {
                 model,
                 table,
-                settings,
+                settings: Some(settings),
             } => {
-                match settings {
-                    Some(settings) => {
-                        settings.check()?;
-                        self.settings.insert((model, table), settings);
-                    }
-                    None => _ = self.settings.remove(&(model, table)),
-                }
+                self.check(&model, &table, &settings)?;
+                self.settings.insert((model, table), settings);
                 Ok(())
             }
+            Event::Settings { model, table, .. } => {
+                self.settings.remove(&(model, table));
+                Ok(())
+            }
+            Event::Remembered { dataplane, policy } => {
+                self.remember(dataplane, policy);
+                Ok(())
+            }
+            Event::Epoch(epoch) => self.begin_epoch(epoch),
             Event::Turn => {
                 self.turn(now_ns);
                 Ok(())
             }
         }
+    }
+
+    /// Whether settings can be those of a table.
+    ///
+    /// # Errors
+    /// [`Refused`] where they can't, or there are others enough.
+    pub fn check(&self, model: &str, table: &str, settings: &Settings) -> Result<(), Refused> {
+        settings.check()?;
+        claims::is_short("the model's name", model)?;
+        claims::is_short("the table's name", table)?;
+        let key = (model.to_owned(), table.to_owned());
+        if self.settings.len() >= SETTINGS_MAX && !self.settings.contains_key(&key) {
+            return Err(Refused::SettingsMax(SETTINGS_MAX));
+        }
+        Ok(())
     }
 
     /// What a dataplane is to do, if it is known what.
@@ -191,6 +210,11 @@ impl Planner {
     /// The epoch of what it publishes.
     pub fn epoch(&self) -> u64 {
         self.order.epoch
+    }
+
+    /// Whether it is known what a dataplane is to do or was told once: it is forgotten when more of them are gone than may be there.
+    pub fn knows(&self, dataplane: &str) -> bool {
+        self.dataplanes.contains_key(dataplane) || self.remembered.contains_key(dataplane)
     }
 
     /// Names of the dataplanes that are known.
@@ -215,16 +239,24 @@ impl Planner {
         epochs.filter(|&(epoch, _)| epoch < OVERTAKEN_MAX).max()
     }
 
+    fn remember(&mut self, dataplane: String, policy: Policy) {
+        self.remembered.insert(dataplane, policy);
+        while self.remembered.len() > self.limits.dataplanes_max {
+            let oldest = self
+                .remembered
+                .iter()
+                .min_by_key(|(_, policy)| policy.order);
+            let oldest = oldest
+                .map(|(name, _)| name.clone())
+                .expect("some are there");
+            self.remembered.remove(&oldest);
+        }
+    }
+
     /// Publishes everything anew, in a later epoch.
-    ///
-    /// # Panics
-    /// If it isn't later.
-    pub fn begin_epoch(&mut self, epoch: u64) {
-        assert!(
-            epoch > self.order.epoch,
-            "epoch {epoch} after {}",
-            self.order.epoch
-        );
+    fn begin_epoch(&mut self, epoch: u64) -> Result<(), Refused> {
+        let least = self.order.epoch + 1;
+        claims::is_within("the epoch", epoch, least, claims::ORDER_MAX)?;
         self.order = Order { epoch, version: 0 };
         let policies = self
             .dataplanes
@@ -239,6 +271,7 @@ impl Planner {
                 tables,
             });
         }
+        Ok(())
     }
 
     /// Settings of tables, by model and table.
@@ -275,7 +308,7 @@ impl Planner {
             };
             let gone = self.dataplanes.remove_entry(&gone).expect("it was found");
             if let Some(policy) = gone.1.policy {
-                self.remembered.insert(gone.0, Policy::clone(&policy));
+                self.remember(gone.0, Policy::clone(&policy));
             }
         }
         let mut dataplane = Dataplane::new(now_ns, report)?;
@@ -326,6 +359,7 @@ impl Planner {
                 dataplane.state = state;
                 continue;
             }
+            dataplane.take_refusals(now_ns);
             divide_anew(now_ns, dataplane, &self.tables, &self.settings);
         }
         self.publish();

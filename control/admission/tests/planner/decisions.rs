@@ -139,13 +139,110 @@ fn a_start_anew_is_sampled_anew_and_goes_on_from_its_shares() {
     assert!(weight(&world) < 3_000.0, "{}", weight(&world));
     // Another planner that was told what this one published last goes on from there, too.
     let mut planner = Planner::new("c".into(), 2, Limits::default());
-    planner.remember("x", Policy::clone(&before));
+    let event = Event::Remembered {
+        dataplane: "x".into(),
+        policy: Policy::clone(&before),
+    };
+    planner.handle(0, event).unwrap();
     world.planner = planner;
     world.dataplanes[0] = dataplane("x", 10);
     world.run(2);
     assert!(world.dataplanes[0].rows("a") > 14_000);
     let policy = world.planner.policy("x").unwrap();
     assert_eq!((policy.order.epoch, &*policy.control), (2, "c"));
+}
+
+#[test]
+fn a_share_that_could_not_be_made_is_not_wanted_until_later() {
+    let busy = Traffic {
+        lookups: 3_000,
+        rows: 10_000,
+        ..BUSY
+    };
+    let flat = Traffic {
+        lookups: 1_500,
+        rows: 100_000,
+        ..FLAT
+    };
+    let tables = [("a", 10_000, busy), ("b", 100_000, flat)];
+    let mut world = World::new(vec![Simulated::new("x", 3, 1_600, &tables)]);
+    world.dataplanes[0].is_short = true;
+    world.run(20);
+    let view = |world: &World| world.planner.table(world.now_ns, "m", "a").unwrap();
+    let wanted = |world: &World| view(world).shares[0].wanted_bytes;
+    assert_eq!(world.dataplanes[0].rows("a"), 800);
+    assert_eq!(wanted(&world), Some(800 * ROW_BYTES), "what it has");
+    let order = world.planner.policy("x").unwrap().order;
+    let moves = &view(&world).shares[0].moves;
+    assert!(
+        moves
+            .iter()
+            .any(|moved| moved.why == "the dataplane could not: table a: there is no memory"),
+        "{moves:?}"
+    );
+    // It is left alone for a minute, and then asked again, which it can do now.
+    world.dataplanes[0].is_short = false;
+    world.run(30);
+    let shares = |policy: &Policy| -> Vec<Option<u64>> {
+        policy
+            .tables
+            .iter()
+            .map(|table| table.cache_bytes)
+            .collect()
+    };
+    let later = world.planner.policy("x").unwrap();
+    assert_eq!(shares(later)[0], Some(800 * ROW_BYTES), "{order} {later:?}");
+    world.run(60);
+    assert!(world.dataplanes[0].rows("a") > 1_400);
+}
+
+#[test]
+fn of_those_that_are_gone_and_of_settings_there_are_so_many() {
+    let limits = Limits {
+        dataplanes_max: 2,
+        ..Limits::default()
+    };
+    let mut planner = Planner::new("c".into(), 9, limits);
+    for (name, version) in [("u", 4), ("v", 1), ("w", 3)] {
+        let policy = Policy {
+            control: "c".into(),
+            order: Order { epoch: 8, version },
+            tables: Vec::new(),
+        };
+        let dataplane = name.into();
+        let event = Event::Remembered { dataplane, policy };
+        planner.handle(0, event).unwrap();
+    }
+    let known = ["u", "v", "w"].map(|name| planner.knows(name));
+    assert_eq!(known, [true, false, true]);
+    let set = |planner: &mut Planner, table: String| {
+        let (model, settings) = ("m".into(), Some(Settings::default()));
+        let event = Event::Settings {
+            model,
+            table,
+            settings,
+        };
+        planner.handle(0, event)
+    };
+    assert!(matches!(
+        set(&mut planner, "t".repeat(256)),
+        Err(Refused::Long { len: 256, .. })
+    ));
+    for number in 0..16_384 {
+        set(&mut planner, number.to_string()).unwrap();
+    }
+    assert_eq!(
+        set(&mut planner, "x".into()),
+        Err(Refused::SettingsMax(16_384))
+    );
+    set(&mut planner, "7".into()).unwrap();
+    let removed = Event::Settings {
+        model: "m".into(),
+        table: "9".into(),
+        settings: None,
+    };
+    planner.handle(0, removed).unwrap();
+    set(&mut planner, "x".into()).unwrap();
 }
 
 #[test]

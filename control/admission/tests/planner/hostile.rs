@@ -149,7 +149,7 @@ proptest! {
                 planner.row("m", name, 7);
             }
             if let Some((epoch, _)) = planner.overtaken_by() {
-                planner.begin_epoch(epoch + 1);
+                planner.handle(now_ns, Event::Epoch(epoch + 1)).unwrap();
             }
         }
     }

@@ -47,6 +47,8 @@ pub(crate) struct Simulated {
     pub(crate) reported: bool,
     body: u64,
     random: fastrand::Rng,
+    /// It has no memory for larger shares.
+    pub(crate) is_short: bool,
 }
 
 impl Simulated {
@@ -83,6 +85,7 @@ impl Simulated {
             reported: false,
             body: 0,
             random: fastrand::Rng::with_seed(instance as u64),
+            is_short: false,
         }
     }
 
@@ -173,14 +176,20 @@ impl Simulated {
         if !newer {
             return;
         }
+        let mut refused = Vec::new();
         for table in &policy.tables {
             let Some(cache) = self.caches.get_mut(&table.table) else {
                 continue;
             };
             cache.threshold = table.threshold;
-            if let Some(bytes) = table.cache_bytes {
-                cache.resize((bytes / ROW_BYTES) as u32, self.instance as u64);
+            let Some(slots) = table.cache_bytes.map(|bytes| (bytes / ROW_BYTES) as u32) else {
+                continue;
+            };
+            if self.is_short && slots > cache.slots.slots() {
+                refused.push(format!("table {}: there is no memory", table.table));
+                continue;
             }
+            cache.resize(slots, self.instance as u64);
         }
         let held: u64 = self
             .caches
@@ -195,7 +204,7 @@ impl Simulated {
         self.applied = Some(Applied {
             control: policy.control.clone(),
             order: policy.order,
-            refused: Vec::new(),
+            refused,
         });
     }
 }
