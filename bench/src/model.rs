@@ -69,6 +69,19 @@ impl Model {
         )
     }
 
+    /// Tables of so many rows of `dim` f32, with these names.
+    ///
+    /// # Errors
+    /// Where it can't be made.
+    pub(crate) fn alike(names: &[&str], rows: u64, dim: usize) -> Result<Model> {
+        let tables = names
+            .iter()
+            .map(|name| format!("{name}:{rows}:{dim}:f32"))
+            .collect::<Vec<_>>();
+        let arguments: Vec<&str> = tables.iter().flat_map(|table| ["--table", table]).collect();
+        Model::cached(&format!("{}-{rows}-{dim}", names.join("-")), &arguments)
+    }
+
     fn cached(name: &str, arguments: &[&str]) -> Result<Model> {
         let directory = cache_folder().join(format!("models/{name}-seed{SEED}"));
         let generation = match Generation::open(&directory) {

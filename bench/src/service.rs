@@ -196,6 +196,23 @@ impl Service {
         serde_json::from_slice(&out.stdout).context("the status page")
     }
 
+    /// What an operator's command prints, `rowmill` with these arguments.
+    ///
+    /// # Errors
+    /// With what it says where it fails.
+    pub(crate) fn rowmill(arguments: &[&str]) -> Result<String> {
+        let command = Command::new(program("rowmill")?).args(arguments).output();
+        let out = command.with_context(|| format!("running rowmill {}", arguments.join(" ")))?;
+        if !out.status.success() {
+            bail!(
+                "rowmill {}: {}",
+                arguments.join(" "),
+                String::from_utf8_lossy(&out.stderr)
+            );
+        }
+        Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+    }
+
     /// The last lines of its log.
     pub(crate) fn log_end(&self) -> String {
         let text = fs::read_to_string(self.folder.path().join("rowmilld.log")).unwrap_or_default();

@@ -1,7 +1,9 @@
 //! `rowmill-bench demo`, what `make run` shows: a model sized to the machine, a service, queries over
-//! shared memory, every answer checked bit by bit against the scalar oracle, and a report; then the same with a table that is cached.
+//! shared memory, every answer checked bit by bit against the scalar oracle, and a report; then the same with a table that is cached, and
+//! then tables that share a memory which a control plane divides.
 
 mod cached;
+mod control;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -100,7 +102,11 @@ pub(crate) fn run(trace: Option<&Path>, seconds: u64, bytes: Option<u64>) -> Res
     if failed {
         return Ok(ExitCode::FAILURE);
     }
-    cached::run(&model, &tables, again, seconds)
+    let outcome = cached::run(&model, &tables, again, seconds)?;
+    if outcome != ExitCode::SUCCESS || trace.is_some() {
+        return Ok(outcome);
+    }
+    control::run(seconds)
 }
 
 /// Where queries come from.
