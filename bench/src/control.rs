@@ -202,6 +202,8 @@ impl Talker {
             version: "bench".into(),
             model: self.model.clone(),
             generation: "1".into(),
+            generations: Vec::new(),
+            generations_change: None,
             arena_bytes: ARENA_BYTES,
             workers: 8,
             policy: self.policy.as_ref().map(applied),

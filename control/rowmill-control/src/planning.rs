@@ -13,13 +13,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rowmill_admission::{Event, Limits, Planner, Recorded, Refused, Settings, TURN_NS};
+use rowmill_admission::{
+    Event, GenerationWish, Limits, Planner, Recorded, Refused, Settings, TURN_NS,
+};
 use rowmill_link::Policy;
 use rowmill_state::{Change, State, StateError};
 use tokio::sync::{oneshot, watch};
 
 use crate::config::Config;
-use crate::records::{Identity, Told, Wanted};
+use crate::records::{Generations, Identity, Told, Wanted};
 
 /// What may wait: four bodies of each of as many dataplanes as there are by default.
 const QUEUE: usize = 1024;
@@ -48,6 +50,7 @@ type Look = Box<dyn FnOnce(&Planner, u64) + Send>;
 
 enum Command {
     Tell(Box<Event>, oneshot::Sender<Result<(), Fault>>),
+    Wish(String, GenerationWish, oneshot::Sender<Result<(), Fault>>),
     Look(Look),
     End,
 }
@@ -147,6 +150,10 @@ pub fn start(config: &Config) -> anyhow::Result<(Planning, JoinHandle<()>)> {
             settings: Some(settings),
         });
     }
+    for (model, Generations { wanted }) in state.all::<Generations>()? {
+        let wanted = Some(wanted);
+        known.push(Event::Generations { model, wanted });
+    }
     let mut orders = BTreeMap::new();
     for (dataplane, Told { policy }) in state.all::<Told>()? {
         orders.insert(dataplane.clone(), policy.order);
@@ -220,6 +227,16 @@ impl Planning {
         wait.await.map_err(|_| Fault::Ending)?
     }
 
+    /// Tells what an operator wants of a model's generations, and waits until it is kept.
+    ///
+    /// # Errors
+    /// [`Fault`], and then nothing has changed.
+    pub async fn wish(&self, model: String, wish: GenerationWish) -> Result<(), Fault> {
+        let (done, wait) = oneshot::channel();
+        self.send(Command::Wish(model, wish, done))?;
+        wait.await.map_err(|_| Fault::Ending)?
+    }
+
     /// Has something read of the planner, with the time.
     ///
     /// # Errors
@@ -283,6 +300,7 @@ impl Thread {
             match queue.recv_timeout(next.saturating_duration_since(Instant::now())) {
                 // Who asked may have gone meanwhile.
                 Ok(Command::Tell(event, done)) => _ = done.send(self.tell(*event)),
+                Ok(Command::Wish(model, wish, done)) => _ = done.send(self.wish(model, wish)),
                 Ok(Command::Look(look)) => look(&self.planner, self.now_ns()),
                 Ok(Command::End) | Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {}
@@ -325,6 +343,17 @@ impl Thread {
             })?;
         }
         Ok(self.handle(event)?)
+    }
+
+    fn wish(&mut self, model: String, wish: GenerationWish) -> Result<(), Fault> {
+        let wanted = self.planner.wish(self.now_ns(), &model, wish)?;
+        self.planner.check_generations(&model, wanted.as_ref())?;
+        keep(&mut self.state, |change| match wanted.clone() {
+            Some(wanted) => change.put(&model, &Generations { wanted }),
+            None => change.remove::<Generations>(&model),
+        })?;
+        tracing::info!("generations of {model}: {wish:?}");
+        Ok(self.handle(Event::Generations { model, wanted })?)
     }
 
     fn handle(&mut self, event: Event) -> Result<(), Refused> {

@@ -1,6 +1,6 @@
 //! What is kept in the state.
 
-use rowmill_admission::Settings;
+use rowmill_admission::{ModelGenerations, Settings};
 use rowmill_link::Policy;
 use rowmill_state::Record;
 use serde::{Deserialize, Serialize};
@@ -40,6 +40,18 @@ impl Wanted {
     pub fn key(model: &str, table: &str) -> String {
         format!("{}:{model}:{table}", model.len())
     }
+}
+
+/// Which generations of a model are wanted; its key is the model's name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Generations {
+    /// See there.
+    pub wanted: ModelGenerations,
+}
+
+impl Record for Generations {
+    const KIND: &'static str = "generations";
+    const VERSION: u32 = 1;
 }
 
 /// What a dataplane was told last.

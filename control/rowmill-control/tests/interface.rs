@@ -139,6 +139,18 @@ fn every_operation_answers_as_it_declares() {
         control.delete(settings),
     ));
 
+    let wish = "post /v1/generations/{model}";
+    let mut ask = |model: &str, body: &[u8]| {
+        let path = format!("/v1/generations/{model}");
+        answers.push((wish, control.post(&path, json, body)));
+    };
+    ask("m", br#"{"load":2}"#);
+    ask("m", br#"{"load":0}"#);
+    ask("n", br#"{"load":2}"#);
+    ask("m", b"?");
+    ask("m", &[b' '; 2000]);
+    answers.push(("get /v1/generations", control.get("/v1/generations")));
+
     for (operation, answer) in answers {
         asked.note(operation, answer);
     }

@@ -17,7 +17,7 @@ mod policy;
 mod report;
 mod samples;
 
-pub use policy::{Admission, Order, Policy, TablePolicy};
+pub use policy::{Admission, GenerationsPolicy, Order, Policy, TablePolicy};
 pub use report::{Applied, Placement, Report, TableReport};
 pub use samples::{
     BODY_MAX, Decoded, MEDIA_TYPE, Sample, Samples, SamplesError, TABLES_MAX, TableSamples,

@@ -59,6 +59,20 @@ pub struct Policy {
     /// What is wanted of each cached table. Of what isn't named nothing is changed; a name that the dataplane has no cached table of
     /// is told in its report.
     pub tables: Vec<TablePolicy>,
+    /// Which generations of the model are held, or none where that is left as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generations: Option<GenerationsPolicy>,
+}
+
+/// Which generations of its model a dataplane is to hold. It comes to that by itself, whatever it begins with: it loads what it does not
+/// hold, serves the newest once it is held, and unloads what is not named.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct GenerationsPolicy {
+    /// Their numbers, two at most.
+    pub held: Vec<u64>,
+    /// The one of them that requests get which name none.
+    pub newest: u64,
 }
 
 /// What is wanted of a table.

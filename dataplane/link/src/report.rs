@@ -16,6 +16,12 @@ pub struct Report {
     pub model: String,
     /// The generation's name.
     pub generation: String,
+    /// Numbers of the generations that it holds, the one first that requests get which name none; none told where it can't change them.
+    #[serde(default)]
+    pub generations: Vec<u64>,
+    /// The last change of them, and how it stands, a sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generations_change: Option<String>,
     /// Bytes of the arena that cached tables share: as much as the configuration gives them together.
     pub arena_bytes: u64,
     /// Its workers: a share has at least two sets of rows for each.

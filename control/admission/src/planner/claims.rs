@@ -19,6 +19,8 @@ const BYTES_MAX: u64 = 1 << 48;
 const WORKERS_MAX: u64 = 4096;
 /// Epochs and versions: what numbers of JSON are exact for in any language.
 pub(super) const ORDER_MAX: u64 = 1 << 53;
+/// Generations that a dataplane may tell of: more than it holds.
+const GENERATIONS_MAX: usize = 8;
 /// Sentences of what could not be done that are kept, and bytes of each.
 const SENTENCES_MAX: usize = 64;
 const SENTENCE_MAX: usize = 512;
@@ -33,6 +35,19 @@ pub(super) fn checked(mut report: Report) -> Result<(u128, Report), Refused> {
     is_short("the version", &report.version)?;
     is_short("the model's name", &report.model)?;
     is_short("the generation's name", &report.generation)?;
+    if report.generations.len() > GENERATIONS_MAX {
+        return Err(Refused::Generations(format!(
+            "{} generations are held at a time: {GENERATIONS_MAX} at most are",
+            report.generations.len()
+        )));
+    }
+    for &number in &report.generations {
+        is_within("a generation", number, 1, ORDER_MAX)?;
+    }
+    if let Some(change) = &mut report.generations_change {
+        change.truncate(change.floor_char_boundary(SENTENCE_MAX));
+        change.shrink_to_fit();
+    }
     is_within("arena_bytes", report.arena_bytes, 0, BYTES_MAX)?;
     is_within("workers", report.workers.into(), 1, WORKERS_MAX)?;
     let mut names = BTreeSet::new();

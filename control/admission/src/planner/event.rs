@@ -3,6 +3,7 @@
 use rowmill_link::{Policy, Report, Samples};
 use serde::{Deserialize, Serialize};
 
+use super::generations::ModelGenerations;
 use super::settings::Settings;
 
 /// Something that the planner is told.
@@ -31,6 +32,13 @@ pub enum Event {
         table: String,
         /// See there.
         settings: Option<Settings>,
+    },
+    /// Which generations of a model are wanted, or that it is left to its dataplanes.
+    Generations {
+        /// Its name.
+        model: String,
+        /// See there.
+        wanted: Option<ModelGenerations>,
     },
     /// What a dataplane was told in an earlier epoch: its shares are gone on from when it reports.
     Remembered {

@@ -13,6 +13,7 @@ mod divide;
 mod event;
 mod explain;
 mod frequent;
+mod generations;
 mod sampled;
 mod settings;
 mod shares;
@@ -25,6 +26,7 @@ use rowmill_link::{Order, Policy, Report, Samples, TablePolicy};
 
 pub use event::{Event, Recorded};
 pub use explain::{DataplaneView, RowView, ShareMove, ShareView, TableView, Tried};
+pub use generations::{GenerationWish, HoldingView, ModelGenerations, ModelView};
 pub use settings::{Settings, SettingsError};
 
 use dataplane::{Dataplane, Holding};
@@ -114,6 +116,9 @@ pub enum Refused {
         "another dataplane, or another start of this one, has reported under this name within 5 s: give each a name of its own, or wait"
     )]
     Taken,
+    /// A wish that can't be fulfilled.
+    #[error("{0}")]
+    Generations(String),
     /// There are settings enough.
     #[error("{0} tables have settings already: remove some that are not needed any more")]
     SettingsMax(usize),
@@ -134,6 +139,8 @@ pub struct Planner {
     dataplanes: BTreeMap<String, Dataplane>,
     tables: BTreeMap<Key, Table>,
     settings: BTreeMap<Key, Settings>,
+    /// By model.
+    generations: BTreeMap<String, ModelGenerations>,
     /// What dataplanes were told that are not there: as many of the latest as may be there.
     remembered: BTreeMap<String, Policy>,
     turned_ns: Option<u64>,
@@ -149,6 +156,7 @@ impl Planner {
             dataplanes: BTreeMap::new(),
             tables: BTreeMap::new(),
             settings: BTreeMap::new(),
+            generations: BTreeMap::new(),
             remembered: BTreeMap::new(),
             turned_ns: None,
         }
@@ -175,6 +183,7 @@ impl Planner {
                 self.settings.remove(&(model, table));
                 Ok(())
             }
+            Event::Generations { model, wanted } => self.want(model, wanted),
             Event::Remembered { dataplane, policy } => {
                 self.remember(dataplane, policy);
                 Ok(())
@@ -264,11 +273,12 @@ impl Planner {
             .filter_map(|of| of.policy.as_mut());
         for policy in policies {
             self.order.version += 1;
-            let tables = policy.tables.clone();
+            let (tables, generations) = (policy.tables.clone(), policy.generations.clone());
             *policy = Arc::new(Policy {
                 control: self.control.clone(),
                 order: self.order,
                 tables,
+                generations,
             });
         }
         Ok(())
@@ -412,8 +422,13 @@ impl Planner {
                     }
                 })
                 .collect();
-            let present = dataplane.policy.as_ref().map(|policy| &policy.tables);
-            if present.map_or(tables.is_empty(), |present| *present == tables) {
+            let wanted = self.generations.get(&dataplane.report.model);
+            let generations = wanted.map(ModelGenerations::policy);
+            let is_known = match &dataplane.policy {
+                None => tables.is_empty() && generations.is_none(),
+                Some(present) => present.tables == tables && present.generations == generations,
+            };
+            if is_known {
                 continue;
             }
             self.order.version += 1;
@@ -421,6 +436,7 @@ impl Planner {
                 control: self.control.clone(),
                 order: self.order,
                 tables,
+                generations,
             }));
         }
     }

@@ -208,6 +208,7 @@ fn of_those_that_are_gone_and_of_settings_there_are_so_many() {
             control: "c".into(),
             order: Order { epoch: 8, version },
             tables: Vec::new(),
+            generations: None,
         };
         let dataplane = name.into();
         let event = Event::Remembered { dataplane, policy };
@@ -346,6 +347,7 @@ fn who_follows_another_control_plane_is_left_to_it() {
             version: 1000,
         },
         tables: Vec::new(),
+        generations: None,
     };
     world.dataplanes[0].follow(&other);
     world.run(8);

@@ -1,7 +1,9 @@
 //! What no dataplane would tell: it is refused or borne, whatever its numbers are.
 
 use proptest::prelude::*;
-use rowmill_admission::{Event, Limits, Planner, Refused, Settings, TURN_NS};
+use rowmill_admission::{
+    Event, GenerationWish, Limits, ModelGenerations, Planner, Refused, Settings, TURN_NS,
+};
 use rowmill_link::{Applied, Order, Placement, Report, Sample, Samples, TableReport, TableSamples};
 
 /// Numbers that are at the ends of what is taken, more often than others.
@@ -59,8 +61,9 @@ fn report() -> impl Strategy<Value = Report> {
     let tables = prop::collection::vec(table(), 1..4);
     let order = (at_most(1 << 53), at_most(1 << 53));
     let policy = prop::option::weighted(0.3, (order, any::<bool>()));
-    (at_most(1 << 48), at_most(4096), policy, tables).prop_map(
-        |(arena_bytes, workers, policy, mut tables)| {
+    let generations = prop::collection::vec(prop_oneof![9 => 1_u64..4, 1 => number()], 0..3);
+    (at_most(1 << 48), at_most(4096), policy, tables, generations).prop_map(
+        |(arena_bytes, workers, policy, mut tables, generations)| {
             for (table, name) in tables.iter_mut().zip(NAMES) {
                 table.table = name.into();
             }
@@ -69,6 +72,8 @@ fn report() -> impl Strategy<Value = Report> {
                 version: "0".into(),
                 model: "m".into(),
                 generation: "1".into(),
+                generations,
+                generations_change: None,
                 arena_bytes,
                 workers: (workers as u32).max(1),
                 policy: policy.map(|((epoch, version), own)| Applied {
@@ -129,6 +134,10 @@ fn event() -> impl Strategy<Value = Event> {
             table: table.into(),
             settings: Some(Settings { min_bytes, max_bytes, pinned_share: Some(part) }),
         }),
+        1 => prop::collection::vec(at_most(4), 0..4).prop_map(|held| Event::Generations {
+            model: "m".into(),
+            wanted: held.first().map(|&newest| ModelGenerations { newest, before: None, held: held.clone() }),
+        }),
         4 => Just(Event::Turn),
     ]
 }
@@ -145,6 +154,13 @@ proptest! {
             planner.handle(now_ns, Event::Turn).unwrap();
             planner.dataplanes(now_ns);
             planner.tables(now_ns);
+            planner.models(now_ns);
+            for wish in [GenerationWish::Load(2), GenerationWish::Activate(3), GenerationWish::Rollback] {
+                // Most of them can't be.
+                if let Ok(wanted) = planner.wish(now_ns, "m", wish) {
+                    assert!(planner.check_generations("m", wanted.as_ref()).is_ok(), "{wanted:?}");
+                }
+            }
             for name in NAMES {
                 planner.row("m", name, 7);
             }
@@ -179,6 +195,8 @@ fn plain() -> Report {
         version: "0".into(),
         model: "m".into(),
         generation: "1".into(),
+        generations: Vec::new(),
+        generations_change: None,
         arena_bytes: 1 << 48,
         workers: 4096,
         policy: None,

@@ -49,6 +49,9 @@ pub(crate) struct Simulated {
     random: fastrand::Rng,
     /// It has no memory for larger shares.
     pub(crate) is_short: bool,
+    /// Generations that it holds, the one that it serves first, and one that it has no files of.
+    pub(crate) generations: Vec<u64>,
+    pub(crate) has_not: Option<u64>,
 }
 
 impl Simulated {
@@ -86,6 +89,8 @@ impl Simulated {
             body: 0,
             random: fastrand::Rng::with_seed(instance as u64),
             is_short: false,
+            generations: vec![1],
+            has_not: None,
         }
     }
 
@@ -160,6 +165,8 @@ impl Simulated {
             version: "0".into(),
             model: "m".into(),
             generation: "1".into(),
+            generations: self.generations.clone(),
+            generations_change: None,
             arena_bytes: self.arena_bytes,
             workers: 1,
             policy: self.applied.clone(),
@@ -190,6 +197,14 @@ impl Simulated {
                 continue;
             }
             cache.resize(slots, self.instance as u64);
+        }
+        if let Some(wanted) = &policy.generations {
+            let mut held = wanted.held.clone();
+            held.sort_by_key(|&number| number != wanted.newest);
+            for number in held.extract_if(.., |number| Some(*number) == self.has_not) {
+                refused.push(format!("generation {number}: there is no such directory"));
+            }
+            self.generations = held;
         }
         let held: u64 = self
             .caches

@@ -5,6 +5,7 @@
 
 mod bodies;
 mod dataplanes;
+mod generations;
 mod operators;
 mod refusal;
 
@@ -41,6 +42,8 @@ fn described() -> OpenApiRouter<Planning> {
         .routes(routes!(operators::table))
         .routes(routes!(operators::row))
         .routes(routes!(operators::set, operators::unset))
+        .routes(routes!(generations::generations))
+        .routes(routes!(generations::wish))
 }
 
 /// The interface's description, in OpenAPI's form.

@@ -41,7 +41,9 @@ impl Refusal {
 impl From<Fault> for Refusal {
     fn from(fault: Fault) -> Refusal {
         let status = match &fault {
-            Fault::Refused(Refused::Unheard | Refused::Taken) => StatusCode::CONFLICT,
+            Fault::Refused(Refused::Unheard | Refused::Taken | Refused::Generations(_)) => {
+                StatusCode::CONFLICT
+            }
             Fault::Refused(Refused::Dataplanes(_)) | Fault::Busy | Fault::Ending => {
                 StatusCode::SERVICE_UNAVAILABLE
             }

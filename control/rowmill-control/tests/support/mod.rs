@@ -235,6 +235,8 @@ impl Dataplane {
             version: "0".into(),
             model: "m".into(),
             generation: "1".into(),
+            generations: vec![1],
+            generations_change: None,
             arena_bytes: self.arena,
             workers: 1,
             policy: self.applied.clone(),

@@ -35,6 +35,8 @@ impl Teller {
             version: env!("CARGO_PKG_VERSION").into(),
             model: self.model.clone(),
             generation: self.generation.clone(),
+            generations: Vec::new(),
+            generations_change: None,
             arena_bytes: self.cache.arena_bytes,
             workers: self.workers,
             policy,

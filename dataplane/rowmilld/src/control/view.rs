@@ -283,6 +283,7 @@ mod tests {
                 control: "c".into(),
                 order: order(version),
                 tables: Vec::new(),
+                generations: None,
             };
             assert_eq!(view.offered(policy, 1), Offer::Taken);
         };

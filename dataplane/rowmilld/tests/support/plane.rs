@@ -65,6 +65,7 @@ impl Plane {
             control,
             order,
             tables,
+            generations: None,
         });
         self.known.1.notify_all();
     }

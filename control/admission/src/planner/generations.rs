@@ -1,0 +1,322 @@
+//! Which generations of a model its dataplanes are to hold, by operators' wishes.
+//!
+//! A generation is activated only when every dataplane that is heard of holds it: so clients that name it are answered by all of them from
+//! the moment on in which the first one tells of it. One that comes later, or starts anew, is told the same and comes to it by itself.
+
+use std::collections::BTreeMap;
+
+use rowmill_link::GenerationsPolicy;
+use serde::{Deserialize, Serialize};
+
+use super::dataplane::Dataplane;
+use super::{Planner, Refused, TURN_NS, claims};
+
+/// Generations of a model that are held at a time: the one that is served, and another one on the way in or out.
+const HELD_MAX: usize = 2;
+/// Models whose generations are told of: more than dataplanes by default, each of which has one.
+const MODELS_MAX: usize = 1024;
+
+/// What an operator wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub enum GenerationWish {
+    /// The generation of this number is held beside the one that is served.
+    Load(u64),
+    /// It is served from now on, by all dataplanes of the model, each of which holds it.
+    Activate(u64),
+    /// The one is served again that was before the last that was activated.
+    Rollback,
+    /// It is held no more.
+    Unload(u64),
+    /// Each dataplane is left with what it has, and nothing is kept.
+    Leave,
+}
+
+/// What is wanted of a model's dataplanes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ModelGenerations {
+    /// Numbers of the generations that are held.
+    pub held: Vec<u64>,
+    /// The one of them that is served where none is named.
+    pub newest: u64,
+    /// The one that was before it, and is still held.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<u64>,
+}
+
+/// A model and its dataplanes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ModelView {
+    /// Its name.
+    pub model: String,
+    /// What is wanted; none where dataplanes serve what their configurations say.
+    pub wanted: Option<ModelGenerations>,
+    /// Whether every dataplane that is heard of holds and serves that.
+    pub settled: bool,
+    /// Its dataplanes.
+    pub dataplanes: Vec<HoldingView>,
+}
+
+/// What a dataplane holds of its model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct HoldingView {
+    /// Its name.
+    pub dataplane: String,
+    /// Seconds since it was heard of.
+    pub heard_s_ago: u64,
+    /// Numbers of the generations that it holds, the one that is served first.
+    pub held: Vec<u64>,
+    /// The last change of them, and how it stands.
+    pub change: Option<String>,
+    /// What of its policy could not be done.
+    pub refused: Vec<String>,
+}
+
+fn impossible<T>(why: String) -> Result<T, Refused> {
+    Err(Refused::Generations(why))
+}
+
+impl ModelGenerations {
+    /// Whether they can be.
+    pub(super) fn check(&self) -> Result<(), Refused> {
+        let [first, .., last] = match &self.held[..] {
+            [only] => [*only, *only],
+            [first, second] if first != second => [*first, *second],
+            held => return impossible(format!("{} generations can't be held", held.len())),
+        };
+        for number in [first, last] {
+            claims::is_within("a generation", number, 1, claims::ORDER_MAX)?;
+        }
+        let is_held = |number: u64| self.held.contains(&number);
+        match is_held(self.newest) && self.before.is_none_or(is_held) {
+            true => Ok(()),
+            false => impossible("the newest generation is not held".into()),
+        }
+    }
+
+    pub(super) fn policy(&self) -> GenerationsPolicy {
+        GenerationsPolicy {
+            held: self.held.clone(),
+            newest: self.newest,
+        }
+    }
+
+    fn is_done(&self, dataplane: &Dataplane) -> bool {
+        let has = &dataplane.report.generations;
+        has.first() == Some(&self.newest)
+            && has.len() == self.held.len()
+            && self.held.iter().all(|number| has.contains(number))
+    }
+}
+
+impl Planner {
+    /// What would be wanted of a model after a wish; none where it is left to its dataplanes.
+    ///
+    /// # Errors
+    /// [`Refused::Generations`] where that can't be, with what to do.
+    pub fn wish(
+        &self,
+        now_ns: u64,
+        model: &str,
+        wish: GenerationWish,
+    ) -> Result<Option<ModelGenerations>, Refused> {
+        let dataplanes = self.heard(now_ns, model);
+        let known = self.generations.get(model).cloned();
+        if wish == GenerationWish::Leave {
+            return Ok(None);
+        }
+        let mut wanted = match known {
+            Some(known) => known,
+            None => served(model, &dataplanes)?,
+        };
+        let (newest, is_held) = (wanted.newest, |number| wanted.held.contains(&number));
+        match wish {
+            GenerationWish::Load(number) if is_held(number) => {}
+            GenerationWish::Load(number) => {
+                claims::is_within("a generation", number, 1, claims::ORDER_MAX)?;
+                if wanted.held.len() >= HELD_MAX {
+                    let other = wanted.held.iter().find(|&&held| held != newest);
+                    return impossible(format!(
+                        "{HELD_MAX} generations of `{model}` are held, and no more can be: unload {} first",
+                        other.unwrap_or(&newest)
+                    ));
+                }
+                wanted.held.push(number);
+            }
+            GenerationWish::Activate(number) if number == newest => {}
+            GenerationWish::Activate(number) => {
+                if !is_held(number) {
+                    return impossible(format!(
+                        "generation {number} of `{model}` is not held: load it first"
+                    ));
+                }
+                is_there(number, &dataplanes)?;
+                (wanted.newest, wanted.before) = (number, Some(newest));
+            }
+            GenerationWish::Rollback => {
+                let Some(before) = wanted.before else {
+                    return impossible(format!(
+                        "there is nothing to go back to: no generation of `{model}` that is held was served before {newest}"
+                    ));
+                };
+                is_there(before, &dataplanes)?;
+                (wanted.newest, wanted.before) = (before, None);
+            }
+            GenerationWish::Unload(number) if number == newest => {
+                return impossible(format!(
+                    "generation {number} of `{model}` is served: activate another one first"
+                ));
+            }
+            GenerationWish::Unload(number) => {
+                if !is_held(number) {
+                    return impossible(format!("generation {number} of `{model}` is not held"));
+                }
+                wanted.held.retain(|&held| held != number);
+                wanted.before = wanted.before.filter(|&before| before != number);
+            }
+            GenerationWish::Leave => {}
+        }
+        Ok(Some(wanted))
+    }
+
+    /// Takes what is wanted of a model from now on.
+    pub(super) fn want(
+        &mut self,
+        model: String,
+        wanted: Option<ModelGenerations>,
+    ) -> Result<(), Refused> {
+        self.check_generations(&model, wanted.as_ref())?;
+        match wanted {
+            Some(wanted) => _ = self.generations.insert(model, wanted),
+            None => _ = self.generations.remove(&model),
+        }
+        Ok(())
+    }
+
+    /// Whether they can be wanted of a model.
+    ///
+    /// # Errors
+    /// [`Refused`] where they can't, or there are others enough.
+    pub fn check_generations(
+        &self,
+        model: &str,
+        wanted: Option<&ModelGenerations>,
+    ) -> Result<(), Refused> {
+        claims::is_short("the model's name", model)?;
+        let is_full = self.generations.len() >= MODELS_MAX && !self.generations.contains_key(model);
+        match wanted {
+            Some(_) if is_full => impossible(format!(
+                "generations of {MODELS_MAX} models are told of already: leave some to their dataplanes"
+            )),
+            Some(wanted) => wanted.check(),
+            None => Ok(()),
+        }
+    }
+
+    /// Dataplanes of a model that are not silent.
+    fn heard(&self, now_ns: u64, model: &str) -> BTreeMap<&str, &Dataplane> {
+        let serving = self.dataplanes.iter();
+        let serving = serving.filter(|(_, of)| of.report.model == model && !of.is_silent(now_ns));
+        serving.map(|(name, of)| (&**name, of)).collect()
+    }
+
+    /// All models that are served or of which something is wanted.
+    pub fn models(&self, now_ns: u64) -> Vec<ModelView> {
+        let served = self.dataplanes.values().map(|of| &of.report.model);
+        let mut models: Vec<&String> = served.chain(self.generations.keys()).collect();
+        models.sort_unstable();
+        models.dedup();
+        let view = |model: &String| {
+            let wanted = self.generations.get(model);
+            let heard = self.heard(now_ns, model);
+            let of_model = self.dataplanes.iter();
+            let of_model = of_model.filter(|(_, of)| of.report.model == *model);
+            ModelView {
+                model: model.clone(),
+                wanted: wanted.cloned(),
+                settled: wanted.is_none_or(|wanted| heard.values().all(|of| wanted.is_done(of))),
+                dataplanes: of_model
+                    .map(|(name, of)| HoldingView {
+                        dataplane: name.clone(),
+                        heard_s_ago: now_ns.saturating_sub(of.heard_ns) / TURN_NS,
+                        held: of.report.generations.clone(),
+                        change: of.report.generations_change.clone(),
+                        refused: refusals(of).map(String::from).collect(),
+                    })
+                    .collect(),
+            }
+        };
+        models.into_iter().map(view).collect()
+    }
+}
+
+/// What of generations a dataplane could not do.
+fn refusals(dataplane: &Dataplane) -> impl Iterator<Item = &str> {
+    let refused = dataplane.report.policy.iter().flat_map(|of| &of.refused);
+    let sentences = refused.map(String::as_str);
+    sentences.filter(|sentence| sentence.starts_with("generation "))
+}
+
+/// What dataplanes serve of which nothing is wanted yet.
+fn served(
+    model: &str,
+    dataplanes: &BTreeMap<&str, &Dataplane>,
+) -> Result<ModelGenerations, Refused> {
+    let mut served = dataplanes.iter();
+    let Some((first, of)) = served.next() else {
+        return impossible(format!(
+            "no dataplane that serves model `{model}` was heard of in the last seconds"
+        ));
+    };
+    let silent = dataplanes
+        .iter()
+        .find(|(_, of)| of.report.generations.is_empty());
+    if let Some((name, _)) = silent {
+        return impossible(format!(
+            "dataplane `{name}` tells of no generations: it can't change them"
+        ));
+    }
+    let newest = of.report.generations[0];
+    let other = served.find(|(_, of)| of.report.generations[0] != newest);
+    if let Some((other, of)) = other {
+        return impossible(format!(
+            "dataplanes serve different generations of `{model}`: `{first}` {newest}, `{other}` {}: bring them to one first, each by itself",
+            of.report.generations[0]
+        ));
+    }
+    Ok(ModelGenerations {
+        held: vec![newest],
+        newest,
+        before: None,
+    })
+}
+
+/// Whether each dataplane holds a generation.
+fn is_there(number: u64, dataplanes: &BTreeMap<&str, &Dataplane>) -> Result<(), Refused> {
+    let lacks = |of: &Dataplane| !of.report.generations.contains(&number);
+    let mut lacking = dataplanes.iter().filter(|(_, of)| lacks(of));
+    let Some((name, of)) = lacking.next() else {
+        return Ok(());
+    };
+    let more = match lacking.count() {
+        0 => String::new(),
+        more => format!(", nor do {more} others"),
+    };
+    let why = match refusals(of).next() {
+        Some(why) => format!(" ({why})"),
+        None => match &of.report.generations_change {
+            Some(change) => format!(" ({change})"),
+            None => String::new(),
+        },
+    };
+    impossible(format!(
+        "`{name}` does not hold generation {number} yet{why}{more}: try again when all of them do"
+    ))
+}

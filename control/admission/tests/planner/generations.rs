@@ -1,0 +1,179 @@
+//! Which generations are wanted, when that changes, and what is told of it.
+
+use rowmill_admission::{
+    Event, GenerationWish, Limits, ModelGenerations, Planner, Recorded, Refused,
+};
+
+use crate::simulated::{Simulated, Traffic, World};
+
+const IDLE: Traffic = Traffic {
+    lookups: 0,
+    rows: 1000,
+    even: true,
+    places: 0,
+};
+
+fn dataplane(name: &str, instance: u128) -> Simulated {
+    Simulated::new(
+        name,
+        instance,
+        1000,
+        &[("a", 1000, IDLE), ("b", 1000, IDLE)],
+    )
+}
+
+fn wish(world: &mut World, wish: GenerationWish) -> Result<(), String> {
+    let wanted = world.planner.wish(world.now_ns, "m", wish);
+    let wanted = wanted.map_err(|refused| refused.to_string())?;
+    let model = "m".into();
+    world.tell(Event::Generations { model, wanted });
+    Ok(())
+}
+
+fn held(world: &World) -> Vec<Vec<u64>> {
+    let held = world.dataplanes.iter().map(|of| of.generations.clone());
+    held.collect()
+}
+
+#[test]
+fn all_dataplanes_hold_it_before_one_serves_it() {
+    let mut world = World::new(vec![dataplane("x", 3), dataplane("y", 4)]);
+    let error = wish(&mut world, GenerationWish::Load(2)).unwrap_err();
+    assert!(
+        error.contains("no dataplane that serves model `m`"),
+        "{error}"
+    );
+    world.run(2);
+    assert!(
+        world.planner.models(world.now_ns)[0].settled,
+        "nothing is wanted"
+    );
+    wish(&mut world, GenerationWish::Load(2)).unwrap();
+    let error = wish(&mut world, GenerationWish::Activate(2)).unwrap_err();
+    assert!(
+        error.starts_with("`x` does not hold generation 2 yet, nor do 1 others"),
+        "{error}"
+    );
+    assert!(!world.planner.models(world.now_ns)[0].settled);
+    world.run(2);
+    assert_eq!(held(&world), [[1, 2], [1, 2]]);
+    let error = wish(&mut world, GenerationWish::Load(3)).unwrap_err();
+    assert!(error.contains("unload 2 first"), "{error}");
+    wish(&mut world, GenerationWish::Activate(2)).unwrap();
+    world.run(2);
+    assert_eq!(held(&world), [[2, 1], [2, 1]]);
+    let view = &world.planner.models(world.now_ns)[0];
+    let wanted = view.wanted.as_ref().unwrap();
+    assert_eq!(
+        (view.settled, wanted.newest, wanted.before),
+        (true, 2, Some(1))
+    );
+    wish(&mut world, GenerationWish::Rollback).unwrap();
+    world.run(2);
+    assert_eq!(held(&world), [[1, 2], [1, 2]]);
+    assert!(
+        wish(&mut world, GenerationWish::Rollback).is_err(),
+        "it was rolled back"
+    );
+    assert!(
+        wish(&mut world, GenerationWish::Unload(1)).is_err(),
+        "it is served"
+    );
+    wish(&mut world, GenerationWish::Unload(2)).unwrap();
+    world.run(2);
+    assert_eq!(held(&world), [[1], [1]]);
+    // The whole story again.
+    let mut again = Planner::new("c".into(), 1, Limits::default());
+    for Recorded { at_ns, event } in world.recording {
+        again.handle(at_ns, event).unwrap();
+    }
+    assert_eq!(again.policy("x"), world.planner.policy("x"));
+}
+
+#[test]
+fn one_that_can_not_be_loaded_changes_nothing_and_says_why() {
+    let mut world = World::new(vec![dataplane("x", 3), dataplane("y", 4)]);
+    world.dataplanes[1].has_not = Some(7);
+    world.run(2);
+    wish(&mut world, GenerationWish::Load(7)).unwrap();
+    world.run(3);
+    assert_eq!(held(&world), [vec![1, 7], vec![1]]);
+    let error = wish(&mut world, GenerationWish::Activate(7)).unwrap_err();
+    let why = "`y` does not hold generation 7 yet (generation 7: there is no such directory): try again when all of them do";
+    assert_eq!(error, why);
+    let view = &world.planner.models(world.now_ns)[0];
+    assert!(!view.settled);
+    assert_eq!(
+        view.dataplanes[1].refused,
+        ["generation 7: there is no such directory"]
+    );
+    assert_eq!(view.dataplanes[0].refused, [""; 0]);
+    // Where the one that can't is gone, the others may.
+    world.silent.push(1);
+    world.run(7);
+    wish(&mut world, GenerationWish::Activate(7)).unwrap();
+    world.run(2);
+    assert_eq!(held(&world)[0], [7, 1]);
+    // It comes again, with the files, and comes to the same by itself.
+    world.dataplanes[1] = dataplane("y", 5);
+    world.silent.clear();
+    world.run(3);
+    assert_eq!(held(&world), [[7, 1], [7, 1]]);
+    wish(&mut world, GenerationWish::Leave).unwrap();
+    world.run(2);
+    assert_eq!(world.planner.policy("x").unwrap().generations, None);
+    assert_eq!(held(&world), [[7, 1], [7, 1]], "left as it is");
+}
+
+#[test]
+fn what_can_not_be_wanted_is_refused() {
+    let mut world = World::new(vec![dataplane("x", 3), dataplane("y", 4)]);
+    world.dataplanes[1].generations = vec![9];
+    world.run(1);
+    let error = wish(&mut world, GenerationWish::Load(2)).unwrap_err();
+    assert!(
+        error.contains("different generations of `m`: `x` 1, `y` 9"),
+        "{error}"
+    );
+    world.dataplanes[1].generations = Vec::new();
+    world.run(1);
+    let error = wish(&mut world, GenerationWish::Load(2)).unwrap_err();
+    assert!(error.contains("`y` tells of no generations"), "{error}");
+    world.dataplanes[1].generations = vec![1];
+    world.run(1);
+    for unlikely in [GenerationWish::Load(0), GenerationWish::Load(u64::MAX)] {
+        assert!(wish(&mut world, unlikely).is_err(), "{unlikely:?}");
+    }
+    for absent in [
+        GenerationWish::Activate(5),
+        GenerationWish::Unload(5),
+        GenerationWish::Rollback,
+    ] {
+        assert!(wish(&mut world, absent).is_err(), "{absent:?}");
+    }
+    assert_eq!(wish(&mut world, GenerationWish::Activate(1)), Ok(()));
+    let mut told = |held: &[u64], newest, before| {
+        let wanted = Some(ModelGenerations {
+            held: held.to_vec(),
+            newest,
+            before,
+        });
+        let model = "m".into();
+        world
+            .planner
+            .handle(world.now_ns, Event::Generations { model, wanted })
+    };
+    assert_eq!(told(&[1, 2], 2, Some(1)), Ok(()));
+    for (held, newest, before) in [
+        (&[][..], 1, None),
+        (&[1, 1], 1, None),
+        (&[1, 2, 3], 1, None),
+        (&[1], 2, None),
+        (&[1], 1, Some(2)),
+    ] {
+        assert!(
+            matches!(told(held, newest, before), Err(Refused::Generations(_))),
+            "{held:?}"
+        );
+    }
+}
