@@ -23,6 +23,7 @@ use rowmill_table::TableInfo;
 
 use crate::cache_view::CacheView;
 use crate::config::{Control, ControlAddress};
+use crate::generations::View;
 use crate::mailbox::Mailbox;
 use crate::places::Places;
 
@@ -35,11 +36,11 @@ const TICK: Duration = Duration::from_millis(50);
 pub struct Means {
     /// Whom to ask, and as whom.
     pub control: Control,
-    /// The model, and the generation's name.
+    /// The model.
     pub model: String,
-    /// See above.
-    pub generation: String,
-    /// All tables of the generation.
+    /// Its generations that are held.
+    pub generations: Arc<View>,
+    /// All tables of the one that is there at the start.
     pub tables: Vec<TableInfo>,
     /// Those that may be cached.
     pub cache: Arc<CacheView>,
@@ -75,7 +76,7 @@ pub fn start(means: Means) -> io::Result<Arc<ControlView>> {
     let Means {
         control,
         model,
-        generation,
+        generations,
         tables,
         cache,
         places,
@@ -92,9 +93,8 @@ pub fn start(means: Means) -> io::Result<Arc<ControlView>> {
     let view = Arc::new(ControlView::new(&peer.address.to_string(), &peer.name));
     let teller = report::Teller {
         model,
-        generation,
+        generations,
         workers: mailboxes.len() as u32,
-        tables: tables.clone(),
         cache: Arc::clone(&cache),
     };
     let sampler = samples::Sampler::new(Arc::clone(&cache), samples);

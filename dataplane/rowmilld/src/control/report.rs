@@ -9,14 +9,14 @@ use rowmill_table::TableInfo;
 
 use crate::cache_view::{CacheView, TableView};
 use crate::config;
+use crate::generations::View;
 use crate::share::slot_bytes;
 
 /// What reports are made of.
 pub(super) struct Teller {
     pub(super) model: String,
-    pub(super) generation: String,
+    pub(super) generations: Arc<View>,
     pub(super) workers: u32,
-    pub(super) tables: Vec<TableInfo>,
     pub(super) cache: Arc<CacheView>,
 }
 
@@ -29,12 +29,13 @@ impl Teller {
         is_changing: bool,
     ) -> Vec<u8> {
         let listed = |number| self.cache.tables.iter().find(|view| view.number == number);
-        let tables = self.tables.iter().enumerate();
+        let newest = self.generations.newest();
+        let tables = newest.tables.iter().enumerate();
         let report = Report {
             instance: format!("{instance:032x}"),
             version: env!("CARGO_PKG_VERSION").into(),
             model: self.model.clone(),
-            generation: self.generation.clone(),
+            generation: newest.number.to_string(),
             arena_bytes: self.cache.arena_bytes,
             workers: self.workers,
             policy,
