@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod control;
+mod generation;
 mod import;
 mod interrupt;
 mod lookup;
@@ -37,6 +38,9 @@ enum Command {
     Status(status::Status),
     /// Have a table cached, or resident again, while it is served
     Place(place::Place),
+    /// Load another generation of the model while one is served, switch to it, and back
+    #[command(subcommand)]
+    Generation(generation::GenerationCommand),
     /// Tables that the control plane knows: shares, hits, what the next MiB would gain
     Tables(policy::Tables),
     /// What the control plane wants, and why
@@ -52,6 +56,7 @@ fn main() -> ExitCode {
         Command::Lookup(command) => command.run(),
         Command::Status(command) => command.run(),
         Command::Place(command) => command.run(),
+        Command::Generation(command) => command.run(),
         Command::Tables(command) => command.run(),
         Command::Policy(command) => command.run(),
         Command::Watch(command) => command.run(),

@@ -71,25 +71,30 @@ impl Place {
         let Some(number) = begun["change"].as_u64() else {
             return print(&format!("{name} is {} already\n", to.name()));
         };
-        let mut looks = 0;
-        let change = loop {
-            let page = parse(&admin, &fetch(&admin)?)?;
-            let change = of_number(&page, number)?;
-            if change["state"] != "running" {
-                break change.clone();
-            }
-            looks += 1;
-            if let Some(far) = how_far(&name, change, looks) {
-                note(&far);
-            }
-            sleep(LOOK);
-        };
+        let change = through(&admin, "changes", number, &name)?;
         let detail = change["detail"].as_str().unwrap_or_default();
         let detail = shown(detail);
         if change["state"] != "done" {
             bail!("{name} stays as it was: {detail}");
         }
         print(&format!("{name}: {detail}\n"))
+    }
+}
+
+/// Waits until a change is through, and says of `what` how far it is where that takes long. `list` is where the status page has it.
+pub(crate) fn through(admin: &str, list: &str, number: u64, what: &str) -> Result<Value> {
+    let mut looks = 0;
+    loop {
+        let page = parse(admin, &fetch(admin)?)?;
+        let change = of_number(&page, list, number)?;
+        if change["state"] != "running" {
+            return Ok(change.clone());
+        }
+        looks += 1;
+        if let Some(far) = how_far(what, change, looks) {
+            note(&far);
+        }
+        sleep(LOOK);
     }
 }
 
@@ -104,8 +109,8 @@ fn how_far(name: &str, change: &Value, looks: u32) -> Option<String> {
 }
 
 /// A change on the status page.
-fn of_number(page: &Value, number: u64) -> Result<&Value> {
-    let changes = page["changes"].as_array();
+fn of_number<'p>(page: &'p Value, list: &str, number: u64) -> Result<&'p Value> {
+    let changes = page[list].as_array();
     let mut changes = changes.into_iter().flatten();
     let change = changes.find(|change| change["number"] == number);
     change.with_context(|| {

@@ -109,7 +109,7 @@ const HEAD: [&str; 8] = [
     "endpoints",
 ];
 /// Lists of objects, in the order in which they are printed, each with the columns that come first.
-const LISTS: [(&str, &[&str]); 7] = [
+const LISTS: [(&str, &[&str]); 9] = [
     (
         "workers",
         &[
@@ -171,6 +171,11 @@ const LISTS: [(&str, &[&str]); 7] = [
             "fetch_p99_us",
         ],
     ),
+    (
+        "generations",
+        &["generation", "state", "tables", "rows_bytes", "in_progress"],
+    ),
+    ("generation_changes", &["number", "wish", "state", "detail"]),
     ("tiers", &["tier", "reads", "read_bytes", "joined"]),
     (
         "changes",

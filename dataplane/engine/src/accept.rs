@@ -27,7 +27,7 @@ pub(crate) fn check_shape(
     if request.features() != schema.features.len() {
         return Err(Refusal::whole(Status::UnknownFeature));
     }
-    if header.generation != 0 && header.generation != schema.tables.generation() {
+    if header.generation != 0 && header.generation != schema.generation() {
         return Err(Refusal::whole(Status::Retry));
     }
     let lengths = u64::from(header.bags) * request.features() as u64;

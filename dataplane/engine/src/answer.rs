@@ -5,8 +5,9 @@ use rowmill_wire::status::NOWHERE;
 use rowmill_wire::{Completion, CompletionKind, Op, Refusal, Status};
 
 use crate::batch::Made;
-use crate::engine::Engine;
+use crate::engine::{Engine, bound};
 use crate::memory::{Conn, Memory};
+use crate::slot::Slot;
 
 /// What the engine counted since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,7 +60,7 @@ impl Engine {
                 kind: CompletionKind::Slice,
                 credits: 0,
                 slice: slice as u16,
-                ..self.record(slot.conn, slot.port_slot, &slot.header, slot.schema)
+                ..self.record(slot.port_slot, &slot.header, self.generation_of(slot))
             };
             let (conn, service_ns) = (slot.conn, now_ns.saturating_sub(slot.received_ns));
             self.done.push_back((
@@ -81,11 +82,11 @@ impl Engine {
         memory: &mut impl Memory,
     ) {
         let slot = &self.slots[index as usize];
-        let (conn, port_slot, header, schema) =
-            (slot.conn, slot.port_slot, slot.header, slot.schema);
+        let (conn, port_slot, header) = (slot.conn, slot.port_slot, slot.header);
+        let generation = self.generation_of(slot);
         let service_ns = now_ns.saturating_sub(slot.received_ns);
         self.count(outcome.status);
-        self.answer(conn, port_slot, &header, schema, outcome, service_ns);
+        self.answer(conn, port_slot, &header, generation, outcome, service_ns);
         self.release(index, memory);
     }
 
@@ -94,7 +95,7 @@ impl Engine {
         conn: Conn,
         port_slot: u16,
         header: &Header,
-        schema: usize,
+        generation: u64,
         outcome: Refusal,
         service_ns: u64,
     ) {
@@ -103,15 +104,18 @@ impl Engine {
             feature: outcome.feature,
             index: outcome.index,
             service_ns,
-            ..self.record(conn, port_slot, header, schema)
+            ..self.record(port_slot, header, generation)
         };
         self.done.push_back((conn, record));
     }
 
+    /// The generation that a request's rows are of.
+    fn generation_of(&self, slot: &Slot) -> u64 {
+        bound(&self.connections, slot).generation()
+    }
+
     /// A final record of a request that went well.
-    fn record(&self, conn: Conn, port_slot: u16, header: &Header, schema: usize) -> Completion {
-        let schemas = &self.connections[conn.0 as usize].schemas;
-        let schema = schemas.get(schema).and_then(Option::as_ref);
+    fn record(&self, port_slot: u16, header: &Header, generation: u64) -> Completion {
         Completion {
             kind: CompletionKind::Final,
             part: header.part,
@@ -119,13 +123,14 @@ impl Engine {
             slot: port_slot,
             slice: (header.slices() - 1) as u16,
             request: header.request,
-            generation: schema.map_or(0, |s| s.tables.generation()),
+            generation,
             delta: 0,
             attempt: header.attempt,
             credits: 1,
             feature: NOWHERE,
             index: NOWHERE,
             service_ns: 0,
+            newest: self.generations.newest(),
         }
     }
 

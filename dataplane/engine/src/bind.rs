@@ -86,6 +86,11 @@ impl BoundSchema {
         &self.features
     }
 
+    /// The number of the generation that it is bound to.
+    pub fn generation(&self) -> u64 {
+        self.tables.generation()
+    }
+
     /// Whether requests must bring weights.
     pub fn is_weighted(&self) -> bool {
         self.weighted

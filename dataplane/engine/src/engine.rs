@@ -6,7 +6,6 @@ use std::sync::Arc;
 use rowmill_cache::store::{Epochs, Resize, Worker as Turns};
 use rowmill_cache::{Rules, WarmRows, Worker};
 use rowmill_pooling::Kernels;
-use rowmill_wire::limits::MAX_SCHEMAS;
 use rowmill_wire::request::Header;
 use rowmill_wire::{Completion, Op, Refusal, Request, Status};
 
@@ -15,6 +14,7 @@ use crate::answer::Counters;
 use crate::bind::BoundSchema;
 use crate::cached::{Cached, Home};
 use crate::fetch;
+use crate::generations::{Generations, NO_SCHEMAS, Schemas};
 use crate::limits::{BATCH_BYTES, BYTES_PER_NS_FIRST, Limits};
 use crate::memory::{Conn, Memory};
 use crate::schedule::Schedule;
@@ -30,10 +30,10 @@ pub struct ProtocolError {
 
 #[derive(Debug)]
 pub(crate) struct Connection {
-    attached: bool,
+    pub(crate) attached: bool,
     /// The engine's slot that holds the request of each of the connection's slots, or `NONE`.
     held: Box<[u32]>,
-    pub(crate) schemas: [Option<Arc<BoundSchema>>; MAX_SCHEMAS as usize],
+    pub(crate) schemas: Schemas,
 }
 
 /// One worker's requests. See the crate's documentation.
@@ -43,6 +43,7 @@ pub struct Engine {
     pub(crate) kernels: Kernels,
     pub(crate) connections: Box<[Connection]>,
     pub(crate) slots: Box<[Slot]>,
+    pub(crate) generations: Generations,
     free: Vec<u32>,
     pub(crate) schedule: Schedule,
     /// Requests whose data have still to be asked for, in the order in which they came: one that waits for room is asked for
@@ -79,13 +80,14 @@ impl Engine {
         let connection = || Connection {
             attached: false,
             held: vec![NONE; usize::from(limits.credits)].into_boxed_slice(),
-            schemas: [const { None }; MAX_SCHEMAS as usize],
+            schemas: NO_SCHEMAS,
         };
         Engine {
             limits,
             kernels,
             connections: (0..limits.connections).map(|_| connection()).collect(),
             slots: (0..limits.slots).map(|_| Slot::new(&limits)).collect(),
+            generations: Generations::default(),
             free: (0..limits.slots).rev().collect(),
             schedule: Schedule::new(limits.connections),
             asking: VecDeque::with_capacity(limits.slots as usize),
@@ -196,19 +198,6 @@ impl Engine {
         self.schedule.begin(conn);
     }
 
-    /// A connection has a schema bound under a number.
-    ///
-    /// # Panics
-    /// If the connection is not attached or the number out of bounds (the driver's mistake).
-    pub fn bind(&mut self, conn: Conn, schema: u32, bound: Arc<BoundSchema>) {
-        let connection = &mut self.connections[conn.0 as usize];
-        assert!(
-            connection.attached,
-            "schemas are bound on attached connections"
-        );
-        connection.schemas[schema as usize] = Some(bound);
-    }
-
     /// A connection ends: its requests are dropped without an answer, and nothing is written to its
     /// memory after this call.
     pub fn detach(&mut self, conn: Conn, memory: &mut impl Memory) {
@@ -220,7 +209,7 @@ impl Engine {
         }
         let connection = &mut self.connections[conn.0 as usize];
         connection.attached = false;
-        connection.schemas = [const { None }; MAX_SCHEMAS as usize];
+        connection.schemas = NO_SCHEMAS;
     }
 
     /// A region is given up: requests that use it end with `UnknownRegion`, and nothing is written
@@ -268,7 +257,7 @@ impl Engine {
                 ..Header::null(0)
             };
             self.count(refusal.status);
-            self.answer(conn, port_slot, &header, usize::MAX, refusal, 0);
+            self.answer(conn, port_slot, &header, 0, refusal, 0);
         }
         Ok(())
     }
@@ -295,14 +284,14 @@ impl Engine {
             return Err(Refusal::whole(Status::Ok));
         }
         let schemas = &self.connections[conn.0 as usize].schemas;
-        let schema = schemas.get(header.schema as usize).and_then(Option::as_ref);
-        let schema = schema.ok_or(Refusal::whole(Status::UnknownSchema))?;
+        let sides = schemas.get(header.schema as usize);
+        let (side, schema) = self.generations.side(header.generation, sides)?;
         accept::check_shape(&request, schema, &self.limits)?;
         let &index = self.free.last().ok_or(Refusal::whole(Status::Busy))?;
         let slot = &mut self.slots[index as usize];
         slot.conn = conn;
         slot.port_slot = port_slot;
-        slot.schema = header.schema as usize;
+        (slot.schema, slot.side) = (header.schema as usize, side);
         slot.received_ns = now_ns;
         slot.deadline_ns = match header.remaining_us {
             0 => u64::MAX,
@@ -321,6 +310,7 @@ impl Engine {
         let slot = &mut self.slots[index as usize];
         self.earliest_ns = self.earliest_ns.min(slot.deadline_ns);
         self.free.pop();
+        self.generations.begin(side);
         self.connections[conn.0 as usize].held[usize::from(port_slot)] = index;
         if asks {
             self.asking.push_back(index);
@@ -441,6 +431,7 @@ impl Engine {
         fetch::release(slot, memory);
         self.cached.give_up(index, slot);
         slot.stage = Stage::Free;
+        self.generations.end(slot.side);
         self.connections[slot.conn.0 as usize].held[usize::from(slot.port_slot)] = NONE;
         self.free.push(index);
     }
@@ -453,6 +444,7 @@ fn uses(header: &Header, region: u32) -> bool {
 
 /// The schema of a request in progress.
 pub(crate) fn bound<'c>(connections: &'c [Connection], slot: &Slot) -> &'c BoundSchema {
-    let schema = connections[slot.conn.0 as usize].schemas[slot.schema].as_deref();
-    schema.expect("a schema stays bound while its connection is attached")
+    let sides = &connections[slot.conn.0 as usize].schemas[slot.schema];
+    let schema = sides[slot.side.index()].as_deref();
+    schema.expect("a schema stays bound while its connection is attached and a request uses it")
 }

@@ -4,6 +4,7 @@ use rowmill_arena::Staging;
 use rowmill_wire::limits::{MAX_FEATURES, MAX_SLICES};
 use rowmill_wire::request::Header;
 
+use crate::generations::Side;
 use crate::limits::Limits;
 use crate::memory::Conn;
 use crate::parked::List;
@@ -101,6 +102,8 @@ pub(crate) struct Slot {
     pub(crate) port_slot: u16,
     /// The number of its schema on that connection.
     pub(crate) schema: usize,
+    /// The generation that its rows are of.
+    pub(crate) side: Side,
     pub(crate) header: Header,
     pub(crate) received_ns: u64,
     /// `u64::MAX` for none.
@@ -137,6 +140,7 @@ impl Slot {
             conn: Conn(0),
             port_slot: 0,
             schema: 0,
+            side: Side::A,
             header: Header::null(0),
             received_ns: 0,
             deadline_ns: u64::MAX,

@@ -203,5 +203,6 @@ fn done(slot: u16, request: u64) -> Completion {
         feature: NOWHERE,
         index: NOWHERE,
         service_ns: 0,
+        newest: 0,
     }
 }

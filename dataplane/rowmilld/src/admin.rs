@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::change_page::Wish;
+use crate::change_page::{NO_POST, Wish};
 use crate::overview::{Overview, Page};
 
 /// Connections at a time: a person, a browser's six, a few scrapers.
@@ -209,10 +209,7 @@ fn answer(head: &[u8], is_local: bool, overview: &Overview) -> Option<Vec<u8>> {
                 };
                 (overview.change(wish), true)
             }
-            _ => (
-                refusal(405, "only GET and HEAD, and POST to /tables/NAME\n"),
-                true,
-            ),
+            _ => (refusal(405, &format!("{NO_POST}\n")), true),
         },
     };
     let mut reply = format!(

@@ -6,6 +6,11 @@ use crate::config::Placement;
 use crate::overview::{Overview, Page, State};
 use crate::places::PlaceError;
 
+mod generation_page;
+
+/// What is said to who posts something else.
+pub(crate) const NO_POST: &str =
+    "only GET and HEAD, and POST to /tables/NAME and /generations/CHANGE";
 /// Where tables are moved.
 const PATH: &str = "/tables/";
 
@@ -61,24 +66,38 @@ impl Overview {
             kind: "application/json",
             body: format!("{answer}\n"),
         };
-        let Some((table, to)) = parse(wish.path) else {
-            return refused(405, "only GET and HEAD, and POST to /tables/NAME");
+        let table = parse(wish.path);
+        let generation = generation_page::parse(wish.path);
+        let what = match (&table, &generation) {
+            (None, None) => {
+                return refused(405, NO_POST);
+            }
+            (Some(_), _) => ["tables are", "moved", "tables stay where they are"],
+            (None, Some(_)) => ["generations are", "changed", "the one that is served stays"],
         };
+        let [whose, done, stays] = what;
         if !wish.is_local {
-            return refused(403, "tables are moved by visitors from this host only");
+            return refused(
+                403,
+                &format!("{whose} {done} by visitors from this host only"),
+            );
         }
         if wish.is_of_a_page {
-            return refused(403, "tables are not moved by pages in a browser");
+            return refused(403, &format!("{whose} not {done} by pages in a browser"));
         }
         if self.state() != State::Serving {
             return refused(503, self.state().name());
         }
         if !self.allows_changes() {
-            return refused(
-                403,
-                "admin.allow_changes is false in the configuration, so tables stay where they are",
-            );
+            let why = format!("admin.allow_changes is false in the configuration, so {stays}");
+            return refused(403, &why);
         }
+        if let Some(wish) = generation {
+            return self.change_generation(wish);
+        }
+        let Some((table, to)) = table else {
+            return refused(405, NO_POST);
+        };
         let (to, share) = match to {
             Ok(to) => to,
             Err(why) => return refused(400, &why),

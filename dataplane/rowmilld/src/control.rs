@@ -7,6 +7,7 @@
 
 mod apply;
 mod follow;
+mod generations;
 mod http;
 mod link;
 mod report;
@@ -23,6 +24,7 @@ use rowmill_table::TableInfo;
 
 use crate::cache_view::CacheView;
 use crate::config::{Control, ControlAddress};
+use crate::generations::{Generations, View};
 use crate::mailbox::Mailbox;
 use crate::places::Places;
 
@@ -35,11 +37,13 @@ const TICK: Duration = Duration::from_millis(50);
 pub struct Means {
     /// Whom to ask, and as whom.
     pub control: Control,
-    /// The model, and the generation's name.
+    /// The model.
     pub model: String,
+    /// Its generations that are held, and what changes them.
+    pub view: Arc<View>,
     /// See above.
-    pub generation: String,
-    /// All tables of the generation.
+    pub generations: Arc<Generations>,
+    /// All tables of the one that is there at the start.
     pub tables: Vec<TableInfo>,
     /// Those that may be cached.
     pub cache: Arc<CacheView>,
@@ -75,7 +79,8 @@ pub fn start(means: Means) -> io::Result<Arc<ControlView>> {
     let Means {
         control,
         model,
-        generation,
+        view: held,
+        generations,
         tables,
         cache,
         places,
@@ -90,15 +95,18 @@ pub fn start(means: Means) -> io::Result<Arc<ControlView>> {
         instance: u128::from_ne_bytes(instance),
     };
     let view = Arc::new(ControlView::new(&peer.address.to_string(), &peer.name));
+    let holder = generations::Holder {
+        generations,
+        view: held,
+    };
     let teller = report::Teller {
         model,
-        generation,
+        holder: holder.clone(),
         workers: mailboxes.len() as u32,
-        tables: tables.clone(),
         cache: Arc::clone(&cache),
     };
     let sampler = samples::Sampler::new(Arc::clone(&cache), samples);
-    let applier = apply::Applier::new(tables, cache, places, mailboxes);
+    let applier = apply::Applier::new(tables, cache, places, mailboxes, holder);
     let begin = |name: &str, work: Box<dyn FnOnce() + Send>| {
         let thread = thread::Builder::new().name(name.into());
         thread.spawn(work).map(drop)

@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 pub use rowmill_cache::figures::{BUCKETS, Times};
-use rowmill_engine::{Counters, Engine};
+use rowmill_engine::{Counters, Engine, HELD, Side};
 
 /// One of the engine's counters: its name, what it counts, and where it is.
 pub struct Counter {
@@ -73,6 +73,7 @@ pub struct Figures {
     /// Service times of lookups answered OK.
     pub times: Times,
     in_progress: AtomicU64,
+    in_progress_on: [AtomicU64; HELD],
     micro_batch_bytes: AtomicU64,
     doorbells: AtomicU64,
     sleeps: AtomicU64,
@@ -97,6 +98,10 @@ impl Figures {
             *before = *counters;
         }
         self.in_progress.store(engine.in_progress() as u64, Relaxed);
+        for side in Side::ALL {
+            let count = engine.in_progress_on(side) as u64;
+            self.in_progress_on[side.index()].store(count, Relaxed);
+        }
         self.micro_batch_bytes
             .store(engine.micro_batch_bytes(), Relaxed);
         self.stepped_ns.store(now_ns, Relaxed);
@@ -128,6 +133,11 @@ impl Figures {
     /// Requests in progress.
     pub fn in_progress(&self) -> u64 {
         self.in_progress.load(Relaxed)
+    }
+
+    /// Those on the generation of a side.
+    pub fn in_progress_on(&self, side: Side) -> u64 {
+        self.in_progress_on[side.index()].load(Relaxed)
     }
 
     /// Bytes of the next micro-batch.

@@ -10,13 +10,18 @@ use std::sync::{Arc, OnceLock};
 use crossbeam_queue::ArrayQueue;
 use rowmill_cache::store::Resize;
 use rowmill_cache::{Rules, WarmRows};
-use rowmill_engine::{BoundSchema, Engine, Home};
+use rowmill_engine::{BoundSchema, Conn, Engine, HELD, Home, Side};
 use rowmill_port::{ConnId, Waker};
+
+use crate::turnover::Turnover;
 
 /// Schemas on their way to one worker. Each client can have one, and those that were given up besides. The worker takes all
 /// of them in each pass, and the control thread sends what found no room when it looks again; so this bounds no client,
 /// but how many a pass takes in.
 const BINDINGS: usize = 16;
+
+/// A schema as it is bound to each generation that is held.
+pub(crate) type Versions = [Option<Arc<BoundSchema>>; HELD];
 
 /// A schema that every worker is to know under a number of a connection.
 ///
@@ -26,17 +31,17 @@ const BINDINGS: usize = 16;
 pub(crate) struct Binding {
     conn: ConnId,
     number: u32,
-    schema: Arc<BoundSchema>,
+    schemas: Versions,
     missing: AtomicU32,
     abandoned: AtomicBool,
 }
 
 impl Binding {
-    pub(crate) fn new(conn: ConnId, number: u32, schema: BoundSchema, workers: u32) -> Binding {
+    pub(crate) fn new(conn: ConnId, number: u32, schemas: Versions, workers: u32) -> Binding {
         Binding {
             conn,
             number,
-            schema: Arc::new(schema),
+            schemas,
             missing: AtomicU32::new(workers),
             abandoned: AtomicBool::new(false),
         }
@@ -65,12 +70,13 @@ impl Binding {
         self.conn
     }
 
-    pub(crate) fn schema(&self) -> &Arc<BoundSchema> {
-        &self.schema
-    }
-
-    /// A worker knows it now.
-    pub(crate) fn taken(&self) {
+    /// A worker's: has its engine know it.
+    pub(crate) fn tell(&self, engine: &mut Engine) {
+        for (side, schema) in Side::ALL.into_iter().zip(&self.schemas) {
+            if let Some(schema) = schema {
+                engine.bind_in(side, Conn(self.conn.0), self.number, Arc::clone(schema));
+            }
+        }
         self.missing.fetch_sub(1, Release);
     }
 }
@@ -161,6 +167,8 @@ pub struct Mailbox {
     moved: ArrayQueue<Box<Move>>,
     /// What it is to do about listed tables from now on.
     directives: ArrayQueue<Arc<Directive>>,
+    /// What it is to know of generations from now on. One step is made at a time.
+    turnovers: ArrayQueue<Arc<Turnover>>,
     orders: AtomicU8,
     waker: OnceLock<Arc<dyn Waker>>,
 }
@@ -172,6 +180,7 @@ impl Default for Mailbox {
             moves: ArrayQueue::new(1),
             moved: ArrayQueue::new(1),
             directives: ArrayQueue::new(1),
+            turnovers: ArrayQueue::new(1),
             orders: AtomicU8::new(Orders::Serve as u8),
             waker: OnceLock::new(),
         }
@@ -244,6 +253,26 @@ impl Mailbox {
             None
         } else {
             self.directives.pop()
+        }
+    }
+
+    /// Tells the worker of generations.
+    ///
+    /// # Panics
+    /// If it has not taken the one before.
+    pub fn turn_over(&self, turnover: Arc<Turnover>) {
+        let sent = self.turnovers.push(turnover);
+        sent.expect("one step is made at a time");
+        self.wake();
+    }
+
+    /// The worker's: what it is to know of generations.
+    pub(crate) fn next_turnover(&self) -> Option<Arc<Turnover>> {
+        // As with bindings.
+        if self.turnovers.is_empty() {
+            None
+        } else {
+            self.turnovers.pop()
         }
     }
 

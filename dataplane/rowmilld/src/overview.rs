@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use rowmill_arena::Backing;
-use rowmill_table::{Resident, TableInfo};
+use rowmill_table::TableInfo;
 use serde_json::{Value, json};
 
 use crate::cache_view::CacheView;
@@ -12,6 +12,7 @@ use crate::clock::Clock;
 use crate::config::Placement;
 use crate::control::ControlView;
 use crate::figures::{COUNTERS, Figures};
+use crate::generations::{Generations, Held, View};
 use crate::metrics::{Metrics, escape};
 use crate::places::Places;
 use crate::plan::{Choice, Plan};
@@ -92,12 +93,15 @@ pub struct Overview {
     clock: Clock,
     endpoint: String,
     model: String,
+    /// Of the generation that is there at the start, as long as none is in memory.
     generation: u64,
     described: Vec<TableInfo>,
     seats: Vec<Seat>,
     state: AtomicU8,
     choices: Mutex<Vec<Choice>>,
-    tables: OnceLock<Arc<Resident>>,
+    view: OnceLock<Arc<View>>,
+    /// What changes generations, where they may be changed.
+    generations: OnceLock<Arc<Generations>>,
     clients: OnceLock<Clients>,
     cache: OnceLock<Arc<CacheView>>,
     warm: OnceLock<Arc<WarmView>>,
@@ -119,6 +123,10 @@ pub struct Page {
     pub body: String,
 }
 
+fn rows_bytes(tables: &[TableInfo]) -> u64 {
+    tables.iter().map(TableInfo::row_region_bytes).sum()
+}
+
 impl Overview {
     /// The overview of a service that is starting.
     pub fn new(model: String, plan: &Plan, clock: Clock, allow_changes: bool) -> Overview {
@@ -135,7 +143,8 @@ impl Overview {
             seats: plan.seats.iter().map(seat).collect(),
             state: AtomicU8::new(State::Starting as u8),
             choices: Mutex::new(plan.choices.clone()),
-            tables: OnceLock::new(),
+            view: OnceLock::new(),
+            generations: OnceLock::new(),
             clients: OnceLock::new(),
             cache: OnceLock::new(),
             warm: OnceLock::new(),
@@ -179,9 +188,69 @@ impl Overview {
         }
     }
 
-    /// The tables are in memory.
-    pub fn set_tables(&self, tables: Arc<Resident>) {
-        self.tables.get_or_init(|| tables);
+    /// A generation is in memory, and others may come.
+    pub fn set_view(&self, view: Arc<View>) {
+        self.view.get_or_init(|| view);
+    }
+
+    /// Generations are changed by it.
+    pub fn set_generations(&self, generations: Arc<Generations>) {
+        self.generations.get_or_init(|| generations);
+    }
+
+    /// What changes generations, if they may be changed.
+    pub(crate) fn generations(&self) -> Option<&Arc<Generations>> {
+        self.generations.get()
+    }
+
+    /// The generation that is served, once it is in memory.
+    fn newest(&self) -> Option<Arc<Held>> {
+        Some(self.view.get()?.newest())
+    }
+
+    fn number(&self) -> u64 {
+        self.newest().map_or(self.generation, |held| held.number)
+    }
+
+    /// The tables of the generation that is served, or is to be.
+    fn described(&self) -> Vec<TableInfo> {
+        let held = self.newest();
+        held.map_or_else(|| self.described.clone(), |held| held.tables.clone())
+    }
+
+    /// Each generation that is held, the newest first, with the requests in progress on it; and whether it can be gone back to the other.
+    fn held(&self) -> (Vec<(Arc<Held>, u64)>, bool) {
+        let Some(view) = self.view.get() else {
+            return (Vec::new(), false);
+        };
+        let (held, can_return) = view.held();
+        let on = |side| {
+            self.seats
+                .iter()
+                .map(|seat| seat.figures.in_progress_on(side))
+                .sum()
+        };
+        let held = held.into_iter().map(|(side, held)| (held, on(side)));
+        (held.collect(), can_return)
+    }
+
+    fn generations_status(&self) -> Value {
+        let (held, can_return) = self.held();
+        let held = held.iter().enumerate().map(|(at, (held, in_progress))| {
+            json!({
+                "generation": held.number,
+                "state": match at {
+                    0 => "newest",
+                    _ if can_return => "before",
+                    _ => "held",
+                },
+                "directory": held.directory,
+                "tables": held.tables.len(),
+                "rows_bytes": rows_bytes(&held.tables),
+                "in_progress": in_progress,
+            })
+        });
+        held.collect()
     }
 
     /// Tables are cached.
@@ -267,10 +336,6 @@ impl Overview {
             .map_or_else(Visitors::default, |clients| clients())
     }
 
-    fn rows_bytes(&self) -> u64 {
-        self.described.iter().map(TableInfo::row_region_bytes).sum()
-    }
-
     fn status(&self) -> Value {
         let worker = |(index, seat): (usize, &Seat)| {
             let figures = &seat.figures;
@@ -294,7 +359,9 @@ impl Overview {
             .iter()
             .map(|&(name, count)| (name.to_owned(), count.into()))
             .collect();
-        let resident = self.tables.get();
+        let newest = self.newest();
+        let resident = newest.as_ref().map(|held| &held.resident);
+        let described = self.described();
         let table = |table: &TableInfo| {
             json!({
                 "name": table.name,
@@ -313,7 +380,8 @@ impl Overview {
             "pid": std::process::id(),
             "uptime_s": self.uptime_s(),
             "model": self.model,
-            "generation": self.generation,
+            "generation": self.number(),
+            "generations": self.generations_status(),
             "state": self.state().name(),
             "choices": *self.choices.lock().expect("a panic ends the process"),
             "endpoints": [self.endpoint],
@@ -321,7 +389,7 @@ impl Overview {
             "connections": visitors.clients,
             "held": held,
             "log_lines_dropped": crate::log::dropped(),
-            "tables": self.described.iter().map(table).collect::<Vec<_>>(),
+            "tables": described.iter().map(table).collect::<Vec<_>>(),
             "cache": self.cache.get().map_or_else(Vec::new, |cache| cache.status()),
             "files": self.cache.get().map_or_else(Vec::new, |cache| cache.files_status()),
             "tiers": self.cache.get().map_or_else(Vec::new, |cache| cache.tiers_status()),
@@ -329,12 +397,15 @@ impl Overview {
                 "arena_bytes": resident.map_or(0, |tables| tables.arena_bytes() as u64)
                     + self.cache.get().map_or(0, |cache| cache.resident_bytes()),
                 "shares_bytes": self.cache.get().map_or(0, |cache| cache.shares_bytes()),
-                "rows_bytes": self.rows_bytes(),
+                "rows_bytes": rows_bytes(&described),
                 "backing": self.backing().map_or("not loaded yet".into(), |backing| backing.to_string()),
             },
         });
         if let Some(warm) = self.warm.get() {
             status["warm"] = warm.status();
+        }
+        if let Some(generations) = self.generations() {
+            status["generation_changes"] = generations.status();
         }
         if let Some(places) = self.places() {
             status["changes"] = places.status();
@@ -347,7 +418,8 @@ impl Overview {
 
     /// What most of the rows in memory lie on: the arena of tables, or the share of a cached one where that is larger.
     pub(crate) fn backing(&self) -> Option<Backing> {
-        let (tables, cache) = (self.tables.get()?, self.cache.get());
+        let (held, cache) = (self.newest()?, self.cache.get());
+        let tables = &held.resident;
         let bytes = tables.arena_bytes() as u64 + cache.map_or(0, |cache| cache.resident_bytes());
         let share = cache.and_then(|cache| cache.largest_share());
         let share = share.filter(|&(of_share, _)| of_share > bytes);
@@ -369,7 +441,7 @@ impl Overview {
             "version=\"{}\",model=\"{}\",generation=\"{}\"",
             env!("CARGO_PKG_VERSION"),
             escape(&self.model),
-            self.generation
+            self.number()
         );
         out.sample("rowmill_info", &labels, 1);
         out.family(
@@ -385,7 +457,8 @@ impl Overview {
         );
         out.sample("rowmill_uptime_seconds", "", self.uptime_s());
         out.family("rowmill_rows_bytes", "gauge", "Bytes of the rows served.");
-        out.sample("rowmill_rows_bytes", "", self.rows_bytes());
+        out.sample("rowmill_rows_bytes", "", rows_bytes(&self.described()));
+        self.generation_metrics(&mut out);
         let visitors = self.visitors();
         let clients = visitors.clients;
         for (name, help, count) in [
@@ -443,6 +516,36 @@ impl Overview {
             control.metrics(&mut out);
         }
         out.text()
+    }
+
+    fn generation_metrics(&self, out: &mut Metrics) {
+        let (held, _) = self.held();
+        let newest = self.number();
+        type Of = fn(&Held, u64, bool) -> u64;
+        let families: [(&str, &str, Of); 3] = [
+            (
+                "rowmill_generation_newest",
+                "Whether a generation that is held is the newest.",
+                |_, _, is_newest| is_newest.into(),
+            ),
+            (
+                "rowmill_generation_arena_bytes",
+                "Bytes of memory of a generation that is held.",
+                |held, _, _| held.resident.arena_bytes() as u64,
+            ),
+            (
+                "rowmill_generation_in_progress",
+                "Requests in progress on a generation that is held.",
+                |_, in_progress, _| in_progress,
+            ),
+        ];
+        for (name, help, of) in families {
+            out.family(name, "gauge", help);
+            for (held, in_progress) in &held {
+                let labels = format!("generation=\"{}\"", held.number);
+                out.sample(name, &labels, of(held, *in_progress, held.number == newest));
+            }
+        }
     }
 
     fn worker_metrics(&self, out: &mut Metrics) {

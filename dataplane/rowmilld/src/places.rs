@@ -270,7 +270,7 @@ impl Places {
 }
 
 /// Keeps the calling thread, and those that it starts, off these CPUs if it has others.
-fn leave(cpus: &[usize]) {
+pub(crate) fn leave(cpus: &[usize]) {
     let Ok(mut own) = sched_getaffinity(None) else {
         return;
     };

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rowmill_arena::Backing;
-use rowmill_engine::Engine;
+use rowmill_engine::{Engine, Side};
 use rowmill_pooling::Kernels;
 use rowmill_port::shm::socket_path;
 use rowmill_table::{LoadOptions, Resident};
@@ -24,6 +24,7 @@ use crate::clock::Clock;
 use crate::config::{AdminAddress, Config};
 use crate::control;
 use crate::files;
+use crate::generations::{self, Generations, Held, View};
 use crate::log;
 use crate::mailbox::{Mailbox, Orders};
 use crate::overview::{Clients, Overview, State, Visitors};
@@ -95,7 +96,8 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         .for_each(|choice| overview.choose(choice));
     let tables = Arc::new(tables);
     let cache = Arc::new(plan.cache.view(&plan.generation, &parts));
-    overview.set_tables(Arc::clone(&tables));
+    let view = Arc::new(View::new(Held::new(&plan.generation, Arc::clone(&tables))));
+    overview.set_view(Arc::clone(&view));
     overview.set_cache(Arc::clone(&cache));
     let backing = overview.backing().expect("tables were set");
     overview.choose(describe_backing(&backing));
@@ -136,11 +138,35 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         &config.limits,
         mailboxes.clone(),
     ));
-    if config.control.is_on() {
+    let generations = if config.may_change() {
+        let means = generations::Means {
+            directory: config.model.directory.clone(),
+            view: Arc::clone(&view),
+            sessions: Arc::clone(&sessions),
+            mailboxes: mailboxes.clone(),
+            listed: config
+                .tables
+                .iter()
+                .map(|table| table.name.clone())
+                .collect(),
+            huge_pages,
+            verify: config.model.verify,
+            workers_cpus: plan.seats.iter().copied().flatten().collect(),
+        };
+        let told = Arc::clone(&overview);
+        let generations = Generations::start(means, move |choice| told.choose(choice))
+            .context("cannot start the thread that loads generations")?;
+        overview.set_generations(Arc::clone(&generations));
+        Some(generations)
+    } else {
+        None
+    };
+    if let Some(generations) = generations.filter(|_| config.control.is_on()) {
         let control = control::start(control::Means {
             control: config.control.clone(),
             model: config.model.name(),
-            generation: number.to_string(),
+            view,
+            generations,
             tables: plan.generation.tables().to_vec(),
             cache,
             places,
@@ -319,6 +345,7 @@ fn start_workers(
     parts: Vec<Part>,
 ) -> anyhow::Result<Workers> {
     let (limits, idle, isa) = (config.limits.engine(), config.idle, plan.isa);
+    let number = plan.generation.number();
     let (prepared, all_prepared) = channel();
     let mut workers = Workers {
         threads: Vec::new(),
@@ -337,10 +364,11 @@ fn start_workers(
         let work = move || {
             let pinned = seat.cpu.map_or(Ok(()), pin);
             let kernels = Kernels::new(isa);
-            let engine = match part {
+            let mut engine = match part {
                 None => Engine::new(limits, kernels),
                 Some(part) => part.engine(limits, kernels),
             };
+            engine.prepare(Side::A, number);
             seat.figures.begin(clock.now_ns());
             if prepared.send((index, seat.cpu, pinned)).is_err() {
                 return;

@@ -3,10 +3,13 @@
 //! Called by the port's control thread. A schema is bound here and sent to each worker; the port answers
 //! once every worker knows it, so that a client can send requests that name it at once.
 
+mod held;
+
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use rowmill_engine::{HELD, Side};
 use rowmill_port::{ConnId, PendingBind, Service};
 use rowmill_table::{Resident, RowFormat, TableKind};
 use rowmill_wire::control::{TableEntry, Welcome};
@@ -14,23 +17,36 @@ use rowmill_wire::limits::MAX_SCHEMAS;
 use rowmill_wire::{Refusal, Schema, SplitRule, Status};
 
 use crate::config::Limits;
-use crate::mailbox::{Binding, Mailbox};
+use crate::mailbox::{Binding, Mailbox, Versions};
+
+pub use held::{Pending, Prepared};
 
 /// What all sessions with clients share, and each one's schemas.
 pub struct Sessions {
-    tables: Arc<Resident>,
+    /// But for the generation.
     welcome: Welcome,
     mailboxes: Arc<[Arc<Mailbox>]>,
     bound: Mutex<Bound>,
     draining: AtomicBool,
 }
 
-#[derive(Default)]
 struct Bound {
+    /// The tables of each generation that schemas are bound to, and which one is the newest.
+    held: [Option<Arc<Resident>>; HELD],
+    newest: Side,
     /// Each connection's schemas by their number.
-    of: HashMap<ConnId, Vec<Arc<Binding>>>,
+    of: HashMap<ConnId, Vec<Known>>,
     /// Those of connections that are gone, kept while a worker may still hold one (see [`Binding`]).
     gone: Vec<Arc<Binding>>,
+}
+
+/// A schema of a connection.
+struct Known {
+    /// As the client sent it.
+    schema: Schema,
+    /// As it was sent to the workers; `None` once it is known that they have taken it.
+    binding: Option<Arc<Binding>>,
+    sides: Versions,
 }
 
 /// A schema on its way to the workers.
@@ -80,7 +96,7 @@ impl Sessions {
     ) -> Sessions {
         let welcome = Welcome {
             model,
-            generation: tables.generation(),
+            generation: 0,
             split: SplitRule {
                 lanes: u16::try_from(mailboxes.len()).expect("at most MAX_WORKERS"),
                 min_bags: limits.min_bags_per_part,
@@ -92,10 +108,14 @@ impl Sessions {
             max_region: limits.max_region_bytes,
         };
         Sessions {
-            tables,
             welcome,
             mailboxes: mailboxes.into(),
-            bound: Mutex::default(),
+            bound: Mutex::new(Bound {
+                held: [Some(tables), None],
+                newest: Side::A,
+                of: HashMap::new(),
+                gone: Vec::new(),
+            }),
             draining: AtomicBool::new(false),
         }
     }
@@ -103,6 +123,42 @@ impl Sessions {
     /// From now on new clients and schemas are refused.
     pub fn drain(&self) {
         self.draining.store(true, Relaxed);
+    }
+
+    fn bound(&self) -> MutexGuard<'_, Bound> {
+        self.bound.lock().expect("a panic ends the process")
+    }
+}
+
+impl Bound {
+    fn newest(&self) -> &Arc<Resident> {
+        let newest = self.held[self.newest.index()].as_ref();
+        newest.expect("the newest generation is held")
+    }
+
+    /// Binds a schema to all generations that are held, the newest first.
+    fn bind(&self, schema: &Schema) -> Result<Versions, (Refusal, String)> {
+        let mut sides = Versions::default();
+        for side in [self.newest, self.newest.other()] {
+            let Some(tables) = &self.held[side.index()] else {
+                continue;
+            };
+            let bound =
+                rowmill_engine::bind(schema, tables).map_err(|(refusal, detail)| {
+                    match side == self.newest {
+                        true => (refusal, detail),
+                        false => (
+                            refusal,
+                            format!(
+                                "in generation {}, which is held, too: {detail}",
+                                tables.generation()
+                            ),
+                        ),
+                    }
+                })?;
+            sides[side.index()] = Some(Arc::new(bound));
+        }
+        Ok(sides)
     }
 }
 
@@ -116,7 +172,10 @@ impl Service for Sessions {
             tracing::info!(client, "refused a client: draining");
             return Err(refused(Status::Draining));
         }
-        Ok(self.welcome.clone())
+        Ok(Welcome {
+            generation: self.bound().newest().generation(),
+            ..self.welcome.clone()
+        })
     }
 
     fn tables(&self) -> Vec<TableEntry> {
@@ -137,7 +196,8 @@ impl Service for Sessions {
                 TableKind::Hashed(_) => 1,
             },
         };
-        self.tables.tables().iter().map(entry).collect()
+        let tables = Arc::clone(self.bound().newest());
+        tables.tables().iter().map(entry).collect()
     }
 
     /// Refuses as `rowmill_engine::bind`; with `LimitReached` past [`MAX_SCHEMAS`]; with `Draining`.
@@ -149,8 +209,8 @@ impl Service for Sessions {
         if self.draining.load(Relaxed) {
             return Err(refused(Status::Draining));
         }
-        let schema = rowmill_engine::bind(&schema, &self.tables)?;
-        let mut bound = self.bound.lock().expect("a panic ends the process");
+        let mut bound = self.bound();
+        let sides = bound.bind(&schema)?;
         let schemas = bound.of.entry(conn).or_default();
         let number = schemas.len() as u32;
         if number >= MAX_SCHEMAS {
@@ -160,8 +220,12 @@ impl Service for Sessions {
             return Err((Refusal::whole(Status::LimitReached), detail));
         }
         let workers = self.mailboxes.len() as u32;
-        let binding = Arc::new(Binding::new(conn, number, schema, workers));
-        schemas.push(Arc::clone(&binding));
+        let binding = Arc::new(Binding::new(conn, number, sides.clone(), workers));
+        schemas.push(Known {
+            schema,
+            binding: Some(Arc::clone(&binding)),
+            sides,
+        });
         let mut sending = Sending {
             binding,
             mailboxes: Arc::clone(&self.mailboxes),
@@ -172,12 +236,12 @@ impl Service for Sessions {
     }
 
     fn gone(&self, conn: ConnId) {
-        let mut bound = self.bound.lock().expect("a panic ends the process");
+        let mut bound = self.bound();
         let schemas = bound.of.remove(&conn).unwrap_or_default();
-        for binding in &schemas {
+        for binding in schemas.into_iter().filter_map(|known| known.binding) {
             binding.abandon();
+            bound.gone.push(binding);
         }
-        bound.gone.extend(schemas);
         bound.gone.retain(|binding| Arc::strong_count(binding) > 1);
     }
 }

@@ -17,6 +17,7 @@ use crate::clock::Clock;
 use crate::config;
 use crate::figures::Figures;
 use crate::mailbox::{Binding, Mailbox, Orders, To};
+use crate::turnover::Turnover;
 
 /// A poll ends once it has moved this many bytes, so that it takes less than a micro-batch (50 us):
 /// copying and checking runs at 5 GB/s or more, so 128 KiB take at most 26 us. What a poll leaves is
@@ -46,6 +47,8 @@ pub struct Worker<P> {
     /// Schemas that came before their connections, at most one a connection: each binds one at a time, and what was sent
     /// before was abandoned. Nobody else's wait behind them.
     waiting: Vec<Arc<Binding>>,
+    /// What it was told of generations and has not done yet.
+    turnover: Option<Arc<Turnover>>,
     draining: bool,
     published: Counters,
     /// When the clock was read last, and how many passes have spun since there was work; the last of [`CLOCK_EVERY`]
@@ -89,6 +92,7 @@ impl<P: ServerPort> Worker<P> {
             frame: Box::new([0; SLOT_BYTES]),
             attached: vec![false; connections as usize].into_boxed_slice(),
             waiting: Vec::with_capacity(connections as usize),
+            turnover: None,
             draining: false,
             published: Counters::default(),
             now_ns: 0,
@@ -190,6 +194,12 @@ impl<P: ServerPort> Worker<P> {
         if let Some(directive) = self.mailbox.next_directive() {
             directive.tell(&mut self.engine);
         }
+        if let Some(turnover) = self.mailbox.next_turnover() {
+            turnover.begin(&mut self.engine);
+            self.turnover = Some(turnover);
+        }
+        let engine = &mut self.engine;
+        self.turnover.take_if(|turnover| turnover.end(engine));
         // Where the connection ended before it came, nobody asks for it any more.
         self.waiting.retain(|binding| !binding.is_abandoned());
         while let Some(binding) = self.mailbox.receive() {
@@ -210,9 +220,7 @@ impl<P: ServerPort> Worker<P> {
         if binding.is_abandoned() {
             return;
         }
-        let (conn, schema) = (Conn(binding.conn().0), Arc::clone(binding.schema()));
-        self.engine.bind(conn, binding.number(), schema);
-        binding.taken();
+        binding.tell(&mut self.engine);
     }
 
     /// Tells the engine. Returns the bytes that were moved.

@@ -97,6 +97,11 @@ impl Resident {
         })
     }
 
+    /// The same tables as another generation.
+    pub fn with_generation(self, generation: u64) -> Resident {
+        Resident { generation, ..self }
+    }
+
     /// The generation's number; 0 for generated tables that have no files.
     pub fn generation(&self) -> u64 {
         self.generation

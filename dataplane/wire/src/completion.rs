@@ -47,6 +47,8 @@ pub struct Completion {
     pub index: u32,
     /// Nanoseconds from the receipt of the request to this record, by the server's clock.
     pub service_ns: u64,
+    /// The newest generation that the server holds: the one that requests get that name none. 0 where it says nothing of that.
+    pub newest: u64,
 }
 
 impl Completion {
@@ -66,6 +68,7 @@ impl Completion {
         out[36..40].copy_from_slice(&self.feature.to_le_bytes());
         out[40..44].copy_from_slice(&self.index.to_le_bytes());
         out[48..56].copy_from_slice(&self.service_ns.to_le_bytes());
+        out[56..64].copy_from_slice(&self.newest.to_le_bytes());
         out
     }
 
@@ -92,8 +95,7 @@ impl Completion {
         let (attempt, credits) = (r.u16()?, r.u16()?);
         let (feature, index) = (r.u32()?, r.u32()?);
         r.zeros(4)?;
-        let service_ns = r.u64()?;
-        r.zeros(8)?;
+        let (service_ns, newest) = (r.u64()?, r.u64()?);
         r.end()?;
         Ok(Completion {
             kind,
@@ -109,6 +111,7 @@ impl Completion {
             feature,
             index,
             service_ns,
+            newest,
         })
     }
 

@@ -200,6 +200,7 @@ fn completions() -> Vec<(&'static str, Completion)> {
         feature: NOWHERE,
         index: NOWHERE,
         service_ns: 21_500,
+        newest: 12,
     };
     let slice = Completion {
         kind: CompletionKind::Slice,

@@ -127,13 +127,13 @@ fn frame() -> impl Strategy<Value = Frame> {
 prop_compose! {
     fn completion()(
         last: bool, part: u8, status in select(Status::ALL), slot in 0..MAX_SLOTS, slice: u16,
-        (request, generation, delta, service_ns) in any::<(u64, u64, u64, u64)>(),
+        (request, generation, delta, service_ns, newest) in any::<(u64, u64, u64, u64, u64)>(),
         (attempt, credits) in any::<(u16, u16)>(), (feature, index) in any::<(u32, u32)>(),
     ) -> Completion {
         let kind = if last { CompletionKind::Final } else { CompletionKind::Slice };
         Completion {
             kind, part, status, slot, slice, request, generation, delta, attempt, credits, feature,
-            index, service_ns,
+            index, service_ns, newest,
         }
     }
 }

@@ -366,7 +366,10 @@ impl<P: ClientPort> Session<P> {
                     }
                     Err(error) => return Err(error.into()),
                 };
-                self.newest = self.newest.max(record.generation);
+                if record.newest != 0 {
+                    // It may be an earlier one again.
+                    self.newest = record.newest;
+                }
                 let source = self.flight.complete(lane, &record);
                 let source =
                     source.map_err(|text| ClientError::Port(PortError::Protocol(text.into())))?;

@@ -43,7 +43,7 @@ pub struct Session<P: ClientPort> {
     tables: Option<Vec<TableEntry>>,
     /// What was bound, which is never given up: at most [`MAX_SCHEMAS`].
     schemas: Vec<BoundSchema>,
-    /// The newest generation that the dataplane has told of.
+    /// The generation that the dataplane has last said to be the newest.
     pub(crate) newest: u64,
     pub(crate) closed: bool,
     /// How the connection was lost, where it was not closed in order.
@@ -88,7 +88,8 @@ impl<P: ClientPort> Session<P> {
         self.port.welcome()
     }
 
-    /// The newest generation that the dataplane has told of, at connect or in an answer.
+    /// The generation that the dataplane has last said to be the newest, at connect or in an answer. It is an earlier one again where
+    /// the dataplane has gone back to that.
     pub fn generation(&self) -> u64 {
         self.newest
     }

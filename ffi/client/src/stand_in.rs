@@ -58,6 +58,8 @@ pub(crate) struct StandIn {
     pub(crate) echoes: bool,
     /// What becomes of a device's memory.
     pub(crate) nic: Nic,
+    /// The newest generation, and the only one.
+    pub(crate) newest: u64,
     /// A device's memory: its region, its address, its size and what keeps it.
     foreign: Vec<(u32, u64, u64, Option<PeerMemory>)>,
 }
@@ -99,6 +101,7 @@ impl StandIn {
             most_regions: usize::MAX,
             echoes: false,
             nic: Nic::None,
+            newest: 7,
             foreign: Vec::new(),
         }
     }
@@ -224,7 +227,13 @@ impl StandIn {
         }
     }
 
-    fn record(frame: &Arrived, kind: CompletionKind, refusal: Refusal, slice: u16) -> Completion {
+    fn record(
+        &self,
+        frame: &Arrived,
+        kind: CompletionKind,
+        refusal: Refusal,
+        slice: u16,
+    ) -> Completion {
         Completion {
             kind,
             part: frame.header.part,
@@ -232,19 +241,20 @@ impl StandIn {
             slot: frame.slot,
             slice,
             request: frame.header.request,
-            generation: 7,
+            generation: self.newest,
             delta: 0,
             attempt: frame.header.attempt,
             credits: u16::from(kind == CompletionKind::Final),
             feature: refusal.feature,
             index: refusal.index,
             service_ns: 1000 + u64::from(frame.header.part),
+            newest: self.newest,
         }
     }
 
     /// Puts a record of a frame into its lane's queue without ending the frame.
     pub(crate) fn announce(&mut self, at: usize, kind: CompletionKind, slice: u16) -> Completion {
-        let record = Self::record(&self.arrived[at], kind, Refusal::whole(Status::Ok), slice);
+        let record = self.record(&self.arrived[at], kind, Refusal::whole(Status::Ok), slice);
         self.queues[usize::from(self.arrived[at].lane)].push_back(record);
         record
     }
@@ -260,7 +270,7 @@ impl StandIn {
             self.pool(&frame);
         }
         let slice = (frame.header.slices() - 1) as u16;
-        let record = Self::record(&frame, CompletionKind::Final, refusal, slice);
+        let record = self.record(&frame, CompletionKind::Final, refusal, slice);
         self.queues[usize::from(frame.lane)].push_back(record);
     }
 
@@ -368,7 +378,13 @@ impl ClientPort for StandIn {
         }
         if self.echoes {
             let (request, attempt, part) = Request::address(frame);
-            let mut record = Self::record(
+            let named = u64::from_le_bytes(frame[24..32].try_into().expect("a header"));
+            let refusal = match named {
+                0 => Refusal::whole(Status::Ok),
+                named if named == self.newest => Refusal::whole(Status::Ok),
+                _ => Refusal::whole(Status::Retry),
+            };
+            let mut record = self.record(
                 &Arrived {
                     lane,
                     slot,
@@ -379,7 +395,7 @@ impl ClientPort for StandIn {
                     frame: Vec::new(),
                 },
                 CompletionKind::Final,
-                Refusal::whole(Status::Ok),
+                refusal,
                 0,
             );
             (record.attempt, record.part) = (attempt, part);

@@ -16,6 +16,10 @@ use crate::options::{Backoff, RequestOptions, Retry, Wait};
 use crate::schema::BoundSchema;
 use crate::session::Session;
 
+/// How often a request that named no generation is sent again, because its parts named one that is not held any more: it goes once,
+/// and once more where another goes right then.
+const RENAMED: u32 = 2;
+
 /// What to do until the next look.
 pub(crate) enum Pause {
     /// A pause instruction.
@@ -148,13 +152,33 @@ impl<P: ClientPort> Session<P> {
         self.slept(up.and(slept))
     }
 
-    /// Sends a batch and waits for its answer; waits for a slot before where all are in flight.
+    /// Sends a batch and waits for its answer; waits for a slot before where all are in flight. A request that named no generation is
+    /// sent again where the one that its parts named is not held any more (`Retry`), with the newest that the answer told of.
     ///
     /// # Errors
     /// [`Unsent`] as for [`Session::submit`], but for a lack of slots or source space; and for a
     /// failure of the port while waiting, then without the target. What the dataplane refuses is the
     /// answer's outcome.
     pub fn lookup(
+        &mut self,
+        schema: &BoundSchema,
+        batch: &Batch,
+        target: Target,
+        options: &RequestOptions,
+        how: Wait,
+    ) -> Result<Answer, Unsent> {
+        let mut answer = self.lookup_once(schema, batch, target, options, how)?;
+        for _ in 0..RENAMED {
+            let is_gone = matches!(answer.outcome, Err(Failure::Refused(refusal)) if refusal.status == Status::Retry);
+            if options.generation != 0 || !is_gone {
+                break;
+            }
+            answer = self.lookup_once(schema, batch, answer.target, options, how)?;
+        }
+        Ok(answer)
+    }
+
+    fn lookup_once(
         &mut self,
         schema: &BoundSchema,
         batch: &Batch,

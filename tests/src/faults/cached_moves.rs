@@ -73,7 +73,7 @@ pub(super) fn moved(site: &Site) -> Result<Verdict> {
 }
 
 /// Bytes of a process's own memory: no files, and nothing that it shares with clients.
-fn anonymous_bytes(process: u32) -> Result<u64> {
+pub(super) fn anonymous_bytes(process: u32) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).context("its memory")?;
     let line = status
         .lines()

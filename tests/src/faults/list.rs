@@ -2,6 +2,7 @@
 
 mod cached;
 mod control;
+mod generations;
 mod interfaces;
 mod rdma;
 
@@ -27,6 +28,7 @@ pub fn every() -> impl Iterator<Item = &'static Fault> {
         interfaces::FAULTS,
         cached::FAULTS,
         control::FAULTS,
+        generations::FAULTS,
         rdma::FAULTS,
     ];
     lists.into_iter().flatten()

@@ -18,6 +18,7 @@ mod disk;
 mod endings;
 mod far;
 mod files;
+mod generations;
 mod gpu;
 mod hostile;
 mod ids;

@@ -71,9 +71,13 @@ pub(crate) struct Patron {
     schema: BoundSchema,
     region: Region,
     tables: Arc<Resident>,
+    /// Other generations that it may be answered from.
+    others: Vec<Arc<Resident>>,
     rng: Rng,
     parts: Vec<Part>,
     batch: Batch,
+    /// The generation of the last answer.
+    answered: u64,
 }
 
 impl Patron {
@@ -96,9 +100,11 @@ impl Patron {
             schema,
             region,
             tables: Arc::clone(tables),
+            others: Vec::new(),
             rng: Rng::with_seed(1),
             parts: Vec::new(),
             batch: Batch::new(1)?,
+            answered: 0,
         })
     }
 
@@ -157,10 +163,19 @@ impl Patron {
         outcome
     }
 
+    /// The tables of the generation that an answer says that it is of.
+    fn tables_of(&self, answer: &Answer) -> Result<&Arc<Resident>> {
+        let mut all = core::iter::once(&self.tables).chain(&self.others);
+        let number = answer.generation;
+        let of_answer = all.find(|tables| tables.generation() == number);
+        of_answer.with_context(|| format!("an answer of generation {number}"))
+    }
+
     fn compare(&self, answer: &Answer) -> Result<()> {
+        let tables = self.tables_of(answer)?;
         for (f, (part, (name, table, pooling, dim))) in self.parts.iter().zip(FEATURES).enumerate()
         {
-            let rows = rows(&self.tables, table);
+            let rows = rows(tables, table);
             let mode = if pooling == Pooling::Mean {
                 Mode::Mean
             } else {
@@ -196,7 +211,10 @@ impl Patron {
     pub(crate) fn ask(&mut self, limit: Duration) -> Result<Outcome> {
         let ticket = self.send()?;
         match self.session.wait_for(ticket, Wait::Block, limit)? {
-            Some(answer) => self.judge(answer),
+            Some(answer) => {
+                self.answered = answer.generation;
+                self.judge(answer)
+            }
             None => bail!("no answer within {limit:?}"),
         }
     }
@@ -219,6 +237,8 @@ struct Watched {
     stop: AtomicBool,
     answers: AtomicU64,
     busy: AtomicU64,
+    retried: AtomicU64,
+    of_others: AtomicU64,
     longest_us: AtomicU64,
 }
 
@@ -236,6 +256,10 @@ pub(crate) struct Seen {
     pub(crate) answers: u64,
     /// Requests answered BUSY.
     pub(crate) busy: u64,
+    /// Requests that were sent again, as the generation that they named was gone.
+    pub(crate) retried: u64,
+    /// Answers that were of another generation than the first.
+    pub(crate) of_others: u64,
     /// The longest time from request to answer.
     pub(crate) longest: Duration,
 }
@@ -251,7 +275,21 @@ impl Innocent {
         busy: bool,
         limit: Duration,
     ) -> Result<Innocent> {
+        Innocent::start_with(endpoint, (tables, &[]), busy, limit)
+    }
+
+    /// The same where answers may be of other generations, too.
+    ///
+    /// # Errors
+    /// As [`Patron::connect`].
+    pub(crate) fn start_with(
+        endpoint: &str,
+        (tables, others): (&Arc<Resident>, &[Arc<Resident>]),
+        busy: bool,
+        limit: Duration,
+    ) -> Result<Innocent> {
         let mut patron = Patron::connect(endpoint, "innocent", tables)?;
+        patron.others = others.to_vec();
         let watched = Arc::new(Watched::default());
         let shared = Arc::clone(&watched);
         let thread = std::thread::spawn(move || {
@@ -262,8 +300,15 @@ impl Innocent {
                     Outcome::Refused(Status::Busy) if busy => {
                         shared.busy.fetch_add(1, Ordering::Relaxed)
                     }
+                    Outcome::Refused(Status::Retry) if !patron.others.is_empty() => {
+                        shared.retried.fetch_add(1, Ordering::Relaxed)
+                    }
                     other => bail!("{other:?} instead of an answer"),
                 };
+                let is_other = ![0, patron.tables.generation()].contains(&patron.answered);
+                shared
+                    .of_others
+                    .fetch_add(is_other.into(), Ordering::Relaxed);
                 let took = began.elapsed().as_micros() as u64;
                 shared.longest_us.fetch_max(took, Ordering::Relaxed);
                 // The fault is to happen beside a client, not beside a flood.
@@ -305,6 +350,8 @@ impl Innocent {
         Ok(Seen {
             answers,
             busy: self.watched.busy.load(Ordering::Relaxed),
+            retried: self.watched.retried.load(Ordering::Relaxed),
+            of_others: self.watched.of_others.load(Ordering::Relaxed),
             longest: Duration::from_micros(self.watched.longest_us.load(Ordering::Relaxed)),
         })
     }

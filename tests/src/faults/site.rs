@@ -115,30 +115,31 @@ impl Site {
     /// # Errors
     /// As [`Site::model`].
     pub(crate) fn model_with(&self, more: &[(&str, u32)]) -> Result<PathBuf> {
-        let spec = |name: &str, rows: u32, dim, format| TableSpec {
-            name: name.into(),
-            rows: rows.into(),
-            dim,
-            format,
-            kind: TableKind::Dense,
-        };
-        let keyed = TableSpec {
-            kind: TableKind::Hashed(Missing::Error),
-            ..spec("keyed", 700, 16, RowFormat::F16)
-        };
-        let mut specs = vec![
-            spec("small", SMALL_ROWS, 16, RowFormat::F32),
-            spec("quant", QUANT_ROWS, 32, RowFormat::Int8),
-            spec("wide", 64, WIDE_DIM, RowFormat::F32),
-            keyed,
-        ];
-        let more = more.iter();
-        specs.extend(more.map(|&(name, rows)| spec(name, rows, 16, RowFormat::F32)));
         let model = self.path("model");
         if !model.exists() {
-            generate(&model, 1, &specs, 7, &silent)?;
+            generate(&model, 1, &specs(more), 7, &silent)?;
         }
         Ok(model)
+    }
+
+    /// Makes another generation of the model, with other rows and more tables, in a directory beside it.
+    ///
+    /// # Errors
+    /// Where it can't be written.
+    pub(crate) fn generation(&self, number: u64, more: &[(&str, u32)]) -> Result<PathBuf> {
+        let directory = self.path(&format!("generation-{number}"));
+        generate(&directory, number, &specs(more), number, &silent)?;
+        Ok(directory)
+    }
+
+    /// The tables of all generations that were made beside the model, for the oracle.
+    ///
+    /// # Errors
+    /// Where they can't be loaded.
+    pub(crate) fn others(&self) -> Result<Vec<Arc<Resident>>> {
+        let directories = (2..10).map(|number| self.path(&format!("generation-{number}")));
+        let made = directories.filter(|directory| directory.exists());
+        made.map(|directory| load(&directory)).collect()
     }
 
     /// A copy of the model's tables for the oracle, read from the files by another program than the service.
@@ -146,13 +147,7 @@ impl Site {
     /// # Errors
     /// Where it can't be loaded.
     pub(crate) fn tables(&self) -> Result<Arc<Resident>> {
-        let generation = Generation::open(self.model()?)?;
-        let options = LoadOptions { verify: true };
-        Ok(Arc::new(generation.load(
-            HugePages::Off,
-            &silent,
-            options,
-        )?))
+        load(&self.model()?)
     }
 
     /// Ordinary settings.
@@ -247,6 +242,37 @@ impl Site {
             None => bail!("{name} {arguments:?} does not end:\n{text}"),
         }
     }
+}
+
+/// The model's tables, and more dense ones of so many rows.
+fn specs(more: &[(&str, u32)]) -> Vec<TableSpec> {
+    let spec = |name: &str, rows: u32, dim, format| TableSpec {
+        name: name.into(),
+        rows: rows.into(),
+        dim,
+        format,
+        kind: TableKind::Dense,
+    };
+    let keyed = TableSpec {
+        kind: TableKind::Hashed(Missing::Error),
+        ..spec("keyed", 700, 16, RowFormat::F16)
+    };
+    let mut specs = vec![
+        spec("small", SMALL_ROWS, 16, RowFormat::F32),
+        spec("quant", QUANT_ROWS, 32, RowFormat::Int8),
+        spec("wide", 64, WIDE_DIM, RowFormat::F32),
+        keyed,
+    ];
+    let more = more.iter();
+    specs.extend(more.map(|&(name, rows)| spec(name, rows, 16, RowFormat::F32)));
+    specs
+}
+
+fn load(directory: &Path) -> Result<Arc<Resident>> {
+    let generation = Generation::open(directory)?;
+    let options = LoadOptions { verify: true };
+    let tables = generation.load(HugePages::Off, &silent, options)?;
+    Ok(Arc::new(tables))
 }
 
 /// A child, killed when dropped.

@@ -119,7 +119,9 @@ fn beside_service(
     service.is_healthy()?;
     let before = service.holdings()?;
     let limit = bound_with(settings);
-    let innocent = Innocent::start(&service.endpoint, &tables, busy, limit)?;
+    let others = site.others()?;
+    let answers_of = (&tables, &others[..]);
+    let innocent = Innocent::start_with(&service.endpoint, answers_of, busy, limit)?;
     until(limit, || innocent.answers() >= 5).context("the innocent client's first answers")?;
     let alone = service.holdings()?.clients;
     let note = {

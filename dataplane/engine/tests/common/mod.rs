@@ -247,6 +247,26 @@ impl Model {
         Model::new(&specs, &[Pooling::Sum, Pooling::Mean, Pooling::Sum], 4096)
     }
 
+    /// The same tables with other rows, as a generation of that number.
+    pub(crate) fn generation(&self, number: u64) -> Model {
+        let spec = |t: &ResidentTable| TableSpec {
+            name: t.name().into(),
+            rows: t.lookup_count().into(),
+            dim: t.dim(),
+            format: t.format(),
+            kind: t.kind(),
+        };
+        let specs: Vec<TableSpec> = self.tables.tables().iter().map(spec).collect();
+        let tables = Resident::in_memory(&specs, number, HugePages::Off, &|_, _, _| {});
+        let tables = Arc::new(tables.expect("small tables fit").with_generation(number));
+        Model {
+            schema: self.schema.clone(),
+            bound: Arc::new(bind(&self.schema, &tables).expect("a good schema")),
+            tables,
+            ..*self
+        }
+    }
+
     /// Every pooling with every type of output, and among them every row format and kind of table.
     pub(crate) fn every() -> Model {
         let kinds = [

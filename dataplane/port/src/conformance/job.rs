@@ -334,5 +334,6 @@ pub(super) fn last(slot: u16, status: Status, request: u64) -> Completion {
         feature: NOWHERE,
         index: NOWHERE,
         service_ns: 0,
+        newest: 8,
     }
 }

@@ -76,6 +76,7 @@ fn record(number: u32) -> Completion {
         feature: rowmill_wire::status::NOWHERE,
         index: rowmill_wire::status::NOWHERE,
         service_ns: 0,
+        newest: 0,
     }
 }
 

@@ -48,6 +48,7 @@ fn answer() -> Completion {
         feature: NOWHERE,
         index: NOWHERE,
         service_ns: 0,
+        newest: 0,
     }
 }
 

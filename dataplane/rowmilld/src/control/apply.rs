@@ -10,6 +10,7 @@ use rowmill_link::{Admission, Order, Policy, TablePolicy};
 use rowmill_table::TableInfo;
 
 use super::TICK;
+use super::generations::{Holder, Keeper};
 use super::view::ControlView;
 use crate::cache_view::{CacheView, TableView};
 use crate::config::Placement;
@@ -55,6 +56,7 @@ pub(super) struct Applier {
     look_due: Instant,
     pause: Duration,
     lacking: usize,
+    keeper: Keeper,
 }
 
 /// The thread's work, for as long as the process lives.
@@ -74,6 +76,7 @@ impl Applier {
         cache: Arc<CacheView>,
         places: Option<Arc<Places>>,
         mailboxes: Vec<Arc<Mailbox>>,
+        holder: Holder,
     ) -> Applier {
         Applier {
             tables,
@@ -90,12 +93,14 @@ impl Applier {
             look_due: Instant::now(),
             pause: LOOKS[0],
             lacking: 0,
+            keeper: Keeper::new(holder),
         }
     }
 
     /// Another policy is obeyed from now on.
     fn begin(&mut self, policy: Policy, view: &ControlView) {
         self.order = policy.order;
+        self.keeper.want(policy.generations, policy.order, view);
         self.wishes.clear();
         let mut seen = vec![false; self.cache.tables.len()];
         // Of what isn't named nothing is changed.
@@ -218,6 +223,7 @@ impl Applier {
     /// Does the next things that can be done now.
     fn go_on(&mut self, view: &ControlView) {
         self.tell();
+        self.keeper.go_on(self.order, view);
         match self.places.clone() {
             Some(places) => self.resize(&places, view),
             None => view.done(self.order),

@@ -7,6 +7,7 @@ use rowmill_cache::figures::Count;
 use rowmill_link::{Applied, Placement, Report, TableReport};
 use rowmill_table::TableInfo;
 
+use super::generations::Holder;
 use crate::cache_view::{CacheView, TableView};
 use crate::config;
 use crate::share::slot_bytes;
@@ -14,9 +15,8 @@ use crate::share::slot_bytes;
 /// What reports are made of.
 pub(super) struct Teller {
     pub(super) model: String,
-    pub(super) generation: String,
+    pub(super) holder: Holder,
     pub(super) workers: u32,
-    pub(super) tables: Vec<TableInfo>,
     pub(super) cache: Arc<CacheView>,
 }
 
@@ -29,14 +29,15 @@ impl Teller {
         is_changing: bool,
     ) -> Vec<u8> {
         let listed = |number| self.cache.tables.iter().find(|view| view.number == number);
-        let tables = self.tables.iter().enumerate();
+        let newest = self.holder.view.newest();
+        let tables = newest.tables.iter().enumerate();
         let report = Report {
             instance: format!("{instance:032x}"),
             version: env!("CARGO_PKG_VERSION").into(),
             model: self.model.clone(),
-            generation: self.generation.clone(),
-            generations: Vec::new(),
-            generations_change: None,
+            generation: newest.number.to_string(),
+            generations: self.holder.held(),
+            generations_change: self.holder.last_change(),
             arena_bytes: self.cache.arena_bytes,
             workers: self.workers,
             policy,

@@ -3,6 +3,7 @@
 mod answers;
 mod bounds;
 mod device;
+mod generations;
 mod hub;
 mod narrow;
 mod split;

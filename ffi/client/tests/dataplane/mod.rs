@@ -100,6 +100,7 @@ fn work(lane: &mut impl ServerPort, switches: &Switches) {
             feature: NOWHERE,
             index: NOWHERE,
             service_ns: 0,
+            newest: 0,
         };
         lane.complete(conn, &record);
     }

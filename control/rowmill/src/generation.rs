@@ -1,0 +1,231 @@
+//! `rowmill generation`: another generation of the model is loaded while one is served, becomes the newest, and goes.
+
+use core::fmt::Write as _;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use comfy_table::Table;
+use comfy_table::presets::UTF8_BORDERS_ONLY;
+use serde_json::Value;
+
+use crate::output::{print, shown};
+use crate::place::through;
+use crate::status::{fetch, parse, post};
+use crate::units::bytes;
+
+/// What can be done with generations. Where these change, the configuration of rowmilld has `admin.allow_changes`. A restart serves the
+/// generation of `model.directory`, whatever was done here.
+#[derive(Subcommand)]
+pub(crate) enum GenerationCommand {
+    /// Read a generation into memory, beside the one that is served. At most two are held
+    Load {
+        /// Its number, to be found among the directories beside that of the model; or its directory, which is beside that of the model
+        /// unless it begins with /
+        #[arg(value_name = "NUMBER|DIR")]
+        source: String,
+        #[command(flatten)]
+        at: At,
+    },
+    /// Serve a generation that is held: requests that name none get it from now on, for all tables at once
+    Activate {
+        /// Its number
+        number: u64,
+        #[command(flatten)]
+        at: At,
+    },
+    /// Serve the generation again that was served before, which is still held
+    Rollback {
+        #[command(flatten)]
+        at: At,
+    },
+    /// Give up a generation that is held and not served, when no request uses it any more
+    Unload {
+        /// Its number
+        number: u64,
+        #[command(flatten)]
+        at: At,
+    },
+    /// Show which generations are held
+    List {
+        #[command(flatten)]
+        at: At,
+    },
+}
+
+/// Whom to ask.
+#[derive(Args)]
+pub(crate) struct At {
+    /// The admin address of rowmilld
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7401")]
+    admin: String,
+}
+
+impl GenerationCommand {
+    /// Does it, waits until it is through, and says what came of it.
+    pub(crate) fn run(self) -> Result<()> {
+        let (path, at) = match self {
+            GenerationCommand::Load { source, at } => (format!("load?{}", query(&source)), at),
+            GenerationCommand::Activate { number, at } => (format!("activate?number={number}"), at),
+            GenerationCommand::Rollback { at } => ("rollback".into(), at),
+            GenerationCommand::Unload { number, at } => (format!("unload?number={number}"), at),
+            GenerationCommand::List { at } => {
+                let page = parse(&at.admin, &fetch(&at.admin)?)?;
+                return print(&list(&page)?);
+            }
+        };
+        let admin = &at.admin;
+        let (code, text) = post(admin, &format!("/generations/{path}"))?;
+        if !(200..300).contains(&code) {
+            bail!("{}", shown(text.trim()));
+        }
+        let begun = parse(admin, &text)?;
+        let Some(number) = begun["change"].as_u64() else {
+            return print("it is so already\n");
+        };
+        let change = through(admin, "generation_changes", number, "generations")?;
+        let detail = shown(change["detail"].as_str().unwrap_or_default());
+        if change["state"] != "done" {
+            bail!("everything is as it was: {detail}");
+        }
+        print(&format!("{detail}\n"))
+    }
+}
+
+/// What names a generation in a request.
+fn query(source: &str) -> String {
+    if source.parse::<u64>().is_ok() {
+        return format!("number={source}");
+    }
+    let mut query = String::from("directory=");
+    for byte in source.bytes() {
+        let is_plain = byte.is_ascii_alphanumeric() || b"/._-".contains(&byte);
+        let _ = match is_plain {
+            true => write!(query, "{}", char::from(byte)),
+            false => write!(query, "%{byte:02x}"),
+        };
+    }
+    query
+}
+
+/// The generations that are held, as a table.
+fn list(page: &Value) -> Result<String> {
+    let held = page["generations"].as_array();
+    let held =
+        held.context("the status page has no generations: is this rowmilld of another version?")?;
+    let mut table = Table::new();
+    table.load_style(UTF8_BORDERS_ONLY);
+    table.set_header([
+        "generation",
+        "state",
+        "tables",
+        "rows",
+        "in progress",
+        "directory",
+    ]);
+    for one in held {
+        let text = |key: &str| match &one[key] {
+            Value::String(text) => shown(text).into_owned(),
+            other => other.to_string(),
+        };
+        let rows = one["rows_bytes"].as_u64().map_or_else(String::new, bytes);
+        table.add_row([
+            text("generation"),
+            text("state"),
+            text("tables"),
+            rows,
+            text("in_progress"),
+            text("directory"),
+        ]);
+    }
+    Ok(format!("{table}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// Runs a command with an address that expects this request, and then status pages, and gives these answers.
+    fn run(
+        command: impl FnOnce(At) -> GenerationCommand,
+        asked: &str,
+        answers: &[String],
+    ) -> Result<()> {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let admin = listener.local_addr().expect("bound").to_string();
+        let asked = format!("POST /generations/{asked} HTTP/1.1\r\n");
+        let answers = answers.to_vec();
+        let answerer = std::thread::spawn(move || {
+            for (at, answer) in answers.iter().enumerate() {
+                let (mut stream, _) = listener.accept().expect("a visitor");
+                let mut head = [0; 4096];
+                let read = stream.read(&mut head).expect("a request");
+                let wanted = if at == 0 {
+                    asked.as_str()
+                } else {
+                    "GET /status HTTP/1.1\r\n"
+                };
+                assert!(head[..read].starts_with(wanted.as_bytes()));
+                stream.write_all(answer.as_bytes()).expect("sent");
+            }
+        });
+        let outcome = command(At { admin }).run();
+        answerer.join().expect("all was asked for");
+        outcome
+    }
+
+    fn page(state: &str, detail: &str) -> String {
+        let change = json!({"number": 4, "wish": "load", "state": state, "detail": detail});
+        format!(
+            "HTTP/1.1 200 OK\r\n\r\n{}",
+            json!({"generation_changes": [{"number": 3}, change]})
+        )
+    }
+
+    fn begun() -> String {
+        "HTTP/1.1 202 Accepted\r\n\r\n{\"change\": 4}".into()
+    }
+
+    #[test]
+    fn changes_are_waited_for() {
+        let load = |source: &'static str| {
+            move |at| GenerationCommand::Load {
+                source: source.into(),
+                at,
+            }
+        };
+        let done = [begun(), page("running", ""), page("done", "held")];
+        run(load("5"), "load?number=5", &done).expect("done");
+        run(load("a b/%5"), "load?directory=a%20b/%255", &done).expect("done");
+        let activate = |at| GenerationCommand::Activate { number: 5, at };
+        run(activate, "activate?number=5", &done).expect("done");
+        let already = ["HTTP/1.1 200 OK\r\n\r\n{}".to_owned()];
+        run(activate, "activate?number=5", &already).expect("so already");
+        run(|at| GenerationCommand::Rollback { at }, "rollback", &done).expect("done");
+        let unload = |at| GenerationCommand::Unload { number: 5, at };
+        let failed = [begun(), page("failed", "too little memory")];
+        let error = run(unload, "unload?number=5", &failed).expect_err("failed");
+        assert!(
+            error.to_string().contains("as it was: too little memory"),
+            "{error}"
+        );
+        let refused = ["HTTP/1.1 409 Conflict\r\n\r\ngeneration 5 is the newest\n".to_owned()];
+        let error = run(unload, "unload?number=5", &refused).expect_err("refused");
+        assert_eq!(error.to_string(), "generation 5 is the newest");
+    }
+
+    #[test]
+    fn what_is_held_is_listed() {
+        let one = |number: u64, state: &str| json!({"generation": number, "state": state, "directory": "/m/gen", "tables": 2, "rows_bytes": 2048, "in_progress": 3});
+        let text =
+            list(&json!({"generations": [one(5, "newest"), one(4, "before")]})).expect("a page");
+        for part in ["5", "newest", "4", "before", "2.0 KiB", "/m/gen"] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(list(&json!({})).is_err());
+    }
+}

@@ -1,0 +1,198 @@
+//! Comes to the generations that the policy names, one change after the other, whatever is held.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rowmill_link::{GenerationsPolicy, Order};
+
+use super::view::ControlView;
+use crate::generations::{Change, ChangeError, Generations, Source, View, Wish};
+use crate::places::Stand;
+
+/// A change that has failed is tried again after this.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// What is held, for reports.
+#[derive(Clone)]
+pub(super) struct Holder {
+    /// What changes them.
+    pub(super) generations: Arc<Generations>,
+    pub(super) view: Arc<View>,
+}
+
+impl Holder {
+    /// Numbers of the generations that are held, the newest first.
+    pub(super) fn held(&self) -> Vec<u64> {
+        let (held, _) = self.view.held();
+        held.iter().map(|(_, held)| held.number).collect()
+    }
+
+    /// The last change, and how it stands.
+    pub(super) fn last_change(&self) -> Option<String> {
+        let change = self.generations.changes().pop()?;
+        Some(told(&change))
+    }
+}
+
+fn told(change: &Change) -> String {
+    let stands = match change.state {
+        Stand::Running => "under way",
+        Stand::Done => "done",
+        Stand::Failed => "failed",
+    };
+    match change.detail.is_empty() {
+        true => format!("{}: {stands}", change.wish),
+        false => format!("{}: {stands}: {}", change.wish, change.detail),
+    }
+}
+
+/// A wish that could not be fulfilled.
+struct Failed {
+    wish: Wish,
+    why: String,
+    at: Instant,
+}
+
+/// See the module's text.
+pub(super) struct Keeper {
+    holder: Holder,
+    wanted: Option<GenerationsPolicy>,
+    under_way: Option<(u64, Wish)>,
+    failed: Option<Failed>,
+}
+
+impl Keeper {
+    pub(super) fn new(holder: Holder) -> Keeper {
+        Keeper {
+            holder,
+            wanted: None,
+            under_way: None,
+            failed: None,
+        }
+    }
+
+    /// A policy is followed that wants this.
+    pub(super) fn want(
+        &mut self,
+        wanted: Option<GenerationsPolicy>,
+        order: Order,
+        view: &ControlView,
+    ) {
+        if wanted != self.wanted {
+            self.failed = None;
+        }
+        if let Some(failed) = &self.failed {
+            view.refuse(order, failed.why.clone());
+        }
+        self.wanted = wanted;
+    }
+
+    /// Begins the next change, once the one before is through.
+    pub(super) fn go_on(&mut self, order: Order, view: &ControlView) {
+        if let Some((number, wish)) = &self.under_way {
+            let changes = self.holder.generations.changes();
+            let change = changes.iter().find(|change| change.number == *number);
+            match change {
+                Some(change) if change.state == Stand::Running => return,
+                Some(change) if change.state == Stand::Failed => {
+                    let (wish, why) = (wish.clone(), change.detail.clone());
+                    self.fail(wish, why, order, view);
+                }
+                _ => {}
+            }
+            self.under_way = None;
+        }
+        let wish = self
+            .wanted
+            .as_ref()
+            .and_then(|wanted| next(wanted, &self.holder.held()));
+        let Some(wish) = wish else {
+            return;
+        };
+        let failed = self.failed.as_ref();
+        if failed.is_some_and(|failed| failed.wish == wish && failed.at.elapsed() < AGAIN) {
+            return;
+        }
+        match self.holder.generations.change(wish.clone()) {
+            Ok(number) => self.under_way = number.map(|number| (number, wish)),
+            Err(ChangeError::Busy(_)) => {}
+            Err(ChangeError::Impossible(why)) => self.fail(wish, why, order, view),
+        }
+    }
+
+    fn fail(&mut self, wish: Wish, why: String, order: Order, view: &ControlView) {
+        let why = format!("generation {}: could not {wish}: {why}", number_of(&wish));
+        let is_known = self.failed.as_ref().is_some_and(|known| known.why == why);
+        if !is_known {
+            view.refuse(order, why.clone());
+        }
+        let at = Instant::now();
+        self.failed = Some(Failed { wish, why, at });
+    }
+}
+
+/// Those that [`next`] has name a number.
+fn number_of(wish: &Wish) -> u64 {
+    match wish {
+        Wish::Load(Source::Number(number)) | Wish::Activate(number) | Wish::Unload(number) => {
+            *number
+        }
+        Wish::Load(Source::Directory(_)) | Wish::Rollback => 0,
+    }
+}
+
+/// The next change on the way to what is wanted, from what is held, the newest first: two at most.
+fn next(wanted: &GenerationsPolicy, held: &[u64]) -> Option<Wish> {
+    let (newest, other) = (*held.first()?, held.get(1).copied());
+    if newest != wanted.newest {
+        return Some(match other {
+            Some(other) if other == wanted.newest => Wish::Activate(other),
+            Some(other) => Wish::Unload(other),
+            None => Wish::Load(Source::Number(wanted.newest)),
+        });
+    }
+    let lacking = wanted.held.iter().find(|number| !held.contains(number));
+    match other {
+        Some(other) if !wanted.held.contains(&other) => Some(Wish::Unload(other)),
+        Some(_) => None,
+        None => lacking.map(|&number| Wish::Load(Source::Number(number))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_is_held_it_comes_to_what_is_wanted() {
+        let sets: &[&[u64]] = &[&[1], &[2], &[1, 2], &[2, 1], &[1, 3], &[3, 1], &[3, 4]];
+        for begun in sets {
+            for wanted in sets {
+                let policy = GenerationsPolicy {
+                    held: wanted.to_vec(),
+                    newest: wanted[0],
+                };
+                let mut held = begun.to_vec();
+                let mut steps = 0;
+                while let Some(wish) = next(&policy, &held) {
+                    match wish {
+                        Wish::Load(Source::Number(number)) => held.push(number),
+                        Wish::Activate(number) => {
+                            assert_eq!(number, held[1]);
+                            held.reverse();
+                        }
+                        Wish::Unload(number) => {
+                            assert_eq!(number, held[1], "never the newest");
+                            held.pop();
+                        }
+                        other => panic!("{other}"),
+                    }
+                    assert!(held.len() <= 2, "{held:?}");
+                    steps += 1;
+                    assert!(steps <= 5, "{begun:?} to {wanted:?}");
+                }
+                assert_eq!(held, *wanted, "from {begun:?}");
+            }
+        }
+    }
+}

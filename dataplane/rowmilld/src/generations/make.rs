@@ -1,0 +1,229 @@
+//! How the thread makes a change.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail, ensure};
+use rowmill_engine::Side;
+use rowmill_table::{Generation, Keep, LoadOptions, Progress, Stage};
+
+use super::{Held, Means, Source, Wish};
+use crate::plan::{Choice, bytes_text};
+use crate::room::{Memory, Needs};
+use crate::service::Pending;
+use crate::turnover::{self, Turnover};
+use crate::waiting;
+
+/// How often it is looked whether workers have made a step.
+const LOOK: Duration = Duration::from_millis(1);
+/// When a worker that has not is told of: it looks once a turn, and sleeps for a second at most.
+const SLOW: Duration = Duration::from_secs(5);
+/// Directories beside the model's that are looked at for a generation.
+const SIBLINGS: usize = 1000;
+
+/// Told how far a change is.
+type Running<'r> = &'r dyn Fn(String);
+
+/// What came of a change, and what is told of the model then.
+type Made = (String, Option<Choice>);
+
+impl Means {
+    pub(super) fn make(
+        &self,
+        wish: &Wish,
+        progress: Progress<'_>,
+        running: Running<'_>,
+    ) -> anyhow::Result<Made> {
+        match wish {
+            Wish::Load(source) => self.load(source, progress, running),
+            Wish::Activate(_) => Ok(self.switch(true)),
+            Wish::Rollback => Ok(self.switch(false)),
+            Wish::Unload(number) => Ok((self.unload(*number, running), None)),
+        }
+    }
+
+    /// Brings a generation in beside the newest.
+    fn load(
+        &self,
+        source: &Source,
+        progress: Progress<'_>,
+        running: Running<'_>,
+    ) -> anyhow::Result<Made> {
+        let began = Instant::now();
+        let generation = waiting::told(|tell| self.find(source, tell))?;
+        let (number, directory) = (generation.number(), generation.dir());
+        ensure!(
+            self.view.side(number).is_none(),
+            "{} is generation {number}, which is held already",
+            directory.display()
+        );
+        ensure!(
+            number != 0 && self.view.newest().number != 0,
+            "generation 0 cannot be told from the newest by requests, whatever that is: give generations numbers from 1 on (`rowmill table ... \
+             --generation`)"
+        );
+        let needs = Needs {
+            arenas: generation.arenas_bytes(|_| Keep::All),
+            ..Needs::default()
+        };
+        let what = format!("the tables of generation {number}");
+        let room = Memory::now().has_room(self.huge_pages, &what, &needs);
+        room.map_err(|why| anyhow!(why))?;
+        let options = LoadOptions {
+            verify: self.verify,
+        };
+        let tables = waiting::told(|tell| {
+            let progress = |stage: Stage, done: u64, total: u64| {
+                tell(directory);
+                progress(stage, done, total);
+            };
+            generation.load_parts(|_| Keep::All, self.huge_pages, &progress, options)
+        });
+        let tables = tables.with_context(|| format!("cannot load {}", directory.display()))?;
+        let bytes = tables.arena_bytes() as u64;
+        let tables = Arc::new(tables);
+        let side = self.view.other();
+        let prepared = self
+            .sessions
+            .prepare(side, &tables)
+            .map_err(|why| anyhow!(why))?;
+        settle(&prepared.pending, running);
+        self.tell(side, turnover::Stage::Prepare(number), running);
+        for schemas in prepared.also.chunks(turnover::SCHEMAS) {
+            self.tell(side, turnover::Stage::Bind(schemas.into()), running);
+        }
+        let held = Held::new(&generation, tables);
+        let detail = format!(
+            "generation {number} of {} is held, {} loaded in {:.1} s; it is served when it is activated, or named",
+            directory.display(),
+            bytes_text(bytes),
+            began.elapsed().as_secs_f64()
+        );
+        self.view.set_other(Some(held));
+        Ok((detail, None))
+    }
+
+    /// Makes the other generation the newest.
+    fn switch(&self, can_return: bool) -> Made {
+        let (before, side) = (self.view.newest().number, self.view.other());
+        self.tell(side, turnover::Stage::Switch, &|_| ());
+        self.sessions.switch(side);
+        self.view.switch(can_return);
+        let newest = self.view.newest();
+        let detail = format!(
+            "generation {} is served; {before} is held beside it",
+            newest.number
+        );
+        let rows = newest.tables.iter().map(|table| table.row_region_bytes());
+        let choice = Choice::new(
+            "generation",
+            format!("{}", newest.number),
+            format!(
+                "{} tables with {} of rows in {}; it was {before} before",
+                newest.tables.len(),
+                bytes_text(rows.sum()),
+                newest.directory.display()
+            ),
+        );
+        (detail, Some(choice))
+    }
+
+    /// Gives up a generation that is not the newest.
+    fn unload(&self, number: u64, running: Running<'_>) -> String {
+        let side = self.view.other();
+        settle(&self.sessions.withdraw(side), running);
+        self.tell(side, turnover::Stage::Release, running);
+        self.sessions.release(side);
+        // With it the last who has its tables goes, but for who looks at them right now: their memory is given back.
+        self.view.set_other(None);
+        format!("generation {number} is gone")
+    }
+
+    /// Tells all workers, and returns when they have done it.
+    fn tell(&self, side: Side, stage: turnover::Stage, running: Running<'_>) {
+        let turnover = Turnover::new(side, stage, self.mailboxes.len() as u32);
+        let turnover = Arc::new(turnover);
+        for mailbox in &self.mailboxes {
+            mailbox.turn_over(Arc::clone(&turnover));
+        }
+        let (began, mut told) = (Instant::now(), Instant::now());
+        // Who drops it last frees memory.
+        while !turnover.is_done() || Arc::strong_count(&turnover) > 1 {
+            if told.elapsed() > SLOW {
+                told = Instant::now();
+                let waited = began.elapsed().as_secs();
+                tracing::warn!(
+                    "workers have not let go of a generation for {waited} s: requests are in progress on it, or a worker is stuck"
+                );
+                running(format!("waiting for workers, for {waited} s"));
+            }
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// The generation of a source, opened.
+    fn find(&self, source: &Source, tell: &dyn Fn(&Path)) -> anyhow::Result<Generation> {
+        let beside = self.directory.canonicalize();
+        let beside =
+            beside.with_context(|| format!("cannot look at {}", self.directory.display()))?;
+        let beside = beside.parent().unwrap_or(Path::new("/"));
+        match source {
+            Source::Directory(path) => {
+                let path = beside.join(path);
+                let generation = Generation::open_telling(&path, tell);
+                generation.with_context(|| format!("cannot open {}", path.display()))
+            }
+            Source::Number(number) => find_number(*number, beside, tell),
+        }
+    }
+}
+
+/// The generation of a number in one of the directories in this one.
+fn find_number(number: u64, beside: &Path, tell: &dyn Fn(&Path)) -> anyhow::Result<Generation> {
+    let unread = || format!("cannot look into {}", beside.display());
+    let entries = beside.read_dir().with_context(unread)?;
+    let paths = entries.take(SIBLINGS).map(|entry| Ok(entry?.path()));
+    let mut paths: Vec<PathBuf> = paths.collect::<std::io::Result<_>>().with_context(unread)?;
+    paths.sort_unstable();
+    let (mut found, mut bad): (Vec<Generation>, Vec<String>) = (vec![], vec![]);
+    for path in paths
+        .into_iter()
+        .filter(|path| path.join("manifest.json").exists())
+    {
+        match Generation::open_telling(&path, tell) {
+            Ok(generation) if generation.number() == number => found.push(generation),
+            Ok(_) => {}
+            Err(error) => bad.push(format!("{}: {:#}", path.display(), anyhow!(error))),
+        }
+    }
+    match found.len() {
+        1 => Ok(found.remove(0)),
+        0 if bad.is_empty() => bail!(
+            "there is no generation {number} among the directories in {}",
+            beside.display()
+        ),
+        0 => bail!(
+            "there is no generation {number} among the directories in {}, of which some cannot be opened: {}",
+            beside.display(),
+            bad.join("; ")
+        ),
+        _ => bail!(
+            "several directories hold generation {number}, {} and {} among them: name the one that is meant",
+            found[0].dir().display(),
+            found[1].dir().display()
+        ),
+    }
+}
+
+/// Waits until workers have taken in what was bound before.
+fn settle(pending: &Pending, running: Running<'_>) {
+    let began = Instant::now();
+    while !pending.is_settled() {
+        if began.elapsed() > SLOW {
+            running("waiting for workers to take in schemas".into());
+        }
+        thread::sleep(LOOK);
+    }
+}

@@ -1,0 +1,278 @@
+//! Another generation is loaded, served and gone back from by visitors of the admin address who may; what can't be changes nothing.
+
+#[path = "support/program.rs"]
+mod support;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rowmill_table::{Generation, RowFormat, TableKind, TableSpec, generate, silent};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use support::{PATIENCE, Place, ask, page, ready};
+
+const ALLOWED: &str = "[workers]\ncpus = 2\npin = false\n[limits]\nslots = 4\n[admin]\n\
+                       address = \"127.0.0.1:0\"\nallow_changes = true";
+
+fn spec(name: &str, rows: u64, dim: usize) -> TableSpec {
+    TableSpec {
+        name: name.into(),
+        rows,
+        dim,
+        format: RowFormat::F32,
+        kind: TableKind::Dense,
+    }
+}
+
+fn generation(dir: &Path, number: u64, specs: &[TableSpec]) {
+    generate(dir, number, specs, number, &silent).unwrap();
+}
+
+fn post(address: SocketAddr, change: &str) -> (u16, String) {
+    let head = format!("POST /generations/{change} HTTP/1.1\r\nHost: x\r\n\r\n");
+    let reply = ask(address, &head);
+    let code = reply.split(' ').nth(1).unwrap().parse().unwrap();
+    (code, reply.split_once("\r\n\r\n").unwrap().1.trim().into())
+}
+
+fn status(address: SocketAddr) -> Value {
+    serde_json::from_str(&page(address, "/status").1).unwrap()
+}
+
+/// Makes a change and waits until it is through: how it stands, and what is said of it.
+fn changed(address: SocketAddr, change: &str) -> (String, String) {
+    let (code, body) = post(address, change);
+    assert_eq!(code, 202, "{change}: {body}");
+    let begun: Value = serde_json::from_str(&body).unwrap();
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let status = status(address);
+        let mut changes = status["generation_changes"].as_array().unwrap().iter();
+        let change = changes.find(|change| change["number"] == begun["change"]);
+        let text = |key: &str| change.unwrap()[key].as_str().unwrap().to_owned();
+        if text("state") != "running" {
+            return (text("state"), text("detail"));
+        }
+        assert!(Instant::now() < until, "{status:#}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn done(address: SocketAddr, change: &str) {
+    let (state, detail) = changed(address, change);
+    assert_eq!(state, "done", "{change}: {detail}");
+}
+
+fn fails(address: SocketAddr, change: &str, why: &str) {
+    let before = held(address);
+    let (state, detail) = changed(address, change);
+    assert!(
+        state == "failed" && detail.contains(why),
+        "{change}: {state}: {detail}"
+    );
+    assert_eq!(held(address), before);
+}
+
+fn refused(address: SocketAddr, change: &str, code: u16, why: &str) {
+    let answer = post(address, change);
+    assert!(
+        answer.0 == code && answer.1.contains(why),
+        "{change}: {answer:?}"
+    );
+}
+
+/// What is held, the newest first, with what is said of each.
+fn held(address: SocketAddr) -> Vec<(u64, String)> {
+    let status = status(address);
+    let of = |one: &Value| {
+        let state = one["state"].as_str().unwrap().to_owned();
+        (one["generation"].as_u64().unwrap(), state)
+    };
+    let held: Vec<_> = status["generations"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(of)
+        .collect();
+    assert_eq!(status["generation"], held[0].0);
+    held
+}
+
+fn named(held: &[(u64, &str)]) -> Vec<(u64, String)> {
+    held.iter()
+        .map(|&(number, state)| (number, state.into()))
+        .collect()
+}
+
+#[test]
+fn a_generation_is_loaded_served_gone_back_from_and_given_up() {
+    let place = Place::new();
+    generation(
+        &place.path("two"),
+        2,
+        &[spec("f", 3000, 16), spec("q", 10, 16)],
+    );
+    generation(
+        &place.path("three"),
+        3,
+        &[spec("f", 50, 16), spec("q", 10, 16), spec("new", 5, 8)],
+    );
+    let (mut running, address) = ready(&place.configure("", ALLOWED));
+    assert_eq!(held(address), named(&[(1, "newest")]));
+    refused(
+        address,
+        "activate?number=2",
+        409,
+        "generation 2 is not held: 1 is; load it first",
+    );
+    refused(address, "rollback", 409, "nothing to go back to");
+    refused(
+        address,
+        "unload?number=1",
+        409,
+        "generation 1 is the newest",
+    );
+    assert_eq!(post(address, "activate?number=1"), (200, "{}".into()));
+
+    done(address, "load?number=2");
+    assert_eq!(held(address), named(&[(1, "newest"), (2, "held")]));
+    refused(
+        address,
+        "load?number=3",
+        409,
+        "two generations are held, 1 and 2",
+    );
+    refused(address, "rollback", 409, "nothing to go back to");
+    let metrics = page(address, "/metrics").1;
+    for line in [
+        "rowmill_generation_newest{generation=\"1\"} 1",
+        "rowmill_generation_newest{generation=\"2\"} 0",
+        "rowmill_generation_in_progress{generation=\"2\"} 0",
+    ] {
+        assert!(metrics.contains(line), "{metrics}");
+    }
+    done(address, "activate?number=2");
+    assert_eq!(held(address), named(&[(2, "newest"), (1, "before")]));
+    assert_eq!(status(address)["tables"][0]["rows"], 3000);
+    running.wait_for("generation: 2");
+    done(address, "rollback");
+    assert_eq!(held(address), named(&[(1, "newest"), (2, "held")]));
+    assert_eq!(status(address)["tables"][0]["rows"], 1000);
+    // What was gone back from does not come again by mistake.
+    refused(address, "rollback", 409, "nothing to go back to");
+    done(address, "activate?number=2");
+    done(address, "unload?number=1");
+    assert_eq!(held(address), named(&[(2, "newest")]));
+    refused(address, "rollback", 409, "nothing to go back to");
+    refused(address, "unload?number=1", 409, "generation 1 is not held");
+
+    // Another one takes the side that has become free, and the first comes back.
+    done(address, "load?directory=three");
+    done(address, "activate?number=3");
+    assert_eq!(status(address)["tables"].as_array().unwrap().len(), 3);
+    done(address, "unload?number=2");
+    let absolute = format!("load?directory={}", place.path("model").display());
+    done(address, &absolute);
+    assert_eq!(held(address), named(&[(3, "newest"), (1, "held")]));
+    running.signal(Signal::TERM);
+    assert_eq!(running.code(), Some(0));
+
+    // A restart serves what is configured.
+    let (_running, address) = ready(&place.configure("", ALLOWED));
+    assert_eq!(held(address), named(&[(1, "newest")]));
+}
+
+#[test]
+fn what_can_not_be_loaded_changes_nothing_and_is_told() {
+    let place = Place::new();
+    generation(&place.path("wide"), 2, &[spec("f", 10, 32)]);
+    generation(&place.path("same"), 1, &[spec("f", 10, 16)]);
+    generation(&place.path("zero"), 0, &[spec("f", 10, 16)]);
+    generation(&place.path("four"), 4, &[spec("f", 10, 16)]);
+    generation(&place.path("four-again"), 4, &[spec("f", 10, 16)]);
+    generation(&place.path("damaged"), 5, &[spec("f", 5000, 16)]);
+    generation(
+        &place.path("keyed"),
+        6,
+        &[TableSpec {
+            kind: TableKind::Hashed(rowmill_table::Missing::Zero),
+            ..spec("f", 10, 16)
+        }],
+    );
+    let damaged = Generation::open(place.path("damaged")).unwrap();
+    let file = damaged.path(&damaged.tables()[0]);
+    let mut bytes = std::fs::read(&file).unwrap();
+    let at = bytes.len() / 2;
+    bytes[at] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    std::fs::create_dir(place.path("bad")).unwrap();
+    std::fs::write(place.path("bad/manifest.json"), "{").unwrap();
+
+    let (_running, address) = ready(&place.configure("", ALLOWED));
+    let cases = [
+        (
+            "directory=wide",
+            "table f has dim 32 in generation 2 and 16 in generation 1",
+        ),
+        ("directory=same", "is generation 1, which is held already"),
+        (
+            "directory=zero",
+            "generation 0 cannot be told from the newest",
+        ),
+        ("number=4", "several directories hold generation 4"),
+        ("number=5", "damaged"),
+        ("number=6", "so that ids mean something else"),
+        (
+            "number=77",
+            "there is no generation 77 among the directories",
+        ),
+        ("number=77", "of which some cannot be opened"),
+        ("directory=nowhere", "cannot open"),
+        ("directory=bad", "cannot open"),
+    ];
+    for (source, why) in cases {
+        fails(address, &format!("load?{source}"), why);
+    }
+    refused(address, "load?number=x", 400, "write number=N");
+    refused(
+        address,
+        "remove?number=4",
+        400,
+        "there is no change `remove`",
+    );
+    let from_a_page = "POST /generations/rollback HTTP/1.1\r\nOrigin: http://x\r\n\r\n";
+    assert!(ask(address, from_a_page).starts_with("HTTP/1.1 403"));
+    done(address, "load?directory=four");
+}
+
+#[test]
+fn changes_have_to_be_allowed_and_cached_tables_stay_of_one_generation() {
+    let place = Place::new();
+    generation(&place.path("two"), 2, &[spec("f", 10, 16)]);
+    let (_running, address) = ready(&place.configure("", support::MODEST));
+    refused(
+        address,
+        "load?number=2",
+        403,
+        "admin.allow_changes is false",
+    );
+    drop(_running);
+    let listed = format!(
+        "{ALLOWED}\n[[tables]]\nname = \"f\"\nplacement = \"resident\"\ncache_bytes = 30000\n[cache]\npage_cache = \"allow\""
+    );
+    let (_running, address) = ready(&place.configure("", &listed));
+    refused(
+        address,
+        "load?number=2",
+        409,
+        "table f is listed in [[tables]]",
+    );
+    refused(
+        address,
+        "load?directory=two",
+        409,
+        "table f is listed in [[tables]]",
+    );
+}

@@ -1,0 +1,222 @@
+//! Another generation is loaded, served, gone back from and given up under load; is damaged; and the service is killed meanwhile.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use rowmill_table::{Generation, Resident};
+use rustix::process::Signal;
+
+use super::Verdict;
+use super::cached_moves::anonymous_bytes;
+use super::patron::{Innocent, bound};
+use super::site::{Service, Settings, Site, patience, until};
+use super::watch::{after, beside_an_innocent};
+
+/// Rows of a table that only other generations have, of 64 bytes.
+const MORE_ROWS: u32 = 200_000;
+/// Most of the bytes that they take.
+const MORE_BYTES: u64 = 10 << 20;
+
+/// Settings of a service whose generations may be changed.
+fn settings(site: &Site) -> Result<Settings> {
+    Ok(Settings {
+        // In the section of the admin pages, which is the one before.
+        cached: "allow_changes = true\n".into(),
+        ..site.settings()?
+    })
+}
+
+/// Runs `rowmill generation`. Returns whether it ended well, and what it said.
+fn command(site: &Site, service: &Service, arguments: &[&str]) -> Result<(bool, String)> {
+    let admin = service.admin().to_string();
+    let mut all = vec!["generation"];
+    all.extend(arguments);
+    all.extend(["--admin", &admin]);
+    let (status, said) = site.command("rowmill", &all)?;
+    Ok((status.success(), said))
+}
+
+fn does(site: &Site, service: &Service, arguments: &[&str]) -> Result<()> {
+    let (is_done, said) = command(site, service, arguments)?;
+    ensure!(is_done, "{arguments:?}: {said}");
+    Ok(())
+}
+
+/// The generations that a service holds, the newest first.
+fn held(service: &Service) -> Result<Vec<u64>> {
+    let status = service.status()?;
+    let held = status["generations"].as_array().context("a list")?;
+    let numbers = held.iter().map(|one| one["generation"].as_u64());
+    numbers.collect::<Option<_>>().context("numbers")
+}
+
+/// Two generations take turns under the load of three clients, and each is loaded anew.
+pub(super) fn switched(site: &Site) -> Result<Verdict> {
+    const ROUNDS: u32 = 3;
+    const SWITCHES: u32 = 8;
+    let settings = settings(site)?;
+    site.generation(2, &[("more", MORE_ROWS)])?;
+    let others: Vec<Arc<Resident>> = site.others()?;
+    beside_an_innocent(site, &settings, |scene| {
+        let endpoint = scene.service.endpoint.clone();
+        let tables = (scene.tables, &others[..]);
+        let start = |_| Innocent::start_with(&endpoint, tables, false, bound());
+        let crowd = (0..2).map(start).collect::<Result<Vec<_>>>()?;
+        let process = scene.service.process().id();
+        let service = &*scene.service;
+        let mut first = None;
+        for round in 0..ROUNDS {
+            does(site, service, &["load", "2"])?;
+            for _ in 0..SWITCHES {
+                does(site, service, &["activate", "2"])?;
+                ensure!(held(service)? == [2, 1], "2 is not served");
+                does(site, service, &["rollback"])?;
+                ensure!(held(service)? == [1, 2], "1 is not served again");
+            }
+            let with = anonymous_bytes(process)?;
+            does(site, service, &["unload", "2"])?;
+            ensure!(held(service)? == [1], "2 is still held");
+            let without = anonymous_bytes(process)?;
+            ensure!(
+                with >= without + MORE_BYTES,
+                "{with} bytes are held with two generations, and {without} with one, in round {round}"
+            );
+            // What a round leaves behind, the next would add to.
+            let first = *first.get_or_insert(without);
+            ensure!(
+                without < first + MORE_BYTES,
+                "{without} bytes are held after round {round}, and {first} were after the first"
+            );
+        }
+        let (mut answers, mut of_others, mut retried) = (0, 0, 0);
+        for client in crowd {
+            let seen = client.finish()?;
+            answers += seen.answers;
+            of_others += seen.of_others;
+            retried += seen.retried;
+            ensure!(
+                seen.of_others > 0,
+                "a client never had the other generation"
+            );
+            ensure!(
+                seen.of_others < seen.answers,
+                "a client only had the other generation"
+            );
+        }
+        let switches = ROUNDS * SWITCHES * 2;
+        Ok(format!(
+            "{switches} switches in {ROUNDS} loads, {answers} answers to 2 others meanwhile, {of_others} of them of the other generation, \
+             {retried} sent again"
+        ))
+    })
+}
+
+/// Copies a generation, and changes a byte in the middle of its last table.
+fn damage(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir(to)?;
+    for entry in from.read_dir()? {
+        let entry = entry?;
+        fs::copy(entry.path(), to.join(entry.file_name()))?;
+    }
+    let generation = Generation::open(to)?;
+    let file = generation.path(generation.tables().last().context("a table")?);
+    let mut bytes = fs::read(&file)?;
+    let at = bytes.len() / 2;
+    bytes[at] ^= 0x40;
+    fs::write(&file, bytes)?;
+    Ok(())
+}
+
+/// A generation that can't be loaded is told, and nothing of it stays; one that can is loaded after it.
+pub(super) fn damaged(site: &Site) -> Result<Verdict> {
+    let settings = settings(site)?;
+    let whole = site.generation(2, &[("more", MORE_ROWS)])?;
+    damage(&whole, &site.path("damaged"))?;
+    let no_table = site.path("cut");
+    damage(&whole, &no_table)?;
+    let generation = Generation::open(&no_table)?;
+    let last = generation.path(generation.tables().last().context("a table")?);
+    fs::write(last, "short")?;
+    beside_an_innocent(site, &settings, |scene| {
+        let process = scene.service.process().id();
+        let service = &*scene.service;
+        let before = anonymous_bytes(process)?;
+        let cases = [
+            ("damaged", "damaged"),
+            ("cut", "promise"),
+            ("nowhere", "cannot open"),
+            ("77", "there is no generation 77"),
+        ];
+        for (source, why) in cases {
+            for _ in 0..2 {
+                let (is_done, said) = command(site, service, &["load", source])?;
+                let is_told = said.contains("everything is as it was") && said.contains(why);
+                ensure!(!is_done && is_told, "load {source}: {said}");
+                ensure!(held(service)? == [1], "another generation is held");
+            }
+        }
+        let bytes = anonymous_bytes(process)?;
+        ensure!(
+            bytes < before + MORE_BYTES,
+            "{bytes} bytes are held, and {before} were before"
+        );
+        // Directories of which some are damaged don't keep a whole one from being found.
+        does(site, service, &["load", "generation-2"])?;
+        does(site, service, &["unload", "2"])?;
+        Ok(format!(
+            "{} loads failed and changed nothing",
+            2 * cases.len()
+        ))
+    })
+}
+
+/// `kill -9` while another generation is loaded, and again while it is served: the next start serves the one that is configured.
+pub(super) fn killed(site: &Site) -> Result<Verdict> {
+    let settings = settings(site)?;
+    site.generation(2, &[("more", 8 * MORE_ROWS)])?;
+    let tables = site.tables()?;
+    let others = site.others()?;
+    let mut noted = Vec::new();
+    for is_served in [false, true] {
+        let mut service = site.start(&settings)?;
+        let answers_of = (&tables, &others[..]);
+        let client = Innocent::start_with(&service.endpoint, answers_of, false, bound())?;
+        until(bound(), || client.answers() >= 5).context("its first answers")?;
+        if is_served {
+            does(site, &service, &["load", "2"])?;
+            does(site, &service, &["activate", "2"])?;
+        } else {
+            let reply =
+                service.ask(b"POST /generations/load?number=2 HTTP/1.1\r\nHost: x\r\n\r\n")?;
+            ensure!(reply.contains(" 202 "), "{reply}");
+        }
+        let wanted = if is_served { vec![2, 1] } else { vec![1] };
+        let is_held = held(&service)? == wanted;
+        service.process().signal(Signal::KILL)?;
+        ensure!(service.process().end(patience()).is_some(), "it was killed");
+        ensure!(is_held || !is_served, "generation 2 is not served");
+        noted.push(if is_held {
+            "as wanted"
+        } else {
+            "after the load"
+        });
+        // Its connection ended, and no answer before that was wrong.
+        let ended = client.finish().err().context("the service is gone")?;
+        let ended = format!("{ended:#}");
+        let is_end =
+            ended.contains("Disconnected") || ended.contains("gone") || ended.contains("closed");
+        ensure!(is_end, "{ended}");
+    }
+    let mut service = site.start(&settings)?;
+    ensure!(
+        held(&service)? == [1],
+        "the configured generation is not served"
+    );
+    after(&mut service, &tables)?;
+    does(site, &service, &["load", "2"])?;
+    Ok(Verdict::Pass(format!(
+        "killed while loading and while serving ({noted:?})"
+    )))
+}

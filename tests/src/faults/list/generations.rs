@@ -1,0 +1,25 @@
+//! Generations that are loaded beside the one that is served.
+
+use super::UNHARMED;
+use crate::faults::{Fault, generations};
+
+pub(super) const FAULTS: &[Fault] = &[
+    Fault::new(
+        "generation-switched",
+        "OK; every answer of the generation that it names",
+        UNHARMED,
+        generations::switched,
+    ),
+    Fault::new(
+        "generation-damaged",
+        "refused; nothing changed, and nothing kept",
+        UNHARMED,
+        generations::damaged,
+    ),
+    Fault::new(
+        "generation-sigkill",
+        "the configured generation served again",
+        "serves again; the innocent's answers bit-equal until then; nothing leaked",
+        generations::killed,
+    ),
+];
