@@ -19,7 +19,7 @@ const PAGE_BYTES: u64 = 64 << 20;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Which control plane, and how it is shown.
-#[derive(Args)]
+#[derive(Args, Default)]
 pub(crate) struct Control {
     /// The control plane: http://HOST:PORT or unix:PATH
     #[arg(long, value_name = "WHERE", default_value = "http://127.0.0.1:7403")]

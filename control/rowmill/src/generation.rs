@@ -1,5 +1,7 @@
 //! `rowmill generation`: another generation of the model is loaded while one is served, becomes the newest, and goes.
 
+mod everywhere;
+
 use core::fmt::Write as _;
 
 use anyhow::{Context, Result, bail};
@@ -8,6 +10,7 @@ use comfy_table::Table;
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use serde_json::Value;
 
+use crate::control::Control;
 use crate::output::{print, shown};
 use crate::place::through;
 use crate::status::{fetch, parse, post};
@@ -53,16 +56,45 @@ pub(crate) enum GenerationCommand {
 }
 
 /// Whom to ask.
-#[derive(Args)]
+#[derive(Args, Default)]
 pub(crate) struct At {
-    /// The admin address of rowmilld
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7401")]
+    /// The admin address of rowmilld, for one dataplane
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        default_value = "127.0.0.1:7401",
+        conflicts_with = "model"
+    )]
     admin: String,
+    /// All dataplanes of this model, by way of the control plane: one generation is served by all of them or by none
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    #[command(flatten)]
+    control: Control,
 }
 
 impl GenerationCommand {
     /// Does it, waits until it is through, and says what came of it.
     pub(crate) fn run(self) -> Result<()> {
+        let at = self.at();
+        if let Some(model) = &at.model {
+            return self.run_everywhere(&at.control, model);
+        }
+        self.run_here()
+    }
+
+    fn at(&self) -> &At {
+        match self {
+            GenerationCommand::Load { at, .. }
+            | GenerationCommand::Activate { at, .. }
+            | GenerationCommand::Rollback { at }
+            | GenerationCommand::Unload { at, .. }
+            | GenerationCommand::List { at } => at,
+        }
+    }
+
+    /// Does it with one dataplane.
+    fn run_here(self) -> Result<()> {
         let (path, at) = match self {
             GenerationCommand::Load { source, at } => (format!("load?{}", query(&source)), at),
             GenerationCommand::Activate { number, at } => (format!("activate?number={number}"), at),
@@ -173,7 +205,11 @@ mod tests {
                 stream.write_all(answer.as_bytes()).expect("sent");
             }
         });
-        let outcome = command(At { admin }).run();
+        let at = At {
+            admin,
+            ..At::default()
+        };
+        let outcome = command(at).run();
         answerer.join().expect("all was asked for");
         outcome
     }

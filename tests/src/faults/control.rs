@@ -46,7 +46,11 @@ fn has_share(service: &Service, sets: u64) -> Result<()> {
 }
 
 /// Waits until the status page says so of the control plane.
-fn says(service: &Service, what: &str, is_so: impl Fn(&serde_json::Value) -> bool) -> Result<()> {
+pub(super) fn says(
+    service: &Service,
+    what: &str,
+    is_so: impl Fn(&serde_json::Value) -> bool,
+) -> Result<()> {
     let mut last = serde_json::Value::Null;
     let outcome = until(patience(), || {
         last = service.status().unwrap_or_default()["control"].take();
@@ -88,7 +92,7 @@ pub(super) fn gone(site: &Site) -> Result<Verdict> {
 }
 
 /// Starts `rowmill-control` with the state that it had here before.
-fn control_plane(site: &Site) -> Result<Running> {
+pub(super) fn control_plane(site: &Site) -> Result<Running> {
     let config = site.path("control.toml");
     let [state, socket] = ["control.redb", "control.sock"].map(|name| site.path(name));
     let text = format!(

@@ -10,6 +10,7 @@ use rustix::process::Signal;
 
 use super::Verdict;
 use super::cached_moves::anonymous_bytes;
+use super::control::{control_plane, says};
 use super::patron::{Innocent, bound};
 use super::site::{Service, Settings, Site, patience, until};
 use super::watch::{after, beside_an_innocent};
@@ -219,4 +220,94 @@ pub(super) fn killed(site: &Site) -> Result<Verdict> {
     Ok(Verdict::Pass(format!(
         "killed while loading and while serving ({noted:?})"
     )))
+}
+
+/// By way of the control plane, which is killed while a generation is loaded, and again when it is served.
+pub(super) fn by_control_plane(site: &Site) -> Result<Verdict> {
+    if !site.programs.path("rowmill-control").exists() {
+        return Ok(Verdict::Skipped("rowmill-control is not built".into()));
+    }
+    let address = format!("unix:{}", site.path("control.sock").display());
+    let settings = Settings {
+        cached: format!("[control]\naddress = \"{address}\"\nname = \"test\"\n"),
+        ..site.settings()?
+    };
+    site.generation(2, &[("more", 8 * MORE_ROWS)])?;
+    let others = site.others()?;
+    let mut running = control_plane(site)?;
+    let wish = |arguments: &[&str]| -> Result<(bool, String)> {
+        let mut all = vec!["generation"];
+        all.extend(arguments);
+        all.extend(["--model", "faults", "--control", &address]);
+        let (status, said) = site.command("rowmill", &all)?;
+        Ok((status.success(), said))
+    };
+    let does = |arguments: &[&str]| -> Result<()> {
+        let (is_done, said) = wish(arguments)?;
+        ensure!(is_done, "{arguments:?}: {said}");
+        Ok(())
+    };
+    beside_an_innocent(site, &settings, |scene| {
+        let endpoint = scene.service.endpoint.clone();
+        let client = Innocent::start_with(&endpoint, (scene.tables, &others[..]), false, bound())?;
+        let service = &*scene.service;
+        let is_connected = |control: &serde_json::Value| control["connected"] == true;
+        let holds = |wanted: &[u64]| {
+            let is_so = || held(service).is_ok_and(|held| held == wanted);
+            until(2 * patience(), is_so).with_context(|| format!("{wanted:?} is not held"))
+        };
+        says(service, "connected", is_connected)?;
+        until(2 * patience(), || {
+            wish(&["list"]).is_ok_and(|(done, _)| done)
+        })?;
+        // A wish is kept before it is answered: whoever is killed then goes on with it.
+        let mut load = site.programs.leashed("rowmill");
+        load.args([
+            "generation",
+            "load",
+            "2",
+            "--model",
+            "faults",
+            "--control",
+            &address,
+        ]);
+        let mut load = load.spawn().context("rowmill")?;
+        let is_wished =
+            || wish(&["list"]).is_ok_and(|(_, said)| said.contains("1, 2 are to be held"));
+        until(patience(), is_wished).context("the wish")?;
+        running.signal(Signal::KILL)?;
+        running.end(patience()).context("it was killed")?;
+        let _lost = load.wait().context("rowmill")?;
+        running = control_plane(site)?;
+        holds(&[1, 2])?;
+        says(service, "connected", is_connected)?;
+        does(&["activate", "2"])?;
+        ensure!(held(service)? == [2, 1], "2 is not served");
+        running.signal(Signal::KILL)?;
+        running.end(patience()).context("it was killed")?;
+        ensure!(held(service)? == [2, 1], "2 is not served any more");
+        running = control_plane(site)?;
+        says(service, "connected", is_connected)?;
+        until(2 * patience(), || {
+            wish(&["rollback"]).is_ok_and(|(done, _)| done)
+        })
+        .context("rollback")?;
+        holds(&[1, 2])?;
+        does(&["unload", "2"])?;
+        ensure!(held(service)? == [1], "2 is still held");
+        let (is_done, said) = wish(&["load", "77"])?;
+        let is_told = said.contains("there is no generation 77");
+        ensure!(!is_done && is_told, "load 77: {said}");
+        let (is_done, said) = wish(&["activate", "77"])?;
+        let is_told = said.contains("does not hold generation 77 yet");
+        ensure!(!is_done && is_told, "activate 77: {said}");
+        ensure!(held(service)? == [1], "another generation is held");
+        does(&["unload", "77"])?;
+        let seen = client.finish()?;
+        ensure!(seen.of_others > 0, "the other generation was never served");
+        Ok(format!(
+            "killed twice; {} answers, {} of the other generation, {} sent again",
+            seen.answers, seen.of_others, seen.retried
+        ))
+    })
 }

@@ -22,4 +22,10 @@ pub(super) const FAULTS: &[Fault] = &[
         "serves again; the innocent's answers bit-equal until then; nothing leaked",
         generations::killed,
     ),
+    Fault::new(
+        "generation-control",
+        "held and served as wished, by the control plane that comes after the one that is killed",
+        UNHARMED,
+        generations::by_control_plane,
+    ),
 ];
