@@ -380,7 +380,9 @@ fn describe_admin(config: &Config) -> Choice {
             "admin pages",
             format!("http://{address}"),
             match config.admin.allow_changes {
-                true => "reached from this host only, from where listed tables can be moved and generations changed",
+                true => {
+                    "reached from this host only, from where listed tables can be moved and generations changed"
+                }
                 false => "reached from this host only",
             },
         ),
