@@ -380,7 +380,9 @@ fn describe_admin(config: &Config) -> Choice {
             "admin pages",
             format!("http://{address}"),
             match config.admin.allow_changes {
-                true => "reached from this host only, from where listed tables can be moved",
+                true => {
+                    "reached from this host only, from where listed tables can be moved and generations changed"
+                }
                 false => "reached from this host only",
             },
         ),
@@ -388,7 +390,7 @@ fn describe_admin(config: &Config) -> Choice {
             let why = match config.admin.allow_changes {
                 true => {
                     "not protected: whoever reaches the address sees clients and tables, and from this host \
-                     listed tables can be moved"
+                     listed tables can be moved and generations changed"
                 }
                 false => "not protected: whoever reaches the address sees clients and tables",
             };

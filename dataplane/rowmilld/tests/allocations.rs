@@ -2,7 +2,9 @@
 
 mod support;
 
+use rowmill_engine::Side;
 use rowmill_port::Event;
+use rowmill_rowmilld::turnover::Stage;
 use rowmill_wire::Status;
 use support::*;
 
@@ -50,6 +52,33 @@ fn steps_take_no_memory() {
         ] {
             assert!(statuses.contains(&status), "{status} is among {statuses:?}");
         }
+    }
+}
+
+#[test]
+fn generations_are_changed_without_memory() {
+    let mut bench = Bench::new();
+    bench.worker.port().attach(CONN);
+    bench.settle();
+    let number = bench.bind(CONN);
+    let second = generation(2, DIM);
+    let prepared = bench.sessions.prepare(Side::B, &second).unwrap();
+    let stages = [
+        (Side::B, Stage::Prepare(2)),
+        (Side::B, Stage::Bind(prepared.also.into())),
+        (Side::B, Stage::Switch),
+        (Side::A, Stage::Switch),
+        (Side::B, Stage::Release),
+    ];
+    for (side, stage) in stages {
+        let port = bench.worker.port();
+        port.request(0, lookup(1, number, REGION, &[7; 1000]));
+        port.completions.clear();
+        let told = bench.tell(side, stage);
+        let taken = allocation_counter::measure(|| bench.settle());
+        assert_eq!((taken.count_total, taken.count_current), (0, 0), "{told:?}");
+        assert!(told.is_done());
+        assert_eq!(bench.worker.port().completions[0].status, Status::Ok);
     }
 }
 

@@ -10,6 +10,7 @@ use rowmill_port::sim::SimNet;
 use rowmill_rowmilld::mailbox::Mailbox;
 use rowmill_rowmilld::worker::Worker;
 
+use super::generations::Generations;
 use super::ledger::{Ledger, Violation};
 use super::moves::Moves;
 use super::planted::Planted;
@@ -67,6 +68,8 @@ pub struct Dataplane {
     pub steps: u64,
     /// What has tables move.
     pub moves: Moves,
+    /// What has generations change.
+    pub generations: Generations,
 }
 
 /// How long a worker is away that can go on with none of its requests.
@@ -81,7 +84,7 @@ impl Dataplane {
         pace: Pace,
         seed: u64,
         (ledger, story): (Ledger, Story),
-        moves: Moves,
+        (moves, generations): (Moves, Generations),
     ) -> Dataplane {
         let lane = |(engine, port, mailbox)| Lane {
             worker: Worker::new(engine, connections, port, mailbox, Arc::default()),
@@ -99,12 +102,14 @@ impl Dataplane {
             violation: None,
             steps: 0,
             moves,
+            generations,
         }
     }
 
     /// When a worker next has something to do.
     pub fn next_ns(&self) -> Option<u64> {
-        let at = |(i, lane): (usize, &Lane)| match lane.is_idle() {
+        let is_told = self.generations.is_under_way();
+        let at = |(i, lane): (usize, &Lane)| match lane.is_idle() && !is_told {
             true => self
                 .net
                 .next_at_lane(i as u16)
@@ -146,6 +151,7 @@ impl Dataplane {
         for i in 0..self.lanes.len() {
             let lane = &self.lanes[i];
             let due = !lane.is_idle()
+                || self.generations.is_under_way()
                 || idle_too
                 || self
                     .net
@@ -160,6 +166,7 @@ impl Dataplane {
     fn step(&mut self, i: usize) {
         self.after_client();
         self.moves.go_on();
+        self.generations.go_on();
         let now_ns = self.net.now_ns();
         let lane = &mut self.lanes[i];
         let quantum = lane.worker.engine().micro_batch_bytes();

@@ -105,6 +105,8 @@ pub struct Flight {
     pub model: Option<Arc<SchemaModel>>,
     /// Slices announced so far.
     pub slices: u32,
+    /// The generation that these are of.
+    pub generation: Option<u64>,
     /// The client has asked for an early end.
     pub cancelled: bool,
     /// Another request of the same client shares bytes with its target or its sources are not read
@@ -168,6 +170,7 @@ impl Flight {
             header,
             model,
             slices: 0,
+            generation: None,
             cancelled: false,
             entangled: false,
             lane_bytes: 0,
@@ -251,11 +254,12 @@ impl Flight {
             })
     }
 
-    /// The first of some bags whose vector is not what was asked for, as a sentence. `stored` gives
+    /// The first of some bags whose vector is not what was asked for, by the tables of a generation, as a sentence. `stored` gives
     /// the target's bytes.
     pub fn check(
         &self,
         bags: Range<u32>,
+        generation: u64,
         mut stored: impl FnMut(Range<u64>) -> Option<Vec<u8>>,
     ) -> Result<(), String> {
         if self.entangled {
@@ -263,6 +267,16 @@ impl Flight {
         }
         let (Some(model), Some(header)) = (&self.model, self.header) else {
             return Ok(());
+        };
+        let others = self.generation.into_iter().chain([header.generation]);
+        if let Some(other) = others
+            .into_iter()
+            .find(|&other| other != 0 && other != generation)
+        {
+            return Err(format!("generation {generation} instead of {other}"));
+        }
+        let Some(model) = model.of(generation) else {
+            return Err(format!("generation {generation}, which there is not"));
         };
         let unread = |feature: usize, bag: u32| {
             format!("feature {feature}, bag {bag}: announced before its ids were read")

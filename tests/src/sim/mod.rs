@@ -13,6 +13,7 @@ mod books;
 pub mod dataplane;
 pub mod flight;
 pub mod frames;
+pub mod generations;
 pub mod ledger;
 pub mod model;
 pub mod moves;

@@ -102,14 +102,33 @@ pub struct SchemaModel {
     pub features: Vec<FeatureModel>,
     tables: Arc<Resident>,
     lacks: Lacks,
+    /// The same of other generations.
+    others: Vec<SchemaModel>,
 }
 
 impl SchemaModel {
-    /// Looks the tables up.
+    /// Looks the tables up, of all generations that there may be.
     ///
     /// # Panics
     /// If there is none of a name: the service must have refused that.
-    pub(super) fn new(schema: &Schema, tables: &Arc<Resident>, lacks: &Lacks) -> SchemaModel {
+    pub(super) fn new(schema: &Schema, tables: &[Arc<Resident>], lacks: &Lacks) -> SchemaModel {
+        let (first, others) = tables.split_first().expect("a generation");
+        let others = others
+            .iter()
+            .map(|tables| SchemaModel::of_one(schema, tables, lacks));
+        SchemaModel {
+            others: others.collect(),
+            ..SchemaModel::of_one(schema, first, lacks)
+        }
+    }
+
+    /// Of a generation, if there is one of that number.
+    pub(super) fn of(&self, generation: u64) -> Option<&SchemaModel> {
+        let mut all = core::iter::once(self).chain(&self.others);
+        all.find(|model| model.tables.generation() == generation)
+    }
+
+    fn of_one(schema: &Schema, tables: &Arc<Resident>, lacks: &Lacks) -> SchemaModel {
         let feature = |f: &Feature| {
             let position = tables.tables().iter().position(|t| t.name() == f.table);
             let table = position.expect("bound schemas name tables that there are");
@@ -132,6 +151,7 @@ impl SchemaModel {
             features: schema.features.iter().map(feature).collect(),
             tables: Arc::clone(tables),
             lacks: lacks.clone(),
+            others: Vec::new(),
         }
     }
 

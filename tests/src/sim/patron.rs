@@ -116,7 +116,7 @@ impl Patron {
             }
         }
         let bound = session.bind(schema.clone())?;
-        let model = SchemaModel::new(&schema, &stage.tables, &stage.lacks);
+        let model = SchemaModel::new(&schema, &stage.generations, &stage.lacks);
         // The library gives out whole cache lines.
         let bytes = model.target_bytes(schema.max_batch).next_multiple_of(64) as usize;
         let region = session.region(bytes * self.rng.usize(1..=3) + 4 * self.rng.usize(0..9))?;
@@ -150,13 +150,17 @@ impl Patron {
             .swap_remove(at.ok_or_else(|| Violation("an answer to nothing".into()))?);
         match answer.outcome {
             Ok(()) => {
+                let of_answer = visit.model.of(answer.generation);
+                let model = of_answer.ok_or_else(|| {
+                    Violation(format!("an answer of generation {}", answer.generation))
+                })?;
                 for (feature, f) in visit.model.features.iter().enumerate() {
                     let mut bytes = vec![0; f.vector_bytes() as usize];
                     let vectors = sent.work.vectors(&visit.model, feature);
                     for vector in 0..vectors {
                         let at = visit.schema.vector_offset(feature, vector);
                         visit.session.read(&answer.target, at, &mut bytes);
-                        let (model, partials) = (&visit.model, sent.options.partials);
+                        let partials = sent.options.partials;
                         if bytes != sent.work.expected(model, feature, vector, partials) {
                             return Err(Violation(format!(
                                 "conn {} request {:#x}: feature {feature}, vector {vector} is not what the reference gives",
@@ -172,6 +176,11 @@ impl Patron {
                 let expected = match refusal.status {
                     // Of both the ledger looks whether they can be.
                     Status::Busy => true,
+                    // The one that it named, or that its parts did, has gone.
+                    Status::Retry => {
+                        let is_named = sent.options.generation != 0 || answer.parts > 1;
+                        is_named && stage.generations.len() > 1
+                    }
                     Status::RowUnavailable => visit.model.may_fail(refusal.feature),
                     Status::Expired => sent.options.remaining.is_some(),
                     Status::Cancelled => sent.cancelled,
@@ -223,7 +232,10 @@ impl Patron {
             slice_bags: if rng.bool() { rng.u32(0..=bags) } else { 0 },
             partials: rng.u8(0..4) == 0 && visit.model.has_partials(),
             attempt: rng.u16(0..4),
-            generation: 0,
+            generation: match stage.generations.len() > 1 && rng.u8(0..8) == 0 {
+                true => rng.u64(1..=3),
+                false => 0,
+            },
         };
         match visit
             .session

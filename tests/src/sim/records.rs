@@ -100,7 +100,9 @@ pub fn check_slice(
     }
     let first = flight.slices * slice_bags;
     flight.slices += 1;
-    flight.check(first..first + slice_bags, stored)
+    flight.check(first..first + slice_bags, record.generation, stored)?;
+    flight.generation = Some(record.generation);
+    Ok(())
 }
 
 /// A final record.
@@ -132,6 +134,9 @@ pub fn check_final(
                 "EXPIRED before its deadline {:?}",
                 flight.deadline_ns()
             ))
+        }
+        Status::Retry if flight.header.is_some_and(|header| header.generation == 0) => {
+            Err("RETRY to a request that names no generation".into())
         }
         Status::Cancelled if !flight.cancelled => Err("CANCELLED, but nobody cancelled it".into()),
         Status::RowUnavailable if now.rows_failed == 0 => {
@@ -170,7 +175,7 @@ fn check_ok(
     if record.service_ns != now.at_ns - flight.received_ns {
         return Err(format!("a service time of {} ns", record.service_ns));
     }
-    flight.check(0..u32::MAX, stored)?;
+    flight.check(0..u32::MAX, record.generation, stored)?;
     if now.honest && flight.has_read_twice() {
         return Err("ids or weights were read twice".into());
     }

@@ -18,13 +18,14 @@ type Bound = Arc<Mutex<BTreeMap<(ConnId, u32), Arc<SchemaModel>>>>;
 #[derive(Clone)]
 pub struct Schemas {
     bound: Bound,
-    tables: Arc<Resident>,
+    /// All generations that there may be.
+    tables: Vec<Arc<Resident>>,
     lacks: Lacks,
 }
 
 impl Schemas {
     /// None yet.
-    pub(super) fn new(tables: Arc<Resident>, lacks: Lacks) -> Schemas {
+    pub(super) fn new(tables: Vec<Arc<Resident>>, lacks: Lacks) -> Schemas {
         Schemas {
             bound: Bound::default(),
             tables,
@@ -44,13 +45,13 @@ impl Schemas {
 
 /// `rowmilld`'s sessions, and what is bound there.
 pub struct Noted {
-    sessions: Sessions,
+    sessions: Arc<Sessions>,
     schemas: Schemas,
 }
 
 impl Noted {
     /// Notes what `sessions` binds.
-    pub fn new(sessions: Sessions, schemas: Schemas) -> Noted {
+    pub fn new(sessions: Arc<Sessions>, schemas: Schemas) -> Noted {
         Noted { sessions, schemas }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 use rowmill_arena::HugePages;
-use rowmill_engine::Engine;
+use rowmill_engine::{Engine, Side};
 use rowmill_pooling::{Isa, Kernels};
 use rowmill_port::sim::{Bounds, Far, Faults, Link, SimNet};
 use rowmill_port::{ConnId, RegionId};
@@ -17,6 +17,7 @@ use rowmill_rowmilld::service::Sessions;
 use rowmill_table::{Missing, Resident, RowFormat, TableKind, TableSpec, silent};
 
 use super::dataplane::{Dataplane, Pace};
+use super::generations::Generations;
 use super::ledger::{Ledger, Pass, Violation};
 use super::moves::Moves;
 use super::patron::Patron;
@@ -33,6 +34,8 @@ pub struct Stage {
     pub net: SimNet,
     /// The model's tables.
     pub tables: Arc<Resident>,
+    /// All generations of them that there may be.
+    pub generations: Vec<Arc<Resident>>,
     /// Rows of them that are taken for zeros.
     pub(super) lacks: Lacks,
     dataplane: Rc<RefCell<Dataplane>>,
@@ -109,6 +112,10 @@ pub struct Outcome {
     pub moves: u64,
     /// The latter alone, begun.
     pub resized: u64,
+    /// Generations that became the newest.
+    pub switched: u64,
+    /// Generations that were given up.
+    pub released: u64,
 }
 
 /// A run that broke a rule.
@@ -217,11 +224,12 @@ impl World {
             format!("{workers} workers, {limits:?}\n{bounds:?}\n{faults:?}\n{pace:?}\n{specs:?}\n");
         let tables =
             Resident::in_memory(&specs, seed, HugePages::Off, &silent).expect("a few small tables");
-        let tables = Arc::new(tables);
+        let tables = Arc::new(tables.with_generation(1));
         // By draws of their own: whatever else happens in a world does not depend on them.
         let mut draws = Rng::with_seed(!seed);
         let cached = Drawn::draw(&mut draws, specs.len(), limits.engine().max_ids);
-        let schemas = Schemas::new(Arc::clone(&tables), cached.lacks().clone());
+        let generations = draw_generations(seed, &tables, &specs, &cached.tables());
+        let schemas = Schemas::new(generations.clone(), cached.lacks().clone());
         let mailboxes: Vec<Arc<Mailbox>> = (0..workers).map(|_| Arc::default()).collect();
         let sessions = Sessions::new(
             "simulated".into(),
@@ -229,7 +237,8 @@ impl World {
             &limits,
             mailboxes.clone(),
         );
-        let service = Arc::new(Noted::new(sessions, schemas.clone()));
+        let sessions = Arc::new(sessions);
+        let service = Arc::new(Noted::new(Arc::clone(&sessions), schemas.clone()));
         let net = SimNet::new(rng.u64(..), bounds, service, faults);
         let isas = Isa::available();
         let isa = isas[rng.usize(0..isas.len())];
@@ -258,10 +267,17 @@ impl World {
             &moving_tables,
             moving,
         );
+        let turns = Generations::new(
+            sessions,
+            mailboxes.clone(),
+            generations.clone(),
+            Rng::with_seed(seed.rotate_left(16)),
+        );
         let parts = mailboxes.into_iter().zip(caches).enumerate();
         let parts = parts.map(|(lane, (mailbox, (turns, cache)))| {
             let kernels = Kernels::new(isa);
-            let engine = Engine::with_cache(limits.engine(), kernels, turns, cache);
+            let mut engine = Engine::with_cache(limits.engine(), kernels, turns, cache);
+            engine.prepare(Side::A, 1);
             let port = Planted::new(net.lane(lane as u16), net.clone(), mistake);
             (engine, port, mailbox)
         });
@@ -281,7 +297,7 @@ impl World {
             pace,
             rng.u64(..),
             (ledger, story),
-            moves,
+            (moves, turns),
         );
         let dataplane = Rc::new(RefCell::new(dataplane));
         let weak = Rc::downgrade(&dataplane);
@@ -293,6 +309,7 @@ impl World {
         let stage = Stage {
             net: net.clone(),
             tables,
+            generations,
             lacks: cached.lacks().clone(),
             dataplane: Rc::clone(&dataplane),
         };
@@ -402,6 +419,8 @@ impl World {
             tally: dataplane.ledger.tally,
             moves: dataplane.moves.made,
             resized: dataplane.moves.resized,
+            switched: dataplane.generations.switched,
+            released: dataplane.generations.released,
         })
     }
 }
@@ -429,6 +448,33 @@ fn draw_far(rng: &mut Rng, mistake: Option<Mistake>) -> Option<Far> {
         Some(Mistake::ReadsTwice) => None,
         _ => drawn.then_some(far),
     }
+}
+
+/// The generations that there may be: those of a world without cached tables, and whose tables have an answer for any key, take turns.
+fn draw_generations(
+    seed: u64,
+    first: &Arc<Resident>,
+    specs: &[TableSpec],
+    cached: &[bool],
+) -> Vec<Arc<Resident>> {
+    let mut all = vec![Arc::clone(first)];
+    let refuses = |spec: &TableSpec| spec.kind == TableKind::Hashed(Missing::Error);
+    if cached.contains(&true) || specs.iter().any(refuses) {
+        return all;
+    }
+    let mut rng = Rng::with_seed(seed.rotate_left(48));
+    for number in 2..=3 {
+        let specs: Vec<TableSpec> = (specs.iter().cloned())
+            .map(|spec| TableSpec {
+                format: RowFormat::ALL[rng.usize(0..RowFormat::ALL.len())],
+                ..spec
+            })
+            .collect();
+        let tables = Resident::in_memory(&specs, rng.u64(..), HugePages::Off, &silent);
+        let tables = tables.expect("a few small tables").with_generation(number);
+        all.push(Arc::new(tables));
+    }
+    all
 }
 
 fn draw_tables(rng: &mut Rng) -> Vec<TableSpec> {

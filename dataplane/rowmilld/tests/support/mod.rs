@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use rowmill_arena::{HugePages, Layout, Staging, Strip, Window};
-use rowmill_engine::Engine;
+use rowmill_engine::{Engine, Side};
 use rowmill_pooling::{Isa, Kernels};
 use rowmill_port::{
     ConnId, Event, Extent, Fetch, Idle, RegionError, RegionId, RoomError, ServerPort, Service,
@@ -15,6 +15,7 @@ use rowmill_rowmilld::config::Limits;
 use rowmill_rowmilld::figures::Figures;
 use rowmill_rowmilld::mailbox::Mailbox;
 use rowmill_rowmilld::service::Sessions;
+use rowmill_rowmilld::turnover::{Stage, Turnover};
 use rowmill_rowmilld::worker::Worker;
 use rowmill_table::{Resident, RowFormat, TableSpec, silent};
 use rowmill_wire::limits::SLOT_BYTES;
@@ -200,16 +201,22 @@ pub const ROWS: u32 = 100;
 /// Its dimension.
 pub const DIM: usize = 16;
 
-/// One table `t`.
+/// One table `t`, as generation 1.
 pub fn tables() -> Arc<Resident> {
+    generation(1, DIM)
+}
+
+/// The same with other rows, as another generation, and of some dimension.
+pub fn generation(number: u64, dim: usize) -> Arc<Resident> {
     let spec = TableSpec {
         name: "t".into(),
         rows: ROWS.into(),
-        dim: DIM,
+        dim,
         format: RowFormat::F32,
         kind: rowmill_table::TableKind::Dense,
     };
-    Arc::new(Resident::in_memory(&[spec], 7, HugePages::Off, &silent).unwrap())
+    let tables = Resident::in_memory(&[spec], 6 + number, HugePages::Off, &silent);
+    Arc::new(tables.unwrap().with_generation(number))
 }
 
 /// Limits that fit tests.
@@ -275,6 +282,27 @@ impl Bench {
             }
         }
         panic!("the worker does not come to rest");
+    }
+
+    /// Tells the worker of generations; whoever has this holds what it may not be the last to drop.
+    pub fn tell(&mut self, side: Side, stage: Stage) -> Arc<Turnover> {
+        let turnover = Arc::new(Turnover::new(side, stage, 1));
+        self.mailbox.turn_over(Arc::clone(&turnover));
+        turnover
+    }
+
+    /// Has the sessions and the worker hold another generation on a side.
+    pub fn hold(&mut self, side: Side, tables: &Arc<Resident>) {
+        let prepared = self.sessions.prepare(side, tables).unwrap();
+        assert!(prepared.pending.is_settled());
+        for stage in [
+            Stage::Prepare(tables.generation()),
+            Stage::Bind(prepared.also.into()),
+        ] {
+            let told = self.tell(side, stage);
+            self.settle();
+            assert!(told.is_done());
+        }
     }
 
     /// Binds the test's schema for a connection that is attached; its number.
