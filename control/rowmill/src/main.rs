@@ -1,6 +1,7 @@
 //! `rowmill`: the operator's command.
 #![forbid(unsafe_code)]
 
+mod cert;
 mod control;
 mod import;
 mod interrupt;
@@ -11,6 +12,7 @@ mod policy;
 mod progress;
 mod status;
 mod table;
+mod token;
 mod units;
 mod watch;
 
@@ -42,6 +44,12 @@ enum Command {
     /// What the control plane wants, and why
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
+    /// Certificates for development
+    #[command(subcommand)]
+    Cert(cert::CertCommand),
+    /// Tokens that say who somebody is
+    #[command(subcommand)]
+    Token(token::TokenCommand),
     /// What it does: rates of workers and cached tables, a table every second
     Watch(watch::Watch),
 }
@@ -54,6 +62,8 @@ fn main() -> ExitCode {
         Command::Place(command) => command.run(),
         Command::Tables(command) => command.run(),
         Command::Policy(command) => command.run(),
+        Command::Cert(command) => command.run(),
+        Command::Token(command) => command.run(),
         Command::Watch(command) => command.run(),
     };
     match result {

@@ -11,6 +11,7 @@ mod http;
 mod link;
 mod report;
 mod samples;
+mod stream;
 mod view;
 
 use std::io;
@@ -22,7 +23,7 @@ use rowmill_cache::Samples;
 use rowmill_table::TableInfo;
 
 use crate::cache_view::CacheView;
-use crate::config::{Control, ControlAddress};
+use crate::config::{Control, ControlAddress, Credentials};
 use crate::mailbox::Mailbox;
 use crate::places::Places;
 
@@ -55,6 +56,7 @@ pub struct Means {
 #[derive(Clone, Debug)]
 struct Peer {
     address: ControlAddress,
+    credentials: Credentials,
     name: String,
     /// Drawn at each start.
     instance: u128,
@@ -86,6 +88,7 @@ pub fn start(means: Means) -> io::Result<Arc<ControlView>> {
     rustix::rand::getrandom(&mut instance[..], rustix::rand::GetRandomFlags::empty())?;
     let peer = Peer {
         name: control.name(),
+        credentials: control.credentials(),
         address: control.address,
         instance: u128::from_ne_bytes(instance),
     };
