@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what building rowmill needs beside Rust: a C linker, and for RDMA libibverbs and librdmacm with
+# Installs what building rowmill needs beside Rust: a C compiler and linker, and for RDMA libibverbs and librdmacm with
 # libclang, through which bindgen makes Rust declarations of their headers. Does nothing where all is there.
 set -euo pipefail
 

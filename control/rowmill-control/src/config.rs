@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use rowmill_trust::ServerFiles;
 use serde::Deserialize;
 
 /// Everything that can be set.
@@ -18,14 +19,20 @@ pub struct Config {
     /// Its permissions: whoever may write it can do all that there is to do.
     #[serde(default = "default_socket_mode")]
     pub socket_mode: u32,
-    /// Whether `listen` may be beyond loopback, where whoever reaches it can do all that there is to do.
+    /// Whether `listen` may be beyond loopback without TLS, or with TLS and nobody asked who they are.
     #[serde(default)]
     pub insecure: bool,
+    /// The file of the tokens that are known, if visitors over TCP are to have some.
+    #[serde(default)]
+    pub tokens_file: Option<PathBuf>,
     /// The file of what has to be known after a restart.
     pub state: PathBuf,
     /// Whether dataplanes that follow another control plane are taken over from it.
     #[serde(default)]
     pub take_over: bool,
+    /// TLS, which `listen` then speaks and nothing else.
+    #[serde(default)]
+    pub tls: Tls,
     /// Bounds.
     #[serde(default)]
     pub limits: Limits,
@@ -35,6 +42,18 @@ pub struct Config {
     /// Logging.
     #[serde(default)]
     pub log: Log,
+}
+
+/// TLS: on where there is a certificate.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub struct Tls {
+    /// The server's certificate, in PEM, and those between it and the authority's.
+    pub certificate: Option<PathBuf>,
+    /// The certificate's key, in PEM.
+    pub key: Option<PathBuf>,
+    /// The authorities that may have issued clients' certificates, in PEM.
+    pub client_ca: Option<PathBuf>,
 }
 
 /// Bounds.
@@ -174,6 +193,47 @@ impl Config {
         })
     }
 
+    /// The server's certificate and what belongs to it, where `listen` speaks TLS.
+    pub fn server_files(&self) -> Option<ServerFiles> {
+        let tls = &self.tls;
+        Some(ServerFiles {
+            certificate: tls.certificate.clone()?,
+            key: tls.key.clone()?,
+            client_ca: tls.client_ca.clone(),
+            takes_others: self.tokens_file.is_some(),
+        })
+    }
+
+    fn check_trust(&self, address: Option<SocketAddr>) -> Result<(), String> {
+        let tls = &self.tls;
+        let is_on = tls.certificate.is_some();
+        if is_on != tls.key.is_some() {
+            return Err("tls: set both certificate and key, or neither".into());
+        }
+        if tls.client_ca.is_some() && !is_on {
+            return Err("tls.client_ca is set without TLS, so that nobody could show a certificate: set tls.certificate and tls.key".into());
+        }
+        let Some(address) = address else {
+            let unused = is_on || self.tokens_file.is_some();
+            return match unused {
+                true => Err("listen is \"off\", and tls and tokens_file are for it alone: whoever may write the socket needs neither".into()),
+                false => Ok(()),
+            };
+        };
+        if self.insecure {
+            return Ok(());
+        }
+        if is_on && tls.client_ca.is_none() && self.tokens_file.is_none() {
+            return Err("tls is set, and nobody would be asked who they are: set tls.client_ca, for clients with certificates, or tokens_file, for those with tokens (or insecure = true on a network that is trusted)".into());
+        }
+        if !is_on && !address.ip().is_loopback() {
+            return Err(format!(
+                "listen: {address} can be reached from other hosts, and without TLS whoever is in between can read and change everything: set tls.certificate and tls.key (`rowmill cert dev` makes some for development), listen on 127.0.0.1, or set insecure = true on a network that is trusted"
+            ));
+        }
+        Ok(())
+    }
+
     fn check(&self) -> Result<(), String> {
         let address = self.address()?;
         if address.is_none() && self.socket.is_none() {
@@ -181,14 +241,7 @@ impl Config {
                 "neither listen nor socket is set, so that nobody could connect: set one".into(),
             );
         }
-        if let Some(address) = address
-            && !address.ip().is_loopback()
-            && !self.insecure
-        {
-            return Err(format!(
-                "listen: {address} can be reached from other hosts, and whoever reaches it can do all that there is to do: listen on 127.0.0.1, or set insecure = true on a network that is trusted"
-            ));
-        }
+        self.check_trust(address)?;
         if self.socket_mode > 0o777 {
             return Err(format!(
                 "socket_mode: {:#o} is no permission: write one from 0o600 to 0o777",
@@ -255,7 +308,7 @@ mod tests {
             .collect();
         let all: Config = toml::from_str(&uncommented).unwrap();
         assert!(
-            all.socket.is_some() && all.record.file.is_some(),
+            all.socket.is_some() && all.record.file.is_some() && all.tls.client_ca.is_some(),
             "{uncommented}"
         );
     }
@@ -268,6 +321,23 @@ mod tests {
             ("state = 'a'\nlisten = 'off'", "nobody could connect"),
             ("state = 'a'\nlisten = '0.0.0.0:7403'", "insecure = true"),
             ("state = 'a'\nlisten = '[::]:7403'", "insecure = true"),
+            (
+                "state = 'a'\nlisten = '0.0.0.0:1'\ntokens_file = 'b'",
+                "set tls.certificate and tls.key",
+            ),
+            (
+                "state = 'a'\ntls.certificate = 'b'",
+                "both certificate and key",
+            ),
+            ("state = 'a'\ntls.client_ca = 'b'", "without TLS"),
+            (
+                "state = 'a'\ntls = { certificate = 'b', key = 'c' }",
+                "nobody would be asked who they are",
+            ),
+            (
+                "state = 'a'\nlisten = 'off'\nsocket = 'b'\ntokens_file = 'c'",
+                "whoever may write the socket needs neither",
+            ),
             ("state = 'a'\nsocket_mode = 0o7777", "no permission"),
             ("state = 'a'\nlimits.samples_per_s = -1.0", "up to 1e8"),
             ("state = 'a'\nlimits.connections = 0", "from 1 to"),
@@ -279,6 +349,12 @@ mod tests {
         let trusted: Config =
             toml::from_str("state = 'a'\nlisten = '0.0.0.0:1'\ninsecure = true").unwrap();
         trusted.check().unwrap();
+        for asked in ["tokens_file = 'd'\n[tls]", "[tls]\nclient_ca = 'd'"] {
+            let text =
+                format!("state = 'a'\nlisten = '0.0.0.0:1'\n{asked}\ncertificate = 'b'\nkey = 'c'");
+            let config: Config = toml::from_str(&text).unwrap();
+            config.check().unwrap();
+        }
         let unix: Config = toml::from_str("state = 'a'\nlisten = 'off'\nsocket = 'b'").unwrap();
         unix.check().unwrap();
     }

@@ -34,6 +34,8 @@ struct Taken {
 struct Visit {
     /// Whether a request is being answered; else it waits for one, or for its answer to be taken.
     busy: bool,
+    /// Whether it has proved who it is, where that is asked: those that have not make room first.
+    known: bool,
     since: Instant,
     ended: Arc<Notify>,
 }
@@ -72,12 +74,15 @@ impl Places {
         }
     }
 
-    /// Takes a place, for which the one that has been idle for longest is ended where there is none.
-    pub(crate) fn take(&self) -> Place {
+    /// Takes a place, for which the one that has been idle for longest is ended where there is none; or one of whom it is not known who they
+    /// are, if there is one. `known`: whether nothing is to be proved.
+    pub(crate) fn take(&self, known: bool) -> Place {
         let mut taken = self.taken();
         if taken.visits.len() >= self.0.most {
             let idle = taken.visits.iter().filter(|(_, of)| !of.busy);
-            let oldest = idle.min_by_key(|(_, of)| of.since).map(|(&at, _)| at);
+            let oldest = idle
+                .min_by_key(|(_, of)| (of.known, of.since))
+                .map(|(&at, _)| at);
             if let Some(visit) = oldest.and_then(|at| taken.visits.remove(&at)) {
                 visit.ended.notify_one();
             }
@@ -86,6 +91,7 @@ impl Places {
         taken.next += 1;
         let visit = Visit {
             busy: false,
+            known,
             since: Instant::now(),
             ended: Arc::clone(&ended),
         };
@@ -99,6 +105,13 @@ impl Places {
 }
 
 impl Place {
+    /// It has proved who it is.
+    pub(crate) fn is_known(&self) {
+        if let Some(visit) = self.places.taken().visits.get_mut(&self.number) {
+            (visit.known, visit.since) = (true, Instant::now());
+        }
+    }
+
     /// A request has come, or is answered.
     pub(crate) fn is_busy(&self, busy: bool) {
         if let Some(visit) = self.places.taken().visits.get_mut(&self.number) {

@@ -15,15 +15,17 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::api;
+use crate::api::{self, Warnings};
 use crate::config::Config;
 use crate::log;
 use crate::places::{Place, Places};
 use crate::planning::{self, Planning};
+use crate::secure;
+use crate::trust::{Sources, Trust, Visitor};
 
 /// A head that takes longer to come ends the connection; so does one between two requests.
 const HEAD_PATIENCE: Duration = Duration::from_secs(10);
@@ -34,27 +36,24 @@ const END_PATIENCE: Duration = Duration::from_secs(2);
 /// After a connection couldn't be accepted, for want of descriptors for example.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Serves until SIGTERM or SIGINT.
+/// Over TLS a connection lasts so long: whose certificate has expired meanwhile is not served for ever.
+const SECURED: Duration = Duration::from_secs(3600);
+
+/// Serves until SIGTERM or SIGINT. SIGHUP has certificates and tokens read anew.
 ///
 /// # Errors
 /// What keeps it from starting.
 pub fn serve(config: &Config) -> anyhow::Result<()> {
     abort_on_panic();
+    let sources = Sources::of(config);
+    let trust = Arc::new(sources.read().context("tls, tokens_file")?);
+    let (renew, trust) = watch::channel(trust);
+    let warnings = sources.warnings(config.address().map_err(anyhow::Error::msg)?);
+    for warning in &warnings {
+        tracing::warn!("{warning}");
+    }
     let (stop, stopped) = watch::channel(false);
-    let mut signals = signal_hook::iterator::Signals::new([
-        signal_hook::consts::SIGTERM,
-        signal_hook::consts::SIGINT,
-    ])
-    .context("signals")?;
-    let listen = move || {
-        signals.forever().next();
-        // Where nobody listens any more the end has come by itself.
-        let _ended = stop.send(true);
-    };
-    std::thread::Builder::new()
-        .name("signals".into())
-        .spawn(listen)
-        .context("cannot start the signal thread")?;
+    listen_to_signals(sources, renew, stop)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -70,9 +69,10 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
             listeners.told()
         );
         let visits = Visits {
-            router: api::router(planning.clone()),
+            router: api::router(planning.clone(), Warnings(warnings.into())),
             tcp: Places::new(config.limits.connections),
             unix: Places::new(UNIX_PLACES),
+            trust,
             stopped,
         };
         let served = visits.serve(&listeners, &planning).await;
@@ -81,6 +81,45 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
             .map_err(|_| anyhow::anyhow!("the planning thread has panicked"))?;
         served
     })
+}
+
+/// Starts the thread that signals come to.
+fn listen_to_signals(
+    sources: Sources,
+    renew: watch::Sender<Arc<Trust>>,
+    stop: watch::Sender<bool>,
+) -> anyhow::Result<()> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP]);
+    let mut signals = signals.context("signals")?;
+    let listen = move || {
+        for signal in signals.forever() {
+            if signal != SIGHUP {
+                break;
+            }
+            match sources.read() {
+                _ if sources.is_empty() => tracing::info!(
+                    "SIGHUP: there are neither certificates nor tokens to be read anew"
+                ),
+                Ok(trust) => {
+                    renew.send_replace(Arc::new(trust));
+                    tracing::info!(
+                        "SIGHUP: certificates and tokens were read anew; connections inside TLS end with the requests that they have"
+                    );
+                }
+                Err(error) => {
+                    tracing::error!("SIGHUP: {error}; what was read before is still in force")
+                }
+            }
+        }
+        // Where nobody listens any more the end has come by itself.
+        let _ended = stop.send(true);
+    };
+    let thread = std::thread::Builder::new().name("signals".into());
+    thread
+        .spawn(listen)
+        .context("cannot start the signal thread")?;
+    Ok(())
 }
 
 /// Without the thread that decides nothing is decided, and everybody who asks would wait for it: so a panic of any thread ends the
@@ -100,6 +139,8 @@ fn abort_on_panic() {
 /// Where connections come in.
 struct Listeners {
     tcp: Option<(TcpListener, SocketAddr)>,
+    /// Whether that speaks TLS.
+    secured: bool,
     unix: Option<(UnixListener, PathBuf)>,
 }
 
@@ -122,15 +163,17 @@ impl Listeners {
         });
         Ok(Listeners {
             tcp: tcp.transpose()?,
+            secured: config.tls.certificate.is_some(),
             unix: unix.transpose()?,
         })
     }
 
     fn told(&self) -> String {
+        let scheme = if self.secured { "https" } else { "http" };
         let tcp = self
             .tcp
             .iter()
-            .map(|(_, address)| format!("http://{address}"));
+            .map(|(_, address)| format!("{scheme}://{address}"));
         let unix = self
             .unix
             .iter()
@@ -169,6 +212,7 @@ struct Visits {
     router: Router,
     tcp: Places,
     unix: Places,
+    trust: watch::Receiver<Arc<Trust>>,
     stopped: watch::Receiver<bool>,
 }
 
@@ -184,13 +228,14 @@ impl Visits {
             };
             let visit = self.clone();
             match stream {
-                Ok(Stream::Tcp(stream)) => {
-                    let place = self.tcp.take();
-                    visits.spawn(visit.run(stream, place))
+                Ok(Stream::Tcp(stream, from)) => {
+                    let place = self.tcp.take(!listeners.secured);
+                    visits.spawn(visit.run_tcp(stream, from, place))
                 }
                 Ok(Stream::Unix(stream)) => {
-                    let place = self.unix.take();
-                    visits.spawn(visit.run(stream, place))
+                    let place = self.unix.take(true);
+                    let never = std::future::pending();
+                    visits.spawn(visit.run(stream, Visitor::Anybody, place, never))
                 }
                 Err(error) => {
                     tracing::warn!("a connection can't be accepted: {error}");
@@ -208,15 +253,50 @@ impl Visits {
         Ok(())
     }
 
-    /// A connection, from its first to its last request.
+    /// A connection over TCP, with the handshake of TLS before it where that is spoken.
+    async fn run_tcp(mut self, stream: TcpStream, from: SocketAddr, place: Place) {
+        let mut renewed = self.trust.clone();
+        let trust = Arc::clone(&renewed.borrow_and_update());
+        let Some(config) = trust.tls.clone() else {
+            let visitor = Visitor::over_tcp(None, self.trust.clone());
+            return self
+                .run(stream, visitor, place, std::future::pending())
+                .await;
+        };
+        let accepted = tokio::select! {
+            accepted = tokio::time::timeout(secure::PATIENCE, secure::accept(stream, from, config)) => accepted,
+            why = place.over() => return tracing::debug!("a handshake was ended: {why}"),
+            () = until(&mut self.stopped) => return,
+        };
+        let Ok(Some((stream, certificate))) = accepted else {
+            return tracing::debug!("{from} has not come in");
+        };
+        place.is_known();
+        let visitor = Visitor::over_tcp(certificate, self.trust.clone());
+        let leave = async move {
+            // Where nobody renews anything any more the end has come.
+            let renewed = async {
+                if renewed.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            };
+            let _either = tokio::time::timeout(SECURED, renewed).await;
+        };
+        self.run(stream, visitor, place, leave).await;
+    }
+
+    /// A connection, from its first to its last request. When `leave` is over it ends with the request that it has.
     async fn run(
         mut self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        visitor: Visitor,
         place: Place,
+        leave: impl Future<Output = ()> + Send,
     ) {
         let place = Arc::new(place);
         let (router, busy) = (TowerToHyperService::new(self.router), Arc::clone(&place));
-        let service = service_fn(move |request| {
+        let service = service_fn(move |mut request: hyper::Request<_>| {
+            request.extensions_mut().insert(visitor.clone());
             let (answer, busy) = (router.call(request), Arc::clone(&busy));
             async move {
                 busy.is_busy(true);
@@ -231,12 +311,21 @@ impl Visits {
             .header_read_timeout(HEAD_PATIENCE);
         let connection = builder.serve_connection(TokioIo::new(stream), service);
         let mut connection = std::pin::pin!(connection);
-        let ended = tokio::select! {
-            ended = connection.as_mut() => ended,
-            why = place.over() => return tracing::debug!("a connection was ended: {why}"),
-            () = until(&mut self.stopped) => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
+        let mut leave = std::pin::pin!(async {
+            tokio::select! {
+                () = leave => {}
+                () = until(&mut self.stopped) => {}
+            }
+        });
+        let mut leaves = false;
+        let ended = loop {
+            tokio::select! {
+                ended = connection.as_mut() => break ended,
+                why = place.over() => return tracing::debug!("a connection was ended: {why}"),
+                () = leave.as_mut(), if !leaves => {
+                    leaves = true;
+                    connection.as_mut().graceful_shutdown();
+                }
             }
         };
         if let Err(error) = ended {
@@ -252,7 +341,7 @@ async fn until(stopped: &mut watch::Receiver<bool>) {
 }
 
 enum Stream {
-    Tcp(tokio::net::TcpStream),
+    Tcp(TcpStream, SocketAddr),
     Unix(tokio::net::UnixStream),
 }
 
@@ -278,7 +367,7 @@ impl Visits {
             }
         };
         tokio::select! {
-            come = tcp => come.map(|(stream, _)| Stream::Tcp(stream)),
+            come = tcp => come.map(|(stream, from)| Stream::Tcp(stream, from)),
             come = unix => come.map(|(stream, _)| Stream::Unix(stream)),
         }
     }

@@ -5,6 +5,7 @@ mod support;
 use std::collections::{BTreeMap, BTreeSet};
 
 use rowmill_link::MEDIA_TYPE;
+use rowmill_trust::Token;
 use serde_json::{Value, json};
 use support::{Control, Dataplane, TOML, wait_for};
 
@@ -60,6 +61,39 @@ impl Asked {
             .insert(status);
         body
     }
+}
+
+/// What each operation answers where it is not known who asks, and where it is somebody else.
+fn refused_by_trust() -> Vec<(String, (u16, Value))> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tokens");
+    let tokens: Vec<Token> = (0..2).map(|_| Token::draw().unwrap()).collect();
+    let who = ["rowmill://dataplane/a", "rowmill://operator/b"].map(|uri| uri.parse().unwrap());
+    let lines = tokens
+        .iter()
+        .zip(&who)
+        .map(|(token, who)| token.line(who) + "\n");
+    std::fs::write(&file, lines.collect::<String>()).unwrap();
+    let control = Control::start(&format!("{TOML}tokens_file = '{}'\n", file.display()));
+    let mut answers = Vec::new();
+    for operation in declared().into_keys() {
+        let (method, path) = operation.split_once(' ').unwrap();
+        let path = path.replace("{name}", "b").replace("{row}", "7");
+        let url = control.url(&path.replace(['{', '}'], ""));
+        // A dataplane is refused what is operators', and what is another's; an operator what is dataplanes'.
+        let other = &tokens[usize::from(path.starts_with("/v1/dataplanes/b/policy"))];
+        for token in [None, Some(other)] {
+            let mut request = support::request(method, &url);
+            if let Some(token) = token {
+                request = request.header("authorization", format!("Bearer {}", token.secret()));
+            }
+            let answer = support::answer(support::agent().run(request.body(()).unwrap()));
+            let expected = if token.is_some() { 403 } else { 401 };
+            assert_eq!(answer.0, expected, "{operation}: {answer:?}");
+            answers.push((operation.clone(), answer));
+        }
+    }
+    answers
 }
 
 #[test]
@@ -154,6 +188,9 @@ fn every_operation_answers_as_it_declares() {
     for (operation, answer) in answers {
         asked.note(operation, answer);
     }
+    for (operation, answer) in refused_by_trust() {
+        asked.note(&operation, answer);
+    }
     // What can't be had at will: a queue that is full, a disk that fails, bodies that don't come (which `program.rs` has).
     let mut declared = declared();
     for statuses in declared.values_mut() {
@@ -164,7 +201,7 @@ fn every_operation_answers_as_it_declares() {
         .values_mut()
         .for_each(|statuses| _ = statuses.insert(503));
     assert!(
-        declared[policy].len() == 3,
+        declared[policy].len() == 5,
         "no policy is waited for in the queue"
     );
     asked.seen.get_mut(policy).unwrap().remove(&503);

@@ -1,29 +1,58 @@
-//! Asking a control plane: HTTP/1.1 over TCP or a Unix socket, one request a connection.
+//! Asking a control plane: HTTP/1.1 over TLS, TCP or a Unix socket, one request a connection.
 //!
 //! ureq, which asks `rowmilld`, has no Unix sockets but by an interface that it calls unstable.
 
 use core::time::Duration;
-use std::io::{Read, Write};
+use std::io::{Error, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
+use rowmill_trust::{ClientFiles, Token, connect, explain, is_open_to_all};
 use serde_json::Value;
 
-use crate::output::shown;
+use crate::output::{note, shown};
 
 /// Longest answer that is read: a thousand tables take a few MiB.
 const PAGE_BYTES: u64 = 64 << 20;
 /// Pages are made in memory, so a control plane that takes longer is stuck.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Which control plane, and how it is shown.
+/// Which control plane, and what is shown to it.
 #[derive(Args, Default)]
 pub(crate) struct Control {
-    /// The control plane: http://HOST:PORT or unix:PATH
-    #[arg(long, value_name = "WHERE", default_value = "http://127.0.0.1:7403")]
+    /// The control plane: https://HOST:PORT, http://HOST:PORT or unix:PATH
+    #[arg(
+        long,
+        value_name = "WHERE",
+        env = "ROWMILL_CONTROL",
+        default_value = "http://127.0.0.1:7403"
+    )]
     control: String,
+    /// For https: the authority that issued the control plane's certificate, in PEM
+    #[arg(long, value_name = "FILE", env = "ROWMILL_CONTROL_CA")]
+    ca: Option<PathBuf>,
+    /// For https: the certificate that says who you are, in PEM
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "ROWMILL_CONTROL_CERTIFICATE",
+        requires = "key"
+    )]
+    certificate: Option<PathBuf>,
+    /// The certificate's key, in PEM
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "ROWMILL_CONTROL_KEY",
+        requires = "certificate"
+    )]
+    key: Option<PathBuf>,
+    /// A file with the token that says who you are
+    #[arg(long, value_name = "FILE", env = "ROWMILL_CONTROL_TOKEN_FILE")]
+    token_file: Option<PathBuf>,
 }
 
 /// A connection, of either kind.
@@ -44,17 +73,30 @@ impl Control {
 
     /// Asks for something, and returns the body of the answer; of a refusal what it says is the error.
     pub(crate) fn ask(&self, method: &str, path: &str, body: &str) -> Result<String> {
-        let (mut stream, host) = self.connect()?;
+        let token = self.token_file.as_deref().map(Token::read).transpose()?;
+        let (mut stream, host) = self.connect(token.is_some())?;
+        let token = token.map(|token| format!("Authorization: Bearer {}\r\n", token.secret()));
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            "{method} {path} HTTP/1.1\r\nHost: {host}\r\n{}Connection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            token.unwrap_or_default(),
             body.len()
         );
         let mut answer = Vec::new();
         let asked = stream
             .write_all(head.as_bytes())
             .and_then(|()| stream.write_all(body.as_bytes()));
+        let asked = asked.and_then(|()| stream.flush());
         let read = asked.and_then(|()| stream.take(PAGE_BYTES).read_to_end(&mut answer));
-        read.with_context(|| format!("{} did not answer", self.control))?;
+        match read {
+            Ok(_) => {}
+            // Who ends without the goodbye of TLS may have said all: the length tells.
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof && !answer.is_empty() => {}
+            Err(error) => {
+                return Err(self.untrusted(&error).unwrap_or_else(|| {
+                    anyhow!(error).context(format!("{} did not answer", self.control))
+                }));
+            }
+        }
         let (code, body) = parted(&answer).ok_or_else(|| {
             anyhow!(
                 "what {} sent is no answer of HTTP: is this a control plane?",
@@ -72,39 +114,88 @@ impl Control {
         Ok(body)
     }
 
-    fn connect(&self) -> Result<(Box<dyn Stream>, String)> {
-        let failed = || {
-            format!(
-                "cannot connect to {}: is rowmill-control running, and is this where it listens?",
-                self.control
-            )
-        };
+    fn connect(&self, has_token: bool) -> Result<(Box<dyn Stream>, String)> {
         if let Some(path) = self.control.strip_prefix("unix:") {
-            let stream = UnixStream::connect(path).with_context(failed)?;
+            let stream = UnixStream::connect(path).with_context(|| self.unreachable())?;
             stream.set_read_timeout(Some(PATIENCE))?;
             stream.set_write_timeout(Some(PATIENCE))?;
             return Ok((Box::new(stream), "rowmill-control".into()));
         }
-        let host = self.control.strip_prefix("http://");
-        let host = host.with_context(|| {
+        let schemes = [("https://", true), ("http://", false)];
+        let found = schemes.into_iter().find_map(|(scheme, secured)| {
+            let host = self.control.strip_prefix(scheme)?;
+            Some((host.trim_end_matches('/'), secured))
+        });
+        let (host, secured) = found.with_context(|| {
             format!(
-                "--control {}: write http://HOST:PORT or unix:PATH",
+                "--control {}: write https://HOST:PORT, http://HOST:PORT or unix:PATH",
                 self.control
             )
         })?;
-        let host = host.trim_end_matches('/');
+        let stream = self.dial(host)?;
+        if secured {
+            return Ok((self.secure(host, stream)?, host.into()));
+        }
+        let is_here = stream.peer_addr()?.ip().is_loopback();
+        ensure!(
+            is_here || !has_token,
+            "{}: a token is not sent without TLS beyond this host, since whoever is in between could use it: write https://",
+            self.control
+        );
+        Ok((Box::new(stream), host.into()))
+    }
+
+    fn dial(&self, host: &str) -> Result<TcpStream> {
         let mut last = None;
-        for address in host.to_socket_addrs().with_context(failed)? {
+        let addresses = host.to_socket_addrs();
+        for address in addresses.with_context(|| self.unreachable())? {
             match TcpStream::connect_timeout(&address, PATIENCE) {
                 Ok(stream) => {
                     stream.set_read_timeout(Some(PATIENCE))?;
                     stream.set_write_timeout(Some(PATIENCE))?;
-                    return Ok((Box::new(stream), host.into()));
+                    return Ok(stream);
                 }
                 Err(error) => last = Some(error),
             }
         }
-        Err(last.map_or_else(|| anyhow!("{host} has no address"), Into::into)).with_context(failed)
+        let last = last.map_or_else(|| anyhow!("{host} has no address"), Into::into);
+        Err(last.context(self.unreachable()))
+    }
+
+    fn secure(&self, host: &str, stream: TcpStream) -> Result<Box<dyn Stream>> {
+        let ca = self.ca.clone();
+        let ca = ca.context("https:// needs --ca FILE (or ROWMILL_CONTROL_CA): the authority that issued the control plane's certificate")?;
+        let files = ClientFiles {
+            ca,
+            own: self.certificate.clone().zip(self.key.clone()),
+        };
+        let secrets = files.key().into_iter().chain(self.token_file.as_deref());
+        for path in secrets.filter(|path| is_open_to_all(path)) {
+            note(&format!(
+                "warning: everybody on this host may read {}: chmod 600",
+                path.display()
+            ));
+        }
+        let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+        let bare = name.trim_start_matches('[').trim_end_matches(']');
+        let stream = connect(&files.read()?, bare, stream);
+        let stream = stream.map_err(|error| {
+            self.untrusted(&error)
+                .unwrap_or_else(|| anyhow!(error).context(self.unreachable()))
+        })?;
+        Ok(Box::new(stream))
+    }
+
+    fn unreachable(&self) -> String {
+        format!(
+            "cannot connect to {}: is rowmill-control running, and is this where it listens?",
+            self.control
+        )
+    }
+
+    /// What it was, where it was TLS.
+    fn untrusted(&self, error: &Error) -> Option<anyhow::Error> {
+        explain(error).map(|why| anyhow!("cannot speak TLS with {}: {why}", self.control))
     }
 }
 
@@ -160,7 +251,11 @@ pub(crate) mod tests {
             stream.write_all(answer.as_bytes()).unwrap();
             String::from_utf8(text).unwrap()
         });
-        (Control { control }, asked)
+        let control = Control {
+            control,
+            ..Control::default()
+        };
+        (control, asked)
     }
 
     fn whole(request: &[u8]) -> bool {
@@ -196,6 +291,7 @@ pub(crate) mod tests {
         }
         let nowhere = Control {
             control: "unix:/nowhere/at/all".into(),
+            ..Control::default()
         };
         assert!(
             nowhere
@@ -206,13 +302,14 @@ pub(crate) mod tests {
         );
         let nothing = Control {
             control: "127.0.0.1:7403".into(),
+            ..Control::default()
         };
         assert!(
             nothing
                 .get("/")
                 .unwrap_err()
                 .to_string()
-                .contains("write http://HOST:PORT")
+                .contains("write https://HOST:PORT")
         );
     }
 

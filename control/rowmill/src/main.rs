@@ -1,6 +1,7 @@
 //! `rowmill`: the operator's command.
 #![forbid(unsafe_code)]
 
+mod cert;
 mod control;
 mod generation;
 mod import;
@@ -12,6 +13,7 @@ mod policy;
 mod progress;
 mod status;
 mod table;
+mod token;
 mod units;
 mod watch;
 
@@ -46,6 +48,12 @@ enum Command {
     /// What the control plane wants, and why
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
+    /// Certificates for development
+    #[command(subcommand)]
+    Cert(cert::CertCommand),
+    /// Tokens that say who somebody is
+    #[command(subcommand)]
+    Token(token::TokenCommand),
     /// What it does: rates of workers and cached tables, a table every second
     Watch(watch::Watch),
 }
@@ -59,6 +67,8 @@ fn main() -> ExitCode {
         Command::Generation(command) => command.run(),
         Command::Tables(command) => command.run(),
         Command::Policy(command) => command.run(),
+        Command::Cert(command) => command.run(),
+        Command::Token(command) => command.run(),
         Command::Watch(command) => command.run(),
     };
     match result {

@@ -107,3 +107,113 @@ fn files_that_may_not_grow_leave_nothing_behind() {
     assert!(stderr.contains("raise the limit (`ulimit -f`)"), "{stderr}");
     assert_eq!(folder.path().read_dir().expect("readable").count(), 0);
 }
+
+#[test]
+fn certificates_for_development_are_made_once() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().expect("a folder");
+    let certs = folder.path().join("certs");
+    let path = certs.to_str().expect("a plain path");
+    let make = |more: &[&str]| {
+        let args = ["cert", "dev", path, "--dataplane", "a", "--operator", "o"];
+        rowmill(&[&args, more].concat(), Stdio::piped())
+    };
+    let made = make(&["--host", "control.example", "--days", "7"]);
+    let told = String::from_utf8_lossy(&made.stdout).into_owned();
+    assert!(made.status.success(), "{made:?}");
+    assert!(
+        told.contains("control.example, dataplanes: a, operators: o; valid for 7 days"),
+        "{told}"
+    );
+    let names = ["server", "dataplane-a", "operator-o"];
+    for name in names {
+        let key = std::fs::metadata(certs.join(format!("{name}-key.pem"))).expect("a key");
+        assert_eq!(key.permissions().mode() & 0o777, 0o600, "{name}");
+        let own = (
+            certs.join(format!("{name}.pem")),
+            certs.join(format!("{name}-key.pem")),
+        );
+        let files = rowmill_trust::ClientFiles {
+            ca: certs.join("ca.pem"),
+            own: Some(own),
+        };
+        files.read().expect("a certificate and its key");
+    }
+    let ca = || std::fs::read(certs.join("ca.pem")).expect("an authority");
+    let before = ca();
+    let again = make(&[]);
+    let stderr = String::from_utf8_lossy(&again.stderr);
+    assert!(
+        !again.status.success() && stderr.contains("--force"),
+        "{stderr}"
+    );
+    assert_eq!(ca(), before);
+    assert!(make(&["--force"]).status.success());
+    assert_ne!(ca(), before);
+    for wrong in [
+        ["--host", "a b"],
+        ["--dataplane", "a/b"],
+        ["--days", "0"],
+        ["--days", "10000"],
+    ] {
+        let args = [&["cert", "dev", path, "--force"], &wrong[..]].concat();
+        assert!(!rowmill(&args, Stdio::null()).status.success(), "{wrong:?}");
+    }
+}
+
+#[test]
+fn tokens_are_shown_once() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().expect("a folder");
+    let [token, lines] = ["token", "tokens"].map(|name| folder.path().join(name));
+    let path = token.to_str().expect("a plain path");
+    let made = rowmill(
+        &["token", "new", "--operator", "me", "--to", path],
+        Stdio::piped(),
+    );
+    std::fs::write(&lines, &made.stdout).expect("a file");
+    let secret = rowmill_trust::Token::read(&token).expect("a token");
+    let mode = std::fs::metadata(&token)
+        .expect("a file")
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let known = rowmill_trust::Tokens::read(&lines).expect("a line");
+    let who = known.find(secret.secret().as_bytes()).expect("it is known");
+    assert_eq!(who.to_string(), "operator me");
+    assert!(!String::from_utf8_lossy(&made.stdout).contains(secret.secret()));
+    let again = rowmill(
+        &["token", "new", "--operator", "me", "--to", path],
+        Stdio::null(),
+    );
+    assert!(!again.status.success(), "a token is not overwritten");
+    let shown = rowmill(&["token", "new", "--dataplane", "a"], Stdio::piped());
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(
+        shown.contains("\nrowmill_") && shown.contains("\ndataplane a "),
+        "{shown}"
+    );
+    for wrong in [
+        &["token", "new"][..],
+        &["token", "new", "--operator", "a", "--dataplane", "b"],
+    ] {
+        assert!(!rowmill(wrong, Stdio::null()).status.success(), "{wrong:?}");
+    }
+}
+
+#[test]
+fn what_is_needed_for_tls_is_said() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("https://{}", listener.local_addr().expect("an address"));
+    let answer = rowmill(&["tables", "--control", &url], Stdio::null());
+    let stderr = String::from_utf8_lossy(&answer.stderr);
+    assert!(stderr.contains("https:// needs --ca FILE"), "{stderr}");
+    let answer = rowmill(
+        &["tables", "--control", &url, "--ca", "/nowhere/ca.pem"],
+        Stdio::null(),
+    );
+    let stderr = String::from_utf8_lossy(&answer.stderr);
+    assert!(stderr.contains("cannot read /nowhere/ca.pem"), "{stderr}");
+    let answer = rowmill(&["tables", "--control", &url, "--key", "k"], Stdio::null());
+    assert!(!answer.status.success());
+}

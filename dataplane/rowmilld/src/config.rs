@@ -25,7 +25,7 @@ use serde::de::{self, Deserializer};
 use crate::ports::Port;
 
 pub use cache::{Cache, PageCacheUse, Placement, Table};
-pub use control::{Control, ControlAddress};
+pub use control::{Control, ControlAddress, Credentials};
 pub use cpus::Cpus;
 pub use failure::Failure;
 pub use filter::filter_fault;

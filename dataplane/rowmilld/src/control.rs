@@ -12,6 +12,7 @@ mod http;
 mod link;
 mod report;
 mod samples;
+mod stream;
 mod view;
 
 use std::io;
@@ -23,7 +24,7 @@ use rowmill_cache::Samples;
 use rowmill_table::TableInfo;
 
 use crate::cache_view::CacheView;
-use crate::config::{Control, ControlAddress};
+use crate::config::{Control, ControlAddress, Credentials};
 use crate::generations::{Generations, View};
 use crate::mailbox::Mailbox;
 use crate::places::Places;
@@ -59,6 +60,7 @@ pub struct Means {
 #[derive(Clone, Debug)]
 struct Peer {
     address: ControlAddress,
+    credentials: Credentials,
     name: String,
     /// Drawn at each start.
     instance: u128,
@@ -91,6 +93,7 @@ pub fn start(means: Means) -> io::Result<Arc<ControlView>> {
     rustix::rand::getrandom(&mut instance[..], rustix::rand::GetRandomFlags::empty())?;
     let peer = Peer {
         name: control.name(),
+        credentials: control.credentials(),
         address: control.address,
         instance: u128::from_ne_bytes(instance),
     };

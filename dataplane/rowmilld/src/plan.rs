@@ -350,23 +350,35 @@ fn describe_idle(config: &Config) -> Choice {
     }
 }
 
-/// Whose policy is followed.
-fn describe_control(config: &Config, is_all_resident: bool) -> Option<Choice> {
+/// Whose policy is followed, and what is wrong with what is shown there.
+fn describe_control(config: &Config, is_all_resident: bool) -> Vec<Choice> {
     let (control, name) = (&config.control, config.control.name());
-    let chosen = format!("{} as {name}", control.address);
-    if is_all_resident {
-        let why = "no table is listed in [[tables]], so that there is nothing for it to say: it is only told what there is";
-        return control
-            .is_on()
-            .then(|| Choice::warning("control plane", chosen, why));
+    if !control.is_on() {
+        return Vec::new();
     }
-    let why = format!(
-        "shares, what stays and what comes as it says, within {}; without it as configured",
-        bytes_text(config.arena_bytes())
-    );
-    control
-        .is_on()
-        .then(|| Choice::new("control plane", chosen, why))
+    let chosen = format!("{} as {name}", control.address);
+    let mut choices = vec![if is_all_resident {
+        let why = "no table is listed in [[tables]], so that there is nothing for it to say: it is only told what there is";
+        Choice::warning("control plane", chosen, why)
+    } else {
+        let why = format!(
+            "shares, what stays and what comes as it says, within {}; without it as configured",
+            bytes_text(config.arena_bytes())
+        );
+        Choice::new("control plane", chosen, why)
+    }];
+    let credentials = control.credentials();
+    if let Err(error) = credentials.check() {
+        let why = format!("{error}; it is not followed until that is right");
+        choices.push(Choice::warning("credentials", "can't be used", why));
+    }
+    if let Some(path) = credentials.open_to_all() {
+        let why =
+            "it is a secret: chmod 600, and have another one issued if somebody may have read it";
+        let chosen = format!("everybody on this host may read {}", path.display());
+        choices.push(Choice::warning("credentials", chosen, why));
+    }
+    choices
 }
 
 fn describe_admin(config: &Config) -> Choice {

@@ -1,12 +1,14 @@
 //! Control planes that go, talk nonsense, want what can't be, or are two.
 
 use std::fs;
+use std::net::TcpListener;
 use std::process::Stdio;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use rowmill_link::{Admission, Order, TablePolicy};
+use rowmill_trust::development::{Authority, Validity};
 use rustix::process::Signal;
 
 use super::Verdict;
@@ -93,13 +95,17 @@ pub(super) fn gone(site: &Site) -> Result<Verdict> {
 
 /// Starts `rowmill-control` with the state that it had here before.
 pub(super) fn control_plane(site: &Site) -> Result<Running> {
+    let socket = site.path("control.sock");
+    control_plane_with(
+        site,
+        &format!("listen = \"off\"\nsocket = \"{}\"\n", socket.display()),
+    )
+}
+
+fn control_plane_with(site: &Site, more: &str) -> Result<Running> {
     let config = site.path("control.toml");
-    let [state, socket] = ["control.redb", "control.sock"].map(|name| site.path(name));
-    let text = format!(
-        "listen = \"off\"\nsocket = \"{}\"\nstate = \"{}\"\n",
-        socket.display(),
-        state.display()
-    );
+    let state = site.path("control.redb");
+    let text = format!("state = \"{}\"\n{more}", state.display());
     fs::write(&config, text).context("the configuration")?;
     let mut command = site.programs.leashed("rowmill-control");
     let log = fs::File::create(site.path("control.log")).context("a log")?;
@@ -111,6 +117,82 @@ pub(super) fn control_plane(site: &Site) -> Result<Running> {
     Ok(Running(
         command.spawn().context("starting rowmill-control")?,
     ))
+}
+
+/// Has an authority issue a certificate for the control plane, where it reads it.
+fn certify(site: &Site, authority: &Authority, valid: &Validity) -> Result<()> {
+    let issued = authority.server(&["127.0.0.1".into()], valid)?;
+    fs::write(site.path("server.pem"), issued.certificate).context("a certificate")?;
+    fs::write(site.path("server-key.pem"), issued.key).context("its key")
+}
+
+/// Its certificate expires, and becomes another authority's, under load.
+pub(super) fn certificate(site: &Site) -> Result<Verdict> {
+    if !site.programs.path("rowmill-control").exists() {
+        return Ok(Verdict::Skipped("rowmill-control is not built".into()));
+    }
+    let (now, hour) = (SystemTime::now(), Duration::from_secs(3600));
+    let (valid, over) = (now - hour..now + hour, now - hour..now - hour / 60);
+    let (ours, others) = (Authority::new(&valid)?, Authority::new(&valid)?);
+    let files = [
+        "ca.pem",
+        "own.pem",
+        "own-key.pem",
+        "server.pem",
+        "server-key.pem",
+    ];
+    let [ca, own, own_key, server, key] = files.map(|name| site.path(name));
+    let who = "rowmill://dataplane/test".parse()?;
+    let client = ours.client(&who, &valid)?;
+    fs::write(&ca, ours.certificate())?;
+    fs::write(&own, client.certificate)?;
+    fs::write(&own_key, client.key)?;
+    certify(site, &ours, &valid)?;
+    // It is free until it is listened on, but for a chance that others take it.
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let running = control_plane_with(
+        site,
+        &format!(
+            "listen = \"127.0.0.1:{port}\"\n[tls]\ncertificate = \"{}\"\nkey = \"{}\"\nclient_ca = \"{}\"\n",
+            server.display(),
+            key.display(),
+            ca.display()
+        ),
+    )?;
+    let mut settings = settings(site, &format!("{PATIENT}arena_bytes = {ARENA}\n"), "error")?;
+    let control = format!(
+        "[control]\naddress = \"https://127.0.0.1:{port}\"\nname = \"test\"\nca = \"{}\"\ncertificate = \"{}\"\nkey = \"{}\"\n",
+        ca.display(),
+        own.display(),
+        own_key.display()
+    );
+    settings.cached = control + &settings.cached;
+    beside_an_innocent(site, &settings, |scene| {
+        let mut asker = Asker::connect(scene.service, scene.tables)?;
+        let connected = |yes: bool, why: &str| {
+            says(scene.service, why, |control| {
+                let error = control["last_error"].as_str().unwrap_or("");
+                control["connected"] == yes && (yes || error.contains(why))
+            })
+        };
+        connected(true, "connected")?;
+        let kinds = [
+            (&ours, &over, "its certificate has expired"),
+            (&others, &valid, "was not issued by an authority"),
+        ];
+        for (round, (authority, validity, why)) in (0..).zip(kinds) {
+            certify(site, authority, validity)?;
+            running.signal(Signal::HUP)?;
+            connected(false, why)?;
+            for n in 0..20 {
+                asker.is_answered(&some(20 * round + n))?;
+            }
+            certify(site, &ours, &valid)?;
+            running.signal(Signal::HUP)?;
+            connected(true, "connected")?;
+        }
+        Ok(format!("{} kinds told, then connected again", kinds.len()))
+    })
 }
 
 /// The real one moves shares to where the lookups are, is killed, and is followed again.

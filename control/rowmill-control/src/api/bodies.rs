@@ -29,6 +29,9 @@ impl<T: Serialize> IntoResponse for Json<T> {
 /// connection that is closed before is broken for it. Bodies longer than this are cut off.
 const SWALLOWED_MAX: usize = 64 << 20;
 
+/// The same of who is not let in: a report of the largest dataplane.
+const REFUSED_MAX: usize = 5 << 20;
+
 /// A body of so many bytes at most.
 pub(super) async fn read(body: Body, most: usize) -> Result<Vec<u8>, Refusal> {
     let read = tokio::time::timeout(PATIENCE, take(body, most));
@@ -61,6 +64,21 @@ async fn take(mut body: Body, most: usize) -> Result<Vec<u8>, Refusal> {
         return Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, error));
     }
     Ok(bytes)
+}
+
+/// Throws away a body that nobody wants, as far as it would be read if somebody did.
+pub(super) async fn swallow(mut body: Body) {
+    let mut came = 0;
+    let take = async {
+        while let Some(Ok(frame)) = body.frame().await {
+            came += frame.data_ref().map_or(0, |data| data.len());
+            if came > REFUSED_MAX {
+                break;
+            }
+        }
+    };
+    // Who is slow is refused, too.
+    let _late = tokio::time::timeout(PATIENCE, take).await;
 }
 
 /// A body of JSON.

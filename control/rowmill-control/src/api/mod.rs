@@ -3,6 +3,7 @@
 //! Paths, methods, bodies and statuses are described in `control/openapi.json`, which is made from this code ([`description`]); a test asks a
 //! running server for each of them.
 
+mod access;
 mod bodies;
 mod dataplanes;
 mod generations;
@@ -10,7 +11,7 @@ mod operators;
 mod refusal;
 
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{Extension, Request};
 use axum::http::StatusCode;
 use axum::http::header::ORIGIN;
 use axum::middleware::{self, Next};
@@ -23,6 +24,10 @@ use crate::planning::Planning;
 
 use refusal::Refusal;
 
+/// What whoever runs the control plane should know, each a sentence.
+#[derive(Clone, Debug)]
+pub(crate) struct Warnings(pub(crate) std::sync::Arc<[String]>);
+
 /// The interface as a whole.
 #[derive(OpenApi)]
 #[openapi(info(
@@ -32,10 +37,12 @@ use refusal::Refusal;
 struct Interface;
 
 fn described() -> OpenApiRouter<Planning> {
-    OpenApiRouter::with_openapi(Interface::openapi())
+    let dataplanes = OpenApiRouter::new()
         .routes(routes!(dataplanes::report))
         .routes(routes!(dataplanes::samples))
         .routes(routes!(dataplanes::policy))
+        .route_layer(middleware::from_fn(access::dataplanes));
+    let operators = OpenApiRouter::new()
         .routes(routes!(operators::status))
         .routes(routes!(operators::dataplanes))
         .routes(routes!(operators::tables))
@@ -44,20 +51,25 @@ fn described() -> OpenApiRouter<Planning> {
         .routes(routes!(operators::set, operators::unset))
         .routes(routes!(generations::generations))
         .routes(routes!(generations::wish))
+        .route_layer(middleware::from_fn(access::operators));
+    OpenApiRouter::with_openapi(Interface::openapi())
+        .merge(dataplanes)
+        .merge(operators)
 }
 
 /// The interface's description, in OpenAPI's form.
 pub fn description() -> String {
-    let mut text = described()
-        .to_openapi()
+    let mut interface = described().to_openapi();
+    access::describe(&mut interface);
+    let mut text = interface
         .to_pretty_json()
         .expect("it can be written to memory");
     text.push('\n');
     text
 }
 
-/// All that is answered.
-pub fn router(planning: Planning) -> Router {
+/// All that is answered, to visitors that the requests' extensions tell of. `warnings`: what whoever runs this should know.
+pub(crate) fn router(planning: Planning, warnings: Warnings) -> Router {
     let (router, _) = described().split_for_parts();
     router
         .fallback(async || {
@@ -73,6 +85,7 @@ pub fn router(planning: Planning) -> Router {
             )
         })
         .layer(middleware::from_fn(no_browsers))
+        .layer(Extension(warnings))
         .with_state(planning)
 }
 

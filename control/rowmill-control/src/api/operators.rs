@@ -1,12 +1,13 @@
 //! What operators ask for.
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::{Extension, Path, State};
 use axum::http::StatusCode;
 use rowmill_admission::{DataplaneView, Event, RowView, Settings, TableView};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::Warnings;
 use super::bodies::{Json, read_json};
 use super::refusal::{Refusal, Told};
 use crate::planning::Planning;
@@ -36,11 +37,16 @@ pub(crate) struct Status {
     pub tables: usize,
     /// Other control planes that dataplanes follow, each in a sentence.
     pub others: Vec<String>,
+    /// What is open to whom, where that is more than most would want, each in a sentence.
+    pub warnings: Vec<String>,
 }
 
 /// How the control plane is.
 #[utoipa::path(get, path = "/v1/status", responses((status = 200, body = Status), (status = 503, body = Told, description = "There is too much to do")))]
-pub(super) async fn status(State(planning): State<Planning>) -> Result<Json<Status>, Refusal> {
+pub(super) async fn status(
+    State(planning): State<Planning>,
+    Extension(Warnings(warnings)): Extension<Warnings>,
+) -> Result<Json<Status>, Refusal> {
     let control = planning.control.clone();
     let look = move |planner: &rowmill_admission::Planner, now_ns: u64| {
         let dataplanes = planner.dataplanes(now_ns);
@@ -58,6 +64,7 @@ pub(super) async fn status(State(planning): State<Planning>) -> Result<Json<Stat
             uptime_s: now_ns / rowmill_admission::TURN_NS,
             epoch: planner.epoch(),
             others: others.collect(),
+            warnings: warnings.to_vec(),
             dataplanes: dataplanes.len(),
             tables: planner.tables(now_ns).len(),
             control,

@@ -1,6 +1,6 @@
 //! What is said where something is not done.
 
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use rowmill_admission::Refused;
 use serde::{Deserialize, Serialize};
@@ -57,11 +57,16 @@ impl From<Fault> for Refusal {
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let json = serde_json::to_string(&self.told).expect("it can be written to memory");
-        (
+        let mut response = (
             self.status,
             [(header::CONTENT_TYPE, "application/json")],
             json,
         )
-            .into_response()
+            .into_response();
+        if self.status == StatusCode::UNAUTHORIZED {
+            let how = HeaderValue::from_static("Bearer");
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, how);
+        }
+        response
     }
 }

@@ -67,7 +67,8 @@ impl Control {
             };
             let line = line.unwrap();
             said += &format!("{line}\n");
-            if let Some((_, address)) = line.split_once("listens on http://") {
+            if let Some((_, url)) = line.split_once("listens on http") {
+                let (_, address) = url.split_once("://").unwrap();
                 let address = address.split_whitespace().next().unwrap();
                 break address.parse().unwrap();
             }
@@ -104,9 +105,27 @@ impl Control {
     }
 
     pub fn end(&mut self) -> ExitStatus {
-        let pid = Pid::from_child(&self.child);
-        kill_process(pid, Signal::TERM).unwrap();
+        self.signal(Signal::TERM);
         self.child.wait().unwrap()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Has certificates and tokens read anew, and waits until something is said of that.
+    pub fn renew(&self) -> String {
+        let before = self.log().matches("SIGHUP").count();
+        self.signal(Signal::HUP);
+        wait_for("a word on SIGHUP", || {
+            self.log().matches("SIGHUP").count() > before
+        });
+        let log = self.log();
+        log.lines()
+            .rev()
+            .find(|line| line.contains("SIGHUP"))
+            .unwrap()
+            .into()
     }
 
     pub fn log(&self) -> String {
@@ -146,7 +165,7 @@ impl Drop for Control {
     }
 }
 
-fn fresh() -> u64 {
+pub fn fresh() -> u64 {
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Relaxed)
@@ -159,6 +178,12 @@ pub fn agent() -> ureq::Agent {
         .proxy(None)
         .build()
         .new_agent()
+}
+
+/// A request without a body, to be finished.
+pub fn request(method: &str, url: &str) -> ureq::http::request::Builder {
+    let method = method.to_uppercase();
+    ureq::http::Request::builder().method(&*method).uri(url)
 }
 
 pub fn get(url: &str) -> (u16, Value) {

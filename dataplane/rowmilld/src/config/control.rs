@@ -3,9 +3,10 @@
 use core::fmt;
 use core::str::FromStr;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rowmill_link::is_name;
+use rowmill_trust::{ClientFiles, Token, TrustError, is_open_to_all};
 use rustix::system::uname;
 use serde::Deserialize;
 
@@ -15,12 +16,48 @@ use super::{Config, from_text};
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Control {
-    /// `"http://HOST:PORT"` or `"unix:PATH"`, where rowmill-control is; or `"off"`: the built-in policy serves, with the shares that are
+    /// `"https://HOST:PORT"`, `"http://HOST:PORT"` or `"unix:PATH"`, where rowmill-control is; or `"off"`: the built-in policy serves, with the shares that are
     /// configured.
     #[serde(deserialize_with = "from_text")]
     pub address: ControlAddress,
+    /// The authorities that may have issued the control plane's certificate, in PEM; needed for `https://`.
+    pub ca: Option<PathBuf>,
+    /// The dataplane's own certificate, in PEM, in which a URI `rowmill://dataplane/NAME` has its name.
+    pub certificate: Option<PathBuf>,
+    /// The certificate's key, in PEM.
+    pub key: Option<PathBuf>,
+    /// The file of a token, for a control plane that takes tokens.
+    pub token_file: Option<PathBuf>,
     /// What the dataplane is called there, each by a name of its own; this host's name unless set.
     pub name: Option<String>,
+}
+
+/// What is shown to the control plane, and what it has to show. All of it is files, which are read anew for each connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Credentials {
+    /// Those of TLS, where that is spoken.
+    pub tls: Option<ClientFiles>,
+    /// See [`Control::token_file`].
+    pub token_file: Option<PathBuf>,
+}
+
+impl Credentials {
+    /// Reads all of it, for what is wrong with it.
+    ///
+    /// # Errors
+    /// [`TrustError`].
+    pub fn check(&self) -> Result<(), TrustError> {
+        self.tls.as_ref().map(ClientFiles::read).transpose()?;
+        self.token_file.as_deref().map(Token::read).transpose()?;
+        Ok(())
+    }
+
+    /// The first file of secrets that everybody on this host may read.
+    pub fn open_to_all(&self) -> Option<&Path> {
+        let key = self.tls.as_ref().and_then(ClientFiles::key);
+        let mut secrets = key.into_iter().chain(self.token_file.as_deref());
+        secrets.find(|path| is_open_to_all(path))
+    }
 }
 
 /// Where the control plane is.
@@ -35,6 +72,8 @@ pub enum ControlAddress {
         host: String,
         /// See above.
         port: u16,
+        /// Whether TLS is spoken.
+        secured: bool,
     },
     /// At a socket on this host.
     Unix(PathBuf),
@@ -44,7 +83,14 @@ impl fmt::Display for ControlAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ControlAddress::Off => f.write_str("off"),
-            ControlAddress::Tcp { host, port } => write!(f, "http://{host}:{port}"),
+            ControlAddress::Tcp {
+                host,
+                port,
+                secured,
+            } => {
+                let scheme = if *secured { "https" } else { "http" };
+                write!(f, "{scheme}://{host}:{port}")
+            }
             ControlAddress::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
@@ -60,26 +106,42 @@ impl FromStr for ControlAddress {
         if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
             return Ok(ControlAddress::Unix(path.into()));
         }
-        let tcp = text.strip_prefix("http://").and_then(|rest| {
+        let schemes = [("https://", true), ("http://", false)];
+        let tcp = schemes.into_iter().find_map(|(scheme, secured)| {
+            let rest = text.strip_prefix(scheme)?;
             let rest = rest.strip_suffix('/').unwrap_or(rest);
             let (host, port) = rest.rsplit_once(':')?;
             let is_host = !host.is_empty() && !host.contains(['/', '@', '?', '#', ' ']);
             let port = port.parse().ok().filter(|_| is_host)?;
             let host = host.into();
-            Some(ControlAddress::Tcp { host, port })
+            Some(ControlAddress::Tcp {
+                host,
+                port,
+                secured,
+            })
         });
         tcp.ok_or_else(|| {
             format!(
-                "`{text}` is no address of a control plane: write `http://HOST:PORT` such as `http://127.0.0.1:7403`, `unix:PATH`, or `off`"
+                "`{text}` is no address of a control plane: write `https://HOST:PORT`, `http://HOST:PORT` such as `http://127.0.0.1:7403`, `unix:PATH`, or `off`"
             )
         })
     }
 }
 
 impl ControlAddress {
-    /// Whether it is beyond this host, for all that its name says.
-    fn is_beyond(&self) -> bool {
-        let ControlAddress::Tcp { host, .. } = self else {
+    /// Whether TLS is spoken.
+    fn is_secured(&self) -> bool {
+        matches!(self, ControlAddress::Tcp { secured: true, .. })
+    }
+
+    /// Whether it is beyond this host, for all that its name says, and nothing hides what is said on the way.
+    fn is_open(&self) -> bool {
+        let ControlAddress::Tcp {
+            host,
+            secured: false,
+            ..
+        } = self
+        else {
             return false;
         };
         let bare = host.trim_start_matches('[').trim_end_matches(']');
@@ -92,6 +154,43 @@ impl Control {
     /// Whether there is to be one.
     pub fn is_on(&self) -> bool {
         self.address != ControlAddress::Off
+    }
+
+    /// What is shown, and what has to be.
+    pub fn credentials(&self) -> Credentials {
+        let ca = self.ca.clone().filter(|_| self.address.is_secured());
+        Credentials {
+            tls: ca.map(|ca| ClientFiles {
+                ca,
+                own: self.certificate.clone().zip(self.key.clone()),
+            }),
+            token_file: self.token_file.clone(),
+        }
+    }
+
+    /// What of the files of TLS can't be.
+    fn files_fault(&self) -> Option<(&'static str, String)> {
+        let fault = |key, reason: &str| Some((key, reason.to_owned()));
+        if self.address.is_secured() && self.ca.is_none() {
+            return fault(
+                "control.ca",
+                "is not set, and https:// needs it: name the file of the authority that issued the control plane's certificate",
+            );
+        }
+        if self.certificate.is_some() != self.key.is_some() {
+            return fault(
+                "control.key",
+                "goes with control.certificate: set both, or neither",
+            );
+        }
+        let is_set = self.ca.is_some() || self.certificate.is_some();
+        if is_set && self.is_on() && !self.address.is_secured() {
+            return fault(
+                "control.address",
+                "speaks no TLS, which control.ca and control.certificate are for: write `https://HOST:PORT`",
+            );
+        }
+        None
     }
 
     /// What the dataplane is called.
@@ -113,10 +212,13 @@ impl Config {
             );
             return Some(("control.name", reason));
         }
-        (control.address.is_beyond() && !self.insecure).then(|| {
+        if let Some(fault) = control.files_fault() {
+            return Some(fault);
+        }
+        (control.address.is_open() && !self.insecure).then(|| {
             let reason = format!(
-                "is `{}`, beyond this host, and there is no TLS on this connection yet: whoever is in between could say what is cached; \
-                 use an address of this host, or set `insecure = true` where the network is trusted",
+                "is `{}`, beyond this host and without TLS: whoever is in between could say what is cached; write `https://HOST:PORT` and set \
+                 control.ca, or set `insecure = true` where the network is trusted",
                 control.address
             );
             ("control.address", reason)

@@ -44,12 +44,20 @@ fn control_planes_have_addresses() {
     let unix = control("address = \"unix:/run/c.sock\"\nname = \"a\"").unwrap();
     assert_eq!(unix.address, ControlAddress::Unix("/run/c.sock".into()));
     for (line, why) in [
-        ("address = \"127.0.0.1:7403\"", "write `http://HOST:PORT`"),
+        ("address = \"127.0.0.1:7403\"", "`http://HOST:PORT`"),
+        ("address = \"http://a/b:1\"", "`http://HOST:PORT`"),
         (
-            "address = \"https://127.0.0.1:7403\"",
-            "write `http://HOST:PORT`",
+            "address = \"https://10.0.0.1:7403\"\nname = \"a\"",
+            "control.ca: is not set",
         ),
-        ("address = \"http://a/b:1\"", "write `http://HOST:PORT`"),
+        (
+            "address = \"https://c:7403\"\nname = \"a\"\nca = \"b\"\nkey = \"c\"",
+            "set both, or neither",
+        ),
+        (
+            "address = \"http://localhost:1\"\nname = \"a\"\nca = \"b\"",
+            "speaks no TLS",
+        ),
         ("address = \"unix:\"", "`unix:PATH`"),
         (
             "address = \"http://10.0.0.1:7403\"\nname = \"a\"",
@@ -63,6 +71,16 @@ fn control_planes_have_addresses() {
         let error = control(line).unwrap_err();
         assert!(error.contains(why), "{line}: {error}");
     }
+    let secured =
+        control("address = \"https://c:7403\"\nname = \"a\"\nca = \"ca.pem\"\ntoken_file = \"t\"")
+            .unwrap();
+    assert_eq!(secured.address.to_string(), "https://c:7403");
+    let credentials = secured.credentials();
+    assert_eq!(
+        credentials.tls.unwrap().ca,
+        std::path::PathBuf::from("ca.pem")
+    );
+    assert_eq!(credentials.token_file, Some("t".into()));
     let beyond =
         format!("insecure = true\n{LEAST}[control]\naddress = \"http://c:7403\"\nname = \"a\"\n");
     assert!(parse(&beyond).is_ok());

@@ -1,17 +1,16 @@
-//! Asking a control plane: HTTP/1.1 on a blocking socket, with a limit of time and of length on everything.
+//! Asking a control plane: HTTP/1.1 on a blocking stream, with a limit of time and of length on everything.
 //!
 //! (ureq, which the command `rowmill` has, speaks to Unix sockets by interfaces that it calls unversioned; and what is needed here, bodies
 //! of a known length on a connection that is kept, is little beside httparse, which is here already.)
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use crate::config::ControlAddress;
+use rowmill_trust::{Token, TrustError, explain};
 
-/// A connection comes about in so long, or not at all.
-const CONNECT: Duration = Duration::from_secs(3);
+use super::stream::Stream;
+use crate::config::{ControlAddress, Credentials};
+
 /// Longest head of an answer, and most headers of one.
 const HEAD_BYTES: usize = 16 << 10;
 const HEADERS: usize = 64;
@@ -26,9 +25,15 @@ pub(crate) enum AskError {
     /// Nobody is there.
     #[error("cannot connect to {address}: {source}; is rowmill-control running there?")]
     Connect { address: String, source: io::Error },
+    /// What proves who is who can't be read.
+    #[error(transparent)]
+    Credentials(#[from] TrustError),
+    /// One does not trust the other.
+    #[error("cannot speak TLS with {0}: {1}")]
+    Untrusted(String, String),
     /// It takes too long.
-    #[error("{0} has not answered within {1:?}")]
-    Late(String, Duration),
+    #[error("{0} {1}")]
+    Late(String, String),
     /// The connection broke.
     #[error("the connection to {0} ended: {1}")]
     Ended(String, io::Error),
@@ -57,56 +62,25 @@ pub(crate) enum Body<'a> {
     Of(&'a str, &'a [u8]),
 }
 
-#[derive(Debug)]
-enum Stream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
-impl Stream {
-    fn time_out(&self, left: Duration) -> io::Result<()> {
-        let left = Some(left);
-        match self {
-            Stream::Tcp(stream) => {
-                stream.set_read_timeout(left)?;
-                stream.set_write_timeout(left)
-            }
-            Stream::Unix(stream) => {
-                stream.set_read_timeout(left)?;
-                stream.set_write_timeout(left)
-            }
-        }
-    }
-
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Stream::Tcp(stream) => stream.read(bytes),
-            Stream::Unix(stream) => stream.read(bytes),
-        }
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Stream::Tcp(stream) => stream.write(bytes),
-            Stream::Unix(stream) => stream.write(bytes),
-        }
-    }
-}
-
 /// One connection at a time.
 #[derive(Debug)]
 pub(crate) struct Client {
     address: ControlAddress,
+    credentials: Credentials,
     stream: Option<Stream>,
+    /// What is shown with each request of the connection.
+    token: Option<Token>,
     /// Connections that there were.
     connection: u64,
 }
 
 impl Client {
-    pub(crate) fn new(address: ControlAddress) -> Client {
+    pub(crate) fn new(address: ControlAddress, credentials: Credentials) -> Client {
         Client {
             address,
+            credentials,
             stream: None,
+            token: None,
             connection: 0,
         }
     }
@@ -139,10 +113,17 @@ impl Client {
                 Failed::Ask(error) => return Err(error),
                 Failed::Io(error) => match error.kind() {
                     ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                        return Err(AskError::Late(self.address.to_string(), patience));
+                        let why = format!("has not answered within {patience:?}");
+                        return Err(AskError::Late(self.address.to_string(), why));
                     }
                     _ if is_stale => {}
-                    _ => return Err(AskError::Ended(self.address.to_string(), error)),
+                    _ => {
+                        let address = self.address.to_string();
+                        return Err(match explain(&error) {
+                            Some(why) => AskError::Untrusted(address, why),
+                            None => AskError::Ended(address, error),
+                        });
+                    }
                 },
             }
         }
@@ -152,28 +133,11 @@ impl Client {
         Failed::Ask(AskError::Strange(self.address.to_string(), why))
     }
 
-    fn connect(&mut self) -> Result<(), AskError> {
-        let failed = |source| AskError::Connect {
-            address: self.address.to_string(),
-            source,
-        };
-        let stream = match &self.address {
-            ControlAddress::Off => unreachable!("nobody is asked"),
-            ControlAddress::Unix(path) => UnixStream::connect(path).map(Stream::Unix),
-            ControlAddress::Tcp { host, port } => {
-                let bare = host.trim_start_matches('[').trim_end_matches(']');
-                let addresses = (bare, *port).to_socket_addrs().map_err(failed)?;
-                let none = Err(io::Error::other("its name leads to no address"));
-                addresses.fold(none, |outcome, address| {
-                    outcome.or_else(|_: io::Error| {
-                        let stream = TcpStream::connect_timeout(&address, CONNECT)?;
-                        stream.set_nodelay(true)?;
-                        Ok(Stream::Tcp(stream))
-                    })
-                })
-            }
-        };
-        self.stream = Some(stream.map_err(failed)?);
+    fn connect(&mut self, until: Instant) -> Result<(), AskError> {
+        let credentials = &self.credentials;
+        let token = credentials.token_file.as_deref().map(Token::read);
+        self.token = token.transpose()?;
+        self.stream = Some(Stream::connect(&self.address, credentials, until)?);
         self.connection += 1;
         Ok(())
     }
@@ -186,22 +150,17 @@ impl Client {
         read: &mut Vec<u8>,
     ) -> Result<Answer, Failed> {
         if self.stream.is_none() {
-            self.connect().map_err(Failed::Ask)?;
+            self.connect(until).map_err(Failed::Ask)?;
         }
-        let request = request(&path(self.connection), &self.address, body);
+        let path = path(self.connection);
+        let request = request(&path, &self.address, self.token.as_ref(), body);
         let stream = self.stream.as_mut().expect("connected");
-        let mut sent = 0;
-        while sent < request.len() {
-            stream.time_out(left(until)?)?;
-            match stream.write(&request[sent..])? {
-                0 => return Err(Failed::Io(ErrorKind::WriteZero.into())),
-                bytes => sent += bytes,
-            }
-        }
+        stream.set_until(until);
+        stream.write_all(&request)?;
+        stream.flush()?;
         let mut more = |read: &mut Vec<u8>| -> io::Result<()> {
             let before = read.len();
             read.resize(before + CHUNK, 0);
-            stream.time_out(left(until)?)?;
             let bytes = stream.read(&mut read[before..]);
             read.truncate(before + *bytes.as_ref().unwrap_or(&0));
             match bytes? {
@@ -246,19 +205,15 @@ impl From<io::Error> for Failed {
     }
 }
 
-fn left(until: Instant) -> io::Result<Duration> {
-    let left = until.checked_duration_since(Instant::now());
-    let left = left.filter(|left| !left.is_zero());
-    left.ok_or_else(|| ErrorKind::TimedOut.into())
-}
-
-fn request(path: &str, address: &ControlAddress, body: Body<'_>) -> Vec<u8> {
+fn request(path: &str, address: &ControlAddress, token: Option<&Token>, body: Body<'_>) -> Vec<u8> {
     let host = match address {
-        ControlAddress::Tcp { host, port } => format!("{host}:{port}"),
+        ControlAddress::Tcp { host, port, .. } => format!("{host}:{port}"),
         ControlAddress::Off | ControlAddress::Unix(_) => "localhost".into(),
     };
     let version = env!("CARGO_PKG_VERSION");
-    let common = format!("Host: {host}\r\nUser-Agent: rowmilld/{version}\r\n");
+    let token = token.map(|token| format!("Authorization: Bearer {}\r\n", token.secret()));
+    let token = token.unwrap_or_default();
+    let common = format!("Host: {host}\r\nUser-Agent: rowmilld/{version}\r\n{token}");
     match body {
         Body::None => format!("GET {path} HTTP/1.1\r\n{common}\r\n").into(),
         Body::Of(kind, bytes) => {

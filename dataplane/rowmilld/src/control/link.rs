@@ -67,7 +67,7 @@ fn refusal(peer: &Peer, answer: &Answer) -> String {
 
 /// Waits for policies.
 pub(super) fn follow(peer: &Peer, view: &ControlView) {
-    let mut client = Client::new(peer.address.clone());
+    let mut client = Client::new(peer.address.clone(), peer.credentials.clone());
     let mut pauses = Pauses::new();
     let policy = |connection| {
         let (what, after) = (peer.path("policy"), view.after(connection));
@@ -122,7 +122,7 @@ fn parse(body: &[u8]) -> Result<Policy, String> {
 
 /// Reports, and sends samples.
 pub(super) fn tell(peer: &Peer, teller: &Teller, mut sampler: Sampler, view: &ControlView) {
-    let mut client = Client::new(peer.address.clone());
+    let mut client = Client::new(peer.address.clone(), peer.credentials.clone());
     let (mut pauses, mut number) = (Pauses::new(), 0);
     let (mut report_due, mut samples_due) = (Instant::now(), Instant::now());
     loop {
@@ -177,6 +177,7 @@ fn post(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Credentials;
 
     #[test]
     fn pauses_become_longer_up_to_a_bound() {
@@ -217,6 +218,7 @@ mod tests {
     fn refusals_are_told_with_their_reason() {
         let peer = Peer {
             address: "unix:/c".parse().unwrap(),
+            credentials: Credentials::default(),
             name: "a".into(),
             instance: 1,
         };

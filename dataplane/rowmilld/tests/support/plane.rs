@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rowmill_link::{Order, Policy, Report, Samples, TablePolicy};
+use rowmill_trust::tls::{ServerConfig, ServerConnection, StreamOwned};
 
 /// Long enough for a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,7 +26,15 @@ pub struct Known {
     turn: u64,
     /// Whether none lasts.
     is_gone: bool,
+    /// What was shown last beside a request.
+    pub authorization: Option<String>,
+    /// The server's end of TLS, where that is spoken.
+    tls: Option<Arc<ServerConfig>>,
 }
+
+/// A connection, inside TLS or not.
+trait Stream: Read + Write {}
+impl<T: Read + Write> Stream for T {}
 
 /// See the file's text.
 #[derive(Clone)]
@@ -36,12 +45,22 @@ pub struct Plane {
 
 impl Plane {
     pub fn new() -> Plane {
+        Plane::start(None)
+    }
+
+    /// One that speaks TLS.
+    pub fn secured(tls: Arc<ServerConfig>) -> Plane {
+        Plane::start(Some(tls))
+    }
+
+    fn start(tls: Option<Arc<ServerConfig>>) -> Plane {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let plane = Plane {
             known: Arc::default(),
             address,
         };
+        plane.lock().tls = tls;
         let own = plane.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
@@ -86,6 +105,14 @@ impl Plane {
         self.known.1.notify_all();
     }
 
+    /// Speaks TLS so from now on, or none, on new connections alone: others end.
+    pub fn secure_with(&self, tls: Option<Arc<ServerConfig>>) {
+        let mut known = self.lock();
+        known.tls = tls;
+        known.turn += 1;
+        self.known.1.notify_all();
+    }
+
     /// Waits until what is known of the dataplane is as wanted.
     pub fn wait<T>(&self, what: &str, is_so: impl Fn(&Known) -> Option<T>) -> T {
         let until = Instant::now() + PATIENCE;
@@ -106,8 +133,17 @@ impl Plane {
     }
 
     fn serve(&self, stream: TcpStream) -> std::io::Result<()> {
-        let turn = self.lock().turn;
-        let mut writer = stream.try_clone()?;
+        let (turn, tls) = {
+            let known = self.lock();
+            (known.turn, known.tls.clone())
+        };
+        let stream: Box<dyn Stream> = match tls {
+            None => Box::new(stream),
+            Some(tls) => {
+                let connection = ServerConnection::new(tls).map_err(std::io::Error::other)?;
+                Box::new(StreamOwned::new(connection, stream))
+            }
+        };
         let mut reader = BufReader::new(stream);
         loop {
             let mut first = String::new();
@@ -126,14 +162,20 @@ impl Plane {
             let length = headers.get("content-length");
             let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
             reader.read_exact(&mut body)?;
-            if self.lock().is_gone {
+            let is_gone = {
+                let mut known = self.lock();
+                known.authorization = headers.get("authorization").cloned();
+                known.is_gone
+            };
+            if is_gone {
                 return Ok(());
             }
             let answer = self.answer(&first, &body, turn);
             let Some(answer) = answer else {
                 return Ok(());
             };
-            writer.write_all(&answer)?;
+            reader.get_mut().write_all(&answer)?;
+            reader.get_mut().flush()?;
         }
     }
 

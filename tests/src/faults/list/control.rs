@@ -11,6 +11,12 @@ pub(super) const FAULTS: &[Fault] = &[
         control::killed,
     ),
     Fault::new(
+        "control-certificate",
+        "OK; told, connected again",
+        UNHARMED_BY_DISK,
+        control::certificate,
+    ),
+    Fault::new(
         "control-gone",
         "OK; connected again",
         UNHARMED_BY_DISK,

@@ -23,7 +23,10 @@ fn serve(answers: Vec<Vec<&'static str>>) -> (Client, thread::JoinHandle<Vec<Str
         asked
     };
     let address = format!("http://127.0.0.1:{port}").parse().unwrap();
-    (Client::new(address), thread::spawn(work))
+    (
+        Client::new(address, Credentials::default()),
+        thread::spawn(work),
+    )
 }
 
 fn path(connection: u64) -> String {
@@ -96,7 +99,7 @@ fn what_is_no_answer_is_told() {
 fn silence_has_an_end() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}/", listener.local_addr().unwrap());
-    let mut client = Client::new(address.parse().unwrap());
+    let mut client = Client::new(address.parse().unwrap(), Credentials::default());
     let error = client
         .ask(path, Body::None, Duration::from_millis(50))
         .unwrap_err();
