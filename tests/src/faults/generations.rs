@@ -281,7 +281,9 @@ pub(super) fn by_control_plane(site: &Site) -> Result<Verdict> {
         running = control_plane(site)?;
         holds(&[1, 2])?;
         says(service, "connected", is_connected)?;
-        does(&["activate", "2"])?;
+        // The control plane knows of it with the next report.
+        let activate = || wish(&["activate", "2"]).is_ok_and(|(done, _)| done);
+        until(2 * patience(), activate).context("activate")?;
         ensure!(held(service)? == [2, 1], "2 is not served");
         running.signal(Signal::KILL)?;
         running.end(patience()).context("it was killed")?;
