@@ -40,6 +40,13 @@ struct Visit {
     ended: Arc<Notify>,
 }
 
+impl Visit {
+    /// Whether it can be ended for another: one that is answered only if nobody knows who that is.
+    fn gives_way(&self) -> bool {
+        !self.busy || !self.known
+    }
+}
+
 /// A place that is taken, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
@@ -66,7 +73,7 @@ impl Places {
         loop {
             {
                 let taken = self.taken();
-                if taken.visits.len() < self.0.most || taken.visits.values().any(|of| !of.busy) {
+                if taken.visits.len() < self.0.most || taken.visits.values().any(Visit::gives_way) {
                     return;
                 }
             }
@@ -79,8 +86,8 @@ impl Places {
     pub(crate) fn take(&self, known: bool) -> Place {
         let mut taken = self.taken();
         if taken.visits.len() >= self.0.most {
-            let idle = taken.visits.iter().filter(|(_, of)| !of.busy);
-            let oldest = idle
+            let giving = taken.visits.iter().filter(|(_, of)| of.gives_way());
+            let oldest = giving
                 .min_by_key(|(_, of)| (of.known, of.since))
                 .map(|(&at, _)| at);
             if let Some(visit) = oldest.and_then(|at| taken.visits.remove(&at)) {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
+use axum::http::StatusCode;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -229,7 +230,9 @@ impl Visits {
             let visit = self.clone();
             match stream {
                 Ok(Stream::Tcp(stream, from)) => {
-                    let place = self.tcp.take(!listeners.secured);
+                    // Whether nothing has to be shown first.
+                    let known = Visitor::over_tcp(None, self.trust.clone()).is_known();
+                    let place = self.tcp.take(known && !listeners.secured);
                     visits.spawn(visit.run_tcp(stream, from, place))
                 }
                 Ok(Stream::Unix(stream)) => {
@@ -271,8 +274,10 @@ impl Visits {
         let Ok(Some((stream, certificate))) = accepted else {
             return tracing::debug!("{from} has not come in");
         };
-        place.is_known();
         let visitor = Visitor::over_tcp(certificate, self.trust.clone());
+        if visitor.is_known() {
+            place.is_known();
+        }
         let leave = async move {
             // Where nobody renews anything any more the end has come.
             let renewed = async {
@@ -302,6 +307,13 @@ impl Visits {
                 busy.is_busy(true);
                 let answer = answer.await;
                 busy.is_busy(false);
+                let refused = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN];
+                if answer
+                    .as_ref()
+                    .is_ok_and(|answer| !refused.contains(&answer.status()))
+                {
+                    busy.is_known();
+                }
                 answer
             }
         });

@@ -110,6 +110,14 @@ pub(crate) enum Visitor {
 pub(crate) struct Unknown(String);
 
 impl Visitor {
+    /// Whether nothing is left to be said, but for what somebody may do.
+    pub(crate) fn is_known(&self) -> bool {
+        match self {
+            Visitor::Anybody => true,
+            Visitor::Asked { certificate, .. } => matches!(certificate, Some(Ok(_))),
+        }
+    }
+
     /// Who comes in over TCP, with the certificate that was shown.
     pub(crate) fn over_tcp(
         certificate: Option<Result<Identity, String>>,

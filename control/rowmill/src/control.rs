@@ -132,6 +132,11 @@ impl Control {
                 self.control
             )
         })?;
+        ensure!(
+            secured || (self.ca.is_none() && self.certificate.is_none()),
+            "{}: --ca and --certificate are for TLS: write --control https://HOST:PORT, or leave them out",
+            self.control
+        );
         let stream = self.dial(host)?;
         if secured {
             return Ok((self.secure(host, stream)?, host.into()));

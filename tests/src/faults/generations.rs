@@ -232,7 +232,7 @@ pub(super) fn by_control_plane(site: &Site) -> Result<Verdict> {
         cached: format!("[control]\naddress = \"{address}\"\nname = \"test\"\n"),
         ..site.settings()?
     };
-    site.generation(2, &[("more", 8 * MORE_ROWS)])?;
+    site.generation(2, &[("more", MORE_ROWS)])?;
     let others = site.others()?;
     let mut running = control_plane(site)?;
     let wish = |arguments: &[&str]| -> Result<(bool, String)> {

@@ -178,6 +178,12 @@ impl Planner {
                 if !is_held(number) {
                     return impossible(format!("generation {number} of `{model}` is not held"));
                 }
+                let serves = |of: &&Dataplane| of.report.generations.first() == Some(&number);
+                if let Some((name, _)) = dataplanes.iter().find(|(_, of)| serves(of)) {
+                    return impossible(format!(
+                        "`{name}` still serves generation {number}: try again when all of them serve {newest}"
+                    ));
+                }
                 wanted.held.retain(|&held| held != number);
                 wanted.before = wanted.before.filter(|&before| before != number);
             }
@@ -241,7 +247,9 @@ impl Planner {
             ModelView {
                 model: model.clone(),
                 wanted: wanted.cloned(),
-                settled: wanted.is_none_or(|wanted| heard.values().all(|of| wanted.is_done(of))),
+                settled: wanted.is_none_or(|wanted| {
+                    !heard.is_empty() && heard.values().all(|of| wanted.is_done(of))
+                }),
                 dataplanes: of_model
                     .map(|(name, of)| HoldingView {
                         dataplane: name.clone(),
@@ -300,6 +308,12 @@ fn served(
 
 /// Whether each dataplane holds a generation.
 fn is_there(number: u64, dataplanes: &BTreeMap<&str, &Dataplane>) -> Result<(), Refused> {
+    if dataplanes.is_empty() {
+        return impossible(
+            "no dataplane that serves it was heard of in the last seconds: try again when all of them are"
+                .into(),
+        );
+    }
     let lacks = |of: &Dataplane| !of.report.generations.contains(&number);
     let mut lacking = dataplanes.iter().filter(|(_, of)| lacks(of));
     let Some((name, of)) = lacking.next() else {

@@ -59,7 +59,16 @@ fn all_dataplanes_hold_it_before_one_serves_it() {
     assert_eq!(held(&world), [[1, 2], [1, 2]]);
     let error = wish(&mut world, GenerationWish::Load(3)).unwrap_err();
     assert!(error.contains("unload 2 first"), "{error}");
+    // What nobody is heard to hold is not served.
+    let now_ns = world.now_ns;
+    world.now_ns += 10_000_000_000;
+    let error = wish(&mut world, GenerationWish::Activate(2)).unwrap_err();
+    assert!(error.contains("no dataplane that serves it"), "{error}");
+    assert!(!world.planner.models(world.now_ns)[0].settled);
+    world.now_ns = now_ns;
     wish(&mut world, GenerationWish::Activate(2)).unwrap();
+    let error = wish(&mut world, GenerationWish::Unload(1)).unwrap_err();
+    assert!(error.contains("still serves generation 1"), "{error}");
     world.run(2);
     assert_eq!(held(&world), [[2, 1], [2, 1]]);
     let view = &world.planner.models(world.now_ns)[0];

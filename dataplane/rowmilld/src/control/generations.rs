@@ -12,6 +12,9 @@ use crate::places::Stand;
 /// A change that has failed is tried again after this.
 const AGAIN: Duration = Duration::from_secs(60);
 
+/// Numbers that a control plane knows: what numbers of JSON are exact for in any language.
+const NAMED: core::ops::RangeInclusive<u64> = 1..=1 << 53;
+
 /// What is held, for reports.
 #[derive(Clone)]
 pub(super) struct Holder {
@@ -25,6 +28,13 @@ impl Holder {
     pub(super) fn held(&self) -> Vec<u64> {
         let (held, _) = self.view.held();
         held.iter().map(|(_, held)| held.number).collect()
+    }
+
+    /// The same for a report: none where one of them can't be named there, and so can't be changed from there.
+    pub(super) fn told(&self) -> Vec<u64> {
+        let held = self.held();
+        let named = held.iter().all(|number| NAMED.contains(number));
+        if named { held } else { Vec::new() }
     }
 
     /// The last change, and how it stands.
@@ -107,6 +117,9 @@ impl Keeper {
             .as_ref()
             .and_then(|wanted| next(wanted, &self.holder.held()));
         let Some(wish) = wish else {
+            if let Some(failed) = self.failed.take() {
+                view.no_more(&failed.why);
+            }
             return;
         };
         let failed = self.failed.as_ref();

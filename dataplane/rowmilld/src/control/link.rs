@@ -169,7 +169,11 @@ fn post(
     let answer = client.ask(|_| peer.path(what), Body::Of(kind, bytes), PATIENCE);
     match answer {
         Ok(answer) if answer.code == 204 => Ok(()),
-        Ok(answer) => Err(refusal(peer, &answer)),
+        Ok(answer) => {
+            // What is shown of it may be another by now, which is read for each connection.
+            client.hang_up();
+            Err(refusal(peer, &answer))
+        }
         Err(error) => Err(error.to_string()),
     }
 }

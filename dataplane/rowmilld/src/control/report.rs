@@ -36,7 +36,7 @@ impl Teller {
             version: env!("CARGO_PKG_VERSION").into(),
             model: self.model.clone(),
             generation: newest.number.to_string(),
-            generations: self.holder.held(),
+            generations: self.holder.told(),
             generations_change: self.holder.last_change(),
             arena_bytes: self.cache.arena_bytes,
             workers: self.workers,

@@ -116,6 +116,11 @@ impl ControlView {
         }
     }
 
+    /// This can be done after all.
+    pub(super) fn no_more(&self, why: &str) {
+        self.stand().refused.retain(|refused| refused != why);
+    }
+
     /// Of this policy no share is left to be changed.
     pub(super) fn done(&self, order: Order) {
         let mut stand = self.stand();

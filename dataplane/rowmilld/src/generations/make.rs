@@ -1,6 +1,6 @@
 //! How the thread makes a change.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -90,10 +90,11 @@ impl Means {
             .prepare(side, &tables)
             .map_err(|why| anyhow!(why))?;
         settle(&prepared.pending, running);
-        self.tell(side, turnover::Stage::Prepare(number), running);
         for schemas in prepared.also.chunks(turnover::SCHEMAS) {
             self.tell(side, turnover::Stage::Bind(schemas.into()), running);
         }
+        // Whoever names it before gets Retry.
+        self.tell(side, turnover::Stage::Prepare(number), running);
         let held = Held::new(&generation, tables);
         let detail = format!(
             "generation {number} of {} is held, {} loaded in {:.1} s; it is served when it is activated, or named",
@@ -183,15 +184,24 @@ impl Means {
 /// The generation of a number in one of the directories in this one.
 fn find_number(number: u64, beside: &Path, tell: &dyn Fn(&Path)) -> anyhow::Result<Generation> {
     let unread = || format!("cannot look into {}", beside.display());
-    let entries = beside.read_dir().with_context(unread)?;
-    let paths = entries.take(SIBLINGS).map(|entry| Ok(entry?.path()));
-    let mut paths: Vec<PathBuf> = paths.collect::<std::io::Result<_>>().with_context(unread)?;
+    let mut paths = Vec::new();
+    for entry in beside.read_dir().with_context(unread)? {
+        let path = entry.with_context(unread)?.path();
+        if !path.join("manifest.json").exists() {
+            continue;
+        }
+        // A link to one of them is that one.
+        paths.push(path.canonicalize().unwrap_or(path));
+        ensure!(
+            paths.len() <= SIBLINGS,
+            "there are more than {SIBLINGS} generations in {}: name the directory that is meant",
+            beside.display()
+        );
+    }
     paths.sort_unstable();
+    paths.dedup();
     let (mut found, mut bad): (Vec<Generation>, Vec<String>) = (vec![], vec![]);
-    for path in paths
-        .into_iter()
-        .filter(|path| path.join("manifest.json").exists())
-    {
+    for path in paths {
         match Generation::open_telling(&path, tell) {
             Ok(generation) if generation.number() == number => found.push(generation),
             Ok(_) => {}

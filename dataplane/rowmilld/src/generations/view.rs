@@ -91,7 +91,11 @@ impl View {
     pub(super) fn set_other(&self, held: Option<Held>) {
         let mut now = self.now();
         let other = now.newest.other();
-        (now.held[other.index()], now.can_return) = (held.map(Arc::new), false);
+        let before = std::mem::replace(&mut now.held[other.index()], held.map(Arc::new));
+        now.can_return = false;
+        // Giving its memory back takes a while, in which others look.
+        drop(now);
+        drop(before);
     }
 
     /// The other one is the newest now. `can_return`: it can be gone back.
