@@ -8,7 +8,7 @@ BENCH := $(PROGRAMS)/rowmill-bench
 SEEDS ?= 1000
 FUZZ_SECONDS ?= 60
 
-.PHONY: help run test test-arm test-c archive install peers check test-full bench targets faults sim build setup lab test-rxe bench-rxe test-python test-gpu gpu-kit docs
+.PHONY: help run test tests test-arm test-c archive install peers check test-full bench targets faults sim build setup lab test-rxe bench-rxe test-python test-gpu gpu-kit docs
 
 help: ## List these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -23,9 +23,12 @@ run: build ## Demo: a model, a service, queries, every answer checked (TRACE=fil
 	$(BENCH) demo $(if $(TRACE),--trace "$(TRACE)") $(if $(SECONDS_OF_LOAD),--seconds $(SECONDS_OF_LOAD)) $(if $(BYTES),--bytes "$(BYTES)")
 	@deploy/huge-pages-hint.sh
 
-test: setup ## All tests
-	$(CARGO) build --release --bins
+test: tests ## All tests of the crates and of the programs (what is misused and what dies: make faults)
 	$(CARGO) test --release --workspace
+
+tests: setup # What `make test` runs, built
+	$(CARGO) build --release --bins
+	$(CARGO) test --release --workspace --no-run
 
 test-python: build ## The Python package: installed by pip, tested against the programs, with PyTorch where it is in the cache
 	@deploy/test-python.sh
