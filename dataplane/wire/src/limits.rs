@@ -1,7 +1,7 @@
 //! Bounds of the protocol, each with its derivation.
 
 /// Version of the protocol. A peer with another version is refused at connect.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// Largest request frame in bytes: one slot of a connection's request ring (DESIGN.md section 4).
 pub const SLOT_BYTES: usize = 8192;

@@ -120,3 +120,4 @@ pub use rowmill_wire::{Feature, Output, Pooling, Refusal, Schema, Status};
 pub use schema::BoundSchema;
 pub use session::Session;
 pub use view::{FeatureView, JaggedView, Numbers, ViewDivision};
+pub use waiting::{RENAMED, has_renamed};

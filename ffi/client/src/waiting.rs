@@ -18,7 +18,16 @@ use crate::session::Session;
 
 /// How often a request that named no generation is sent again, because its parts named one that is not held any more: it goes once,
 /// and once more where another goes right then.
-const RENAMED: u32 = 2;
+pub const RENAMED: u32 = 2;
+
+/// Whether a request was refused because its parts named a generation that is not held any more, though it asked for the newest: its
+/// answer has told of that, so that the same request, sent again, names it. [`Session::lookup`] and [`Hub::lookup`](crate::Hub::lookup)
+/// do that themselves, at most [`RENAMED`] times; so does who waits for requests that it has sent with `submit`, if it still has the ids.
+pub fn has_renamed(outcome: &Result<(), Failure>, options: &RequestOptions) -> bool {
+    let is_gone =
+        matches!(outcome, Err(Failure::Refused(refusal)) if refusal.status == Status::Retry);
+    options.generation == 0 && is_gone
+}
 
 /// What to do until the next look.
 pub(crate) enum Pause {
@@ -169,8 +178,7 @@ impl<P: ClientPort> Session<P> {
     ) -> Result<Answer, Unsent> {
         let mut answer = self.lookup_once(schema, batch, target, options, how)?;
         for _ in 0..RENAMED {
-            let is_gone = matches!(answer.outcome, Err(Failure::Refused(refusal)) if refusal.status == Status::Retry);
-            if options.generation != 0 || !is_gone {
+            if !has_renamed(&answer.outcome, options) {
                 break;
             }
             answer = self.lookup_once(schema, batch, answer.target, options, how)?;

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use rowmill_client::{ClientError, Hub, Pending, Reply, RequestOptions, Wait};
+use rowmill_client::{
+    ClientError, Hub, Pending, RENAMED, Reply, RequestOptions, Wait, has_renamed,
+};
 
 use crate::arguments;
 use crate::batch::Batch;
@@ -151,7 +153,7 @@ impl Patience {
     }
 }
 
-/// Sends a request and waits for its result.
+/// Sends a request and waits for its result; again where the generation that its parts named is not held any more.
 pub(crate) fn lookup(
     py: Python<'_>,
     hub: &Hub,
@@ -166,9 +168,9 @@ pub(crate) fn lookup(
     }
     let patience = Patience::new(timeout)?;
     let mut sent: Option<Pending> = None;
-    let mut answer;
-    loop {
-        answer = patience.wait(py, |slice| {
+    let mut renamed = 0;
+    let answer = loop {
+        let answer = patience.wait(py, |slice| {
             let mut limit = slice;
             if sent.is_none() {
                 let began = Instant::now();
@@ -189,9 +191,15 @@ pub(crate) fn lookup(
         });
         match answer {
             Ok(Err(ClientError::Interrupted)) => make_room(py, &patience, hub, schema, &asked)?,
-            _ => break,
+            Ok(Ok(reply)) if renamed < RENAMED && has_renamed(&reply.outcome, &request.options) => {
+                // Its result's memory first: it may be all that there is.
+                drop(reply);
+                sent = None;
+                renamed += 1;
+            }
+            answer => break answer,
         }
-    }
+    };
     let answer = match answer {
         Ok(answer) => answer,
         Err(fault) => {

@@ -51,8 +51,8 @@ type Patch = (&'static str, usize, &'static [u8], Status, u32);
 
 /// The frame of [`Hostile::good`] has 208 bytes.
 const INCONSISTENT: &[Patch] = &[
-    ("version 1", 0, &[1], UnsupportedVersion, NOWHERE),
-    ("version 3", 0, &[3], UnsupportedVersion, NOWHERE),
+    ("version 2", 0, &[2], UnsupportedVersion, NOWHERE),
+    ("version 4", 0, &[4], UnsupportedVersion, NOWHERE),
     ("version 0", 0, &[0], UnsupportedVersion, NOWHERE),
     ("operation 9", 2, &[9], Unsupported, NOWHERE),
     ("flag 128", 3, &[128], Unsupported, NOWHERE),

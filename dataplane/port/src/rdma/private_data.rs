@@ -164,14 +164,14 @@ mod tests {
         session[15] = 0xbb;
         let lane = Asked::Lane { session, lane: 3 };
         let bytes = lane.encode();
-        assert_eq!(bytes[..6], [2, 0, 52, 0, 0xaa, 0]);
+        assert_eq!(bytes[..6], [3, 0, 52, 0, 0xaa, 0]);
         assert_eq!(bytes[18..26], [0, 0xbb, 2, 0, 3, 0, 0, 0]);
         let control = |path_mtu| Asked::Control { path_mtu }.encode();
-        assert_eq!(control(None)[..4], [2, 0, 52, 0]);
+        assert_eq!(control(None)[..4], [3, 0, 52, 0]);
         assert_eq!(control(None)[20..22], [1, 0]);
         assert_eq!(control(Some(PathMtu::Bytes512))[20..22], [1, 2]);
         let reply = encode_reply(&session, Some(PathMtu::Bytes4096));
-        assert_eq!(reply[..5], [2, 0, 21, 0, 0xaa]);
+        assert_eq!(reply[..5], [3, 0, 21, 0, 0xaa]);
         assert_eq!(reply[19..], [0xbb, 5]);
     }
 
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!((status, text), (Status::LimitReached, "ä".repeat(60)));
         assert_eq!(parse_refusal(&[]), None);
         assert_eq!(parse_refusal(&[0; 148]), None, "without a word");
-        assert_eq!(parse_refusal(&[2, 0, 4, 0, 9, 0, b'x']), None);
+        assert_eq!(parse_refusal(&[3, 0, 4, 0, 9, 0, b'x']), None);
     }
 
     proptest! {

@@ -16,6 +16,7 @@ use crate::memory::Target;
 use crate::options::{RequestOptions, Wait};
 use crate::schema::BoundSchema;
 use crate::session::{Session, within};
+use crate::waiting::{RENAMED, has_renamed};
 
 impl<P: ClientPort> Hub<P> {
     /// Sends a request. Returns at once, but where the pool has to grow.
@@ -88,7 +89,8 @@ impl<P: ClientPort> Hub<P> {
         pending.transpose()
     }
 
-    /// Sends a request and waits for its answer; waits before that for a slot, where all are in flight.
+    /// Sends a request and waits for its answer; waits before that for a slot, where all are in flight. A request that named no
+    /// generation is sent again where the one that its parts named is not held any more; see [`has_renamed`].
     ///
     /// # Errors
     /// As [`Hub::submit`] and [`Pending::wait`]. What the dataplane refuses is the reply's outcome.
@@ -101,6 +103,26 @@ impl<P: ClientPort> Hub<P> {
         how: Wait,
     ) -> Result<Reply, ClientError> {
         let ids = ids.into();
+        let mut reply = self.lookup_once(schema, ids, place, options, how)?;
+        for _ in 0..RENAMED {
+            if !has_renamed(&reply.outcome, options) {
+                break;
+            }
+            // Its result's memory first: it may be all that there is.
+            drop(reply);
+            reply = self.lookup_once(schema, ids, place, options, how)?;
+        }
+        Ok(reply)
+    }
+
+    fn lookup_once(
+        &self,
+        schema: &BoundSchema,
+        ids: Ids<'_>,
+        place: Place,
+        options: &RequestOptions,
+        how: Wait,
+    ) -> Result<Reply, ClientError> {
         let mut inner = self.shared.lock()?;
         match self.submit_now(&mut inner, schema, ids, place, options) {
             Err(error) if error.would_block() => (),

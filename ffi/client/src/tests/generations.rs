@@ -1,11 +1,6 @@
 //! Which generation parts name, as the dataplane switches to another and back.
 
-use rowmill_wire::{Refusal, Status};
-
-use super::{batch, bound, session, target};
-use crate::answer::Answer;
-use crate::error::Failure;
-use crate::options::{RequestOptions, Wait};
+use super::*;
 
 #[test]
 fn parts_name_the_generation_that_was_last_told_to_be_the_newest() {
@@ -52,6 +47,32 @@ fn a_lookup_whose_generation_has_gone_is_sent_again_with_the_newest() {
     let answer = s.lookup(&schema, &batch(2), t, &named, Wait::Block);
     let refused = Err(Failure::Refused(Refusal::whole(Status::Retry)));
     assert_eq!(answer.expect("answered").outcome, refused);
+}
+
+#[test]
+fn so_is_a_lookup_of_a_client_that_threads_share() {
+    let mut s = session(2, 4, 1);
+    s.port.echoes = true;
+    s.port.newest = 9;
+    let hub = Hub::over(s, HubOptions::default()).expect("descriptors");
+    let features = [("a", "items", Pooling::Sum, DIM)];
+    let (schema, _) = Schema::side_by_side(64, features);
+    let schema = hub.bind(schema).expect("bound");
+    let mut ids = Batch::new(2).expect("bags");
+    ids.push(Division::Lengths(&[1, 1]), &[1u32, 2][..])
+        .expect("a feature");
+    let look_up = |generation| {
+        let options = RequestOptions {
+            generation,
+            ..RequestOptions::default()
+        };
+        let reply = hub.lookup(&schema, &ids, Place::Pool, &options, Wait::Block);
+        let reply = reply.expect("answered");
+        (reply.outcome, reply.generation)
+    };
+    assert_eq!(look_up(0), (Ok(()), 9));
+    let refused = Err(Failure::Refused(Refusal::whole(Status::Retry)));
+    assert_eq!(look_up(7).0, refused);
 }
 
 #[test]
