@@ -69,25 +69,36 @@ impl Model {
         )
     }
 
-    /// Tables of so many rows of `dim` f32, with these names.
+    /// Tables of so many rows of `dim` f32, with these names; of each generation other values.
     ///
     /// # Errors
     /// Where it can't be made.
-    pub(crate) fn alike(names: &[&str], rows: u64, dim: usize) -> Result<Model> {
+    pub(crate) fn alike(names: &[&str], rows: u64, dim: usize, generation: u64) -> Result<Model> {
         let tables = names
             .iter()
             .map(|name| format!("{name}:{rows}:{dim}:f32"))
             .collect::<Vec<_>>();
         let arguments: Vec<&str> = tables.iter().flat_map(|table| ["--table", table]).collect();
-        Model::cached(&format!("{}-{rows}-{dim}", names.join("-")), &arguments)
+        Model::generation(
+            &format!("{}-{rows}-{dim}", names.join("-")),
+            generation,
+            &arguments,
+        )
     }
 
     fn cached(name: &str, arguments: &[&str]) -> Result<Model> {
-        let directory = cache_folder().join(format!("models/{name}-seed{SEED}"));
+        Model::generation(name, 1, arguments)
+    }
+
+    fn generation(name: &str, number: u64, arguments: &[&str]) -> Result<Model> {
+        let seed = SEED + number - 1;
+        let directory = cache_folder().join(format!("models/{name}-seed{seed}"));
         let generation = match Generation::open(&directory) {
             Ok(generation) => generation,
             Err(_) => {
-                make(&directory, arguments)?;
+                let (seed, number) = (seed.to_string(), number.to_string());
+                let which = ["--seed", &seed, "--generation", &number];
+                make(&directory, &[&which, arguments].concat())?;
                 Generation::open(&directory)?
             }
         };
@@ -150,7 +161,7 @@ fn make(directory: &Path, arguments: &[&str]) -> Result<()> {
         directory.display()
     );
     let status = Command::new(program("rowmill")?)
-        .args(["table", "generate", "--seed", &SEED.to_string()])
+        .args(["table", "generate"])
         .args(arguments)
         .arg(directory)
         .stdout(Stdio::null())

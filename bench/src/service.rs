@@ -164,6 +164,11 @@ impl Service {
         &self.endpoint
     }
 
+    /// Where operators ask it.
+    pub(crate) fn admin(&self) -> &str {
+        &self.admin
+    }
+
     /// Its process.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()

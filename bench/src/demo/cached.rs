@@ -58,7 +58,14 @@ pub(super) fn run(
         let began = Instant::now();
         while let Some(queries) = source.next_round(tally.queries == 0 || began.elapsed() < limit) {
             let answers = serve_round(&mut driver, &queries, &mut tally)?;
-            check_round(&mut driver, &schema, tables, &queries, answers, &mut tally);
+            check_round(
+                &mut driver,
+                &schema,
+                &|_| Some(tables),
+                &queries,
+                answers,
+                &mut tally,
+            );
             let share = source.replayed().map(|all| all.div_ceil(PARTS as usize));
             if share.is_some_and(|share| tally.queries >= share as u64) {
                 break;

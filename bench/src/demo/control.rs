@@ -1,4 +1,4 @@
-//! The demo's last part: three tables share a memory that a control plane divides. Popularity moves from one table to another, and the
+//! The demo's third part: three tables share a memory that a control plane divides. Popularity moves from one table to another, and the
 //! shares follow; the control plane is killed, and serving goes on; it is started again, and is followed again.
 
 use std::fs;
@@ -82,7 +82,7 @@ struct Scene {
 /// # Errors
 /// As the demo, and where the control plane is not followed.
 pub(super) fn run(seconds: u64) -> Result<ExitCode> {
-    let model = Model::alike(&TABLES, ROWS, DIM)?;
+    let model = Model::alike(&TABLES, ROWS, DIM, 1)?;
     let folder = tempfile::tempdir().context("a folder for the control plane")?;
     let path = |name: &str| -> PathBuf { folder.path().join(name) };
     let (config, socket) = (path("control.toml"), path("control.sock"));
@@ -197,7 +197,7 @@ impl Scene {
                 check_round(
                     &mut self.driver,
                     &self.schema,
-                    &self.tables,
+                    &|_| Some(&self.tables),
                     &queries,
                     answers,
                     &mut tally,

@@ -1,9 +1,10 @@
 //! `rowmill-bench demo`, what `make run` shows: a model sized to the machine, a service, queries over
 //! shared memory, every answer checked bit by bit against the scalar oracle, and a report; then the same with a table that is cached, and
-//! then tables that share a memory which a control plane divides.
+//! then tables that share a memory which a control plane divides; and then a second generation, which is switched to.
 
 mod cached;
 mod control;
+mod generations;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -93,7 +94,14 @@ pub(crate) fn run(trace: Option<&Path>, seconds: u64, bytes: Option<u64>) -> Res
         |tally: &Tally| tally.queries == 0 || began.elapsed() < Duration::from_secs(seconds);
     while let Some(queries) = source.next_round(time_left(&tally)) {
         let answers = serve_round(&mut driver, &queries, &mut tally)?;
-        check_round(&mut driver, &schema, &tables, &queries, answers, &mut tally);
+        check_round(
+            &mut driver,
+            &schema,
+            &|_| Some(&tables),
+            &queries,
+            answers,
+            &mut tally,
+        );
         eprintln!("demo: {} queries served and checked", tally.queries);
     }
     let failed = report(&tally);
@@ -106,7 +114,20 @@ pub(crate) fn run(trace: Option<&Path>, seconds: u64, bytes: Option<u64>) -> Res
     if outcome != ExitCode::SUCCESS || trace.is_some() {
         return Ok(outcome);
     }
-    control::run(seconds)
+    let outcome = control::run(seconds)?;
+    if outcome != ExitCode::SUCCESS {
+        return Ok(outcome);
+    }
+    generations::run(seconds)
+}
+
+/// An answer that is to be checked.
+struct Answered {
+    /// The query, by its place in its round.
+    query: usize,
+    /// The generation that it names.
+    generation: u64,
+    target: Target,
 }
 
 /// Where queries come from.
@@ -212,11 +233,7 @@ fn sized_to_machine() -> Result<u64> {
 }
 
 /// Serves a round of queries; each answer's target keeps its result for the check.
-fn serve_round(
-    driver: &mut Driver,
-    queries: &[Query],
-    tally: &mut Tally,
-) -> Result<Vec<(usize, Target)>> {
+fn serve_round(driver: &mut Driver, queries: &[Query], tally: &mut Tally) -> Result<Vec<Answered>> {
     let mut sent: std::collections::HashMap<Ticket, (usize, Instant)> =
         std::collections::HashMap::new();
     let mut answers = Vec::with_capacity(queries.len());
@@ -244,28 +261,32 @@ fn serve_round(
             tally.queries += 1;
             tally.samples += u64::from(queries[query].bags);
             tally.lookups += queries[query].ids();
-            answers.push((query, answer.target));
+            answers.push(Answered {
+                query,
+                generation: answer.generation,
+                target: answer.target,
+            });
         }
     }
     tally.serving += began.elapsed();
     Ok(answers)
 }
 
-/// Compares every vector of every answer with the oracle, on all CPUs.
-fn check_round(
+/// Compares every vector of every answer with the oracle of its generation, on all CPUs. Of a generation that there is not all are wrong.
+fn check_round<'t>(
     driver: &mut Driver,
     schema: &Schema,
-    tables: &Resident,
+    tables: &(dyn Fn(u64) -> Option<&'t Resident> + Sync),
     queries: &[Query],
-    answers: Vec<(usize, Target)>,
+    answers: Vec<Answered>,
     tally: &mut Tally,
 ) {
     let results: Vec<Vec<f32>> = answers
         .iter()
-        .map(|(query, target)| {
-            let floats = driver.schema.target_bytes(queries[*query].bags) / 4;
+        .map(|answer| {
+            let floats = driver.schema.target_bytes(queries[answer.query].bags) / 4;
             let mut result = vec![0.0; floats as usize];
-            driver.session.read_f32s(target, 0, &mut result);
+            driver.session.read_f32s(&answer.target, 0, &mut result);
             result
         })
         .collect();
@@ -274,7 +295,11 @@ fn check_round(
         while let Some(i) =
             Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&i| i < results.len())
         {
-            let query = &queries[answers[i].0];
+            let query = &queries[answers[i].query];
+            let Some(tables) = tables(answers[i].generation) else {
+                wrong.fetch_add(vectors(schema, query), Ordering::Relaxed);
+                continue;
+            };
             let mut bytes = vec![0; 4 * results[i].len()];
             scalar::pool(&model::batch(tables, schema, query), &mut bytes);
             let wanted: Vec<f32> = bytes
@@ -293,10 +318,14 @@ fn check_round(
         }
     });
     tally.wrong_vectors += wrong.into_inner();
-    for (query, target) in answers {
-        tally.checked_vectors += u64::from(queries[query].bags) * schema.features.len() as u64;
-        driver.idle.push(target);
+    for answer in answers {
+        tally.checked_vectors += vectors(schema, &queries[answer.query]);
+        driver.idle.push(answer.target);
     }
+}
+
+fn vectors(schema: &Schema, query: &Query) -> u64 {
+    u64::from(query.bags) * schema.features.len() as u64
 }
 
 fn wrong_vectors(
