@@ -9,6 +9,8 @@
 
 mod blocks;
 mod copy;
+mod delta;
+mod delta_make;
 mod draft;
 mod encode;
 mod error;
@@ -29,6 +31,7 @@ mod manifest;
 mod mapped;
 mod memory;
 mod mix;
+mod overlay;
 mod pages;
 mod progress;
 mod resident;
@@ -38,6 +41,11 @@ mod transcode;
 mod verify;
 mod writer;
 
+pub use delta::{
+    DeltaFile, DeltaHead, DeltaSection, MAX_DELTA_BYTES, MAX_DELTA_HEAD_BYTES, MAX_MODEL_NAME,
+    parse_delta_head,
+};
+pub use delta_make::{DeltaTable, write_delta};
 pub use encode::Unfit;
 pub use error::TableError;
 pub use format::RowFormat;
