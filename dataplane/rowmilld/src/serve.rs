@@ -96,7 +96,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     choices
         .into_iter()
         .for_each(|choice| overview.choose(choice));
-    let store = keep_deltas(config)?;
+    let store = Store::configured(config)?;
     if let Some(store) = &store {
         store.replay(&tables)?;
     }
@@ -127,6 +127,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     };
     let mut workers = start_workers(config, &plan, &overview, &mailboxes, parts)?;
     let shares = shares.filter(|_| config.may_change());
+    let workers_cpus: Vec<usize> = plan.seats.iter().copied().flatten().collect();
     let means = shares.map(|shares| Means {
         plan: plan.cache.clone(),
         generation: plan.generation.clone(),
@@ -136,7 +137,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         mailboxes: mailboxes.clone(),
         huge_pages,
         verify: config.model.verify,
-        workers_cpus: plan.seats.iter().copied().flatten().collect(),
+        workers_cpus: workers_cpus.clone(),
     });
     let told = Arc::clone(&overview);
     let places = means.map(|means| Places::start(means, move |choice| told.choose(choice)));
@@ -166,7 +167,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
             deltas: store.clone(),
             huge_pages,
             verify: config.model.verify,
-            workers_cpus: plan.seats.iter().copied().flatten().collect(),
+            workers_cpus: workers_cpus.clone(),
         };
         let told = Arc::clone(&overview);
         let generations = Generations::start(means, move |choice| told.choose(choice))
@@ -181,7 +182,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
             store,
             view: Arc::clone(&view),
             epochs,
-            workers_cpus: plan.seats.iter().copied().flatten().collect(),
+            workers_cpus,
         });
         overview.set_deltas(deltas.context("cannot start the thread that applies deltas")?);
     }
@@ -316,13 +317,6 @@ fn refuse_taken(plan: &Plan) -> anyhow::Result<()> {
              one another endpoint"
         ),
     }
-}
-
-/// Where deltas are kept, if they are taken.
-fn keep_deltas(config: &Config) -> anyhow::Result<Option<Arc<Store>>> {
-    let directory = config.deltas.directory.as_deref();
-    let store = directory.map(|directory| Store::open(directory, &config.model.name()));
-    Ok(store.transpose()?.map(Arc::new))
 }
 
 fn load(config: &Config, plan: &Plan) -> anyhow::Result<Resident> {

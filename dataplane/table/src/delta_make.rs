@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use rowmill_arena::HugePages;
 
-use crate::delta::{DeltaHead, DeltaSection, MAX_DELTA_BYTES, MAX_MODEL_NAME, bad};
+use crate::delta::{DeltaHead, DeltaSection, MAX_DELTA_BYTES, MAX_MODEL_NAME};
+use crate::delta_file::bad;
 use crate::import::Container;
 use crate::import_file::Contents;
 use crate::transcode::transcode;

@@ -10,6 +10,7 @@
 mod blocks;
 mod copy;
 mod delta;
+mod delta_file;
 mod delta_make;
 mod draft;
 mod encode;
@@ -42,9 +43,10 @@ mod verify;
 mod writer;
 
 pub use delta::{
-    DeltaFile, DeltaHead, DeltaSection, MAX_DELTA_BYTES, MAX_DELTA_HEAD_BYTES, MAX_MODEL_NAME,
+    DeltaHead, DeltaSection, MAX_DELTA_BYTES, MAX_DELTA_HEAD_BYTES, MAX_MODEL_NAME,
     parse_delta_head,
 };
+pub use delta_file::{DeltaFile, EachRows};
 pub use delta_make::{DeltaTable, write_delta};
 pub use encode::Unfit;
 pub use error::TableError;

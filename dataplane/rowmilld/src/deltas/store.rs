@@ -6,6 +6,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use anyhow::{Context, anyhow, bail, ensure};
@@ -13,6 +14,7 @@ use rowmill_table::{DeltaFile, Resident};
 
 use super::{change, table_of};
 use crate::claim::Claim;
+use crate::config::Config;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -26,6 +28,16 @@ pub struct Store {
 }
 
 impl Store {
+    /// That of the configuration, if deltas are taken.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn configured(config: &Config) -> anyhow::Result<Option<Arc<Store>>> {
+        let directory = config.deltas.directory.as_deref();
+        let store = directory.map(|directory| Store::open(directory, &config.model.name()));
+        Ok(store.transpose()?.map(Arc::new))
+    }
+
     /// Opens the directory, and makes it where there is none. It is this process's alone.
     ///
     /// # Errors
