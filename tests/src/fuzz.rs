@@ -13,8 +13,9 @@ use rowmill_port::rdma::private_data::{
 };
 use rowmill_port::rdma::stream::{Assembler, fragment};
 use rowmill_table::{
-    HEADER_BYTES as TABLE_HEADER_BYTES, check_index, check_npy_header, index_bytes, index_of,
-    parse_header, parse_manifest, parse_safetensors_header,
+    HEADER_BYTES as TABLE_HEADER_BYTES, MAX_DELTA_BYTES, check_index, check_npy_header,
+    index_bytes, index_of, parse_delta_head, parse_header, parse_manifest,
+    parse_safetensors_header,
 };
 use rowmill_wire::completion::COMPLETION_BYTES;
 use rowmill_wire::control::{CONTROL_HEADER_BYTES, Control};
@@ -236,6 +237,31 @@ pub fn table_header(data: &[u8]) {
 fn one_table_header(bytes: &[u8]) {
     match parse_header(bytes) {
         Ok(header) => assert_eq!(header.to_bytes()[..], *bytes, "the encoding is canonical"),
+        Err(reason) => assert!(!reason.is_empty()),
+    }
+}
+
+/// Header and list of a delta: these bytes, and again as such with right checksums and as many sections as there are bytes for.
+pub fn delta_head(data: &[u8]) {
+    one_delta_head(data);
+    let mut bytes = data.to_vec();
+    bytes.resize(bytes.len().max(512), 0);
+    let sections = (bytes.len() - 512) / 192;
+    bytes.truncate(512 + sections * 192);
+    bytes[12..16].copy_from_slice(&(sections as u32).to_le_bytes());
+    let list = crc32fast::hash(&bytes[512..]);
+    bytes[44..48].copy_from_slice(&list.to_le_bytes());
+    let head = crc32fast::hash(&bytes[..508]);
+    bytes[508..512].copy_from_slice(&head.to_le_bytes());
+    one_delta_head(&bytes);
+}
+
+fn one_delta_head(bytes: &[u8]) {
+    match parse_delta_head(bytes) {
+        Ok(head) => {
+            assert_eq!(head.to_bytes(), bytes, "the encoding is canonical");
+            assert!(head.file_bytes() <= MAX_DELTA_BYTES && head.rows() > 0);
+        }
         Err(reason) => assert!(!reason.is_empty()),
     }
 }

@@ -19,7 +19,10 @@ use rowmill_link::{Sample, Samples, TableSamples};
 use rowmill_port::rdma::bounds::{FRAGMENT_BYTES, FRAGMENT_HEADER};
 use rowmill_port::rdma::private_data::{Asked, encode_refusal, encode_reply};
 use rowmill_port::rdma::stream::fragment;
-use rowmill_table::{Header, Missing, RowFormat, TableKind, TableSpec, generate, index_of, silent};
+use rowmill_table::{
+    DeltaHead, DeltaSection, Header, Missing, RowFormat, TableKind, TableSpec, generate, index_of,
+    silent,
+};
 use rowmill_tests::fuzz;
 use rowmill_wire::Status;
 use rowmill_wire::limits::MAX_CONTROL_BYTES;
@@ -42,6 +45,7 @@ fn seeds(target: &str) -> BTreeMap<String, Vec<u8>> {
         "private_data" => connection_messages(),
         "endpoint" => endpoints(),
         "table_header" => table_headers(),
+        "delta_head" => delta_heads(),
         "table_manifest" => manifests(),
         "table_index" => indexes(),
         "warm_rows" => warm_rows(),
@@ -195,6 +199,29 @@ fn specs() -> [TableSpec; 2] {
             TableKind::Hashed(Missing::Zero),
         ),
     ]
+}
+
+/// Header and list of deltas of one table and of two.
+fn delta_heads() -> BTreeMap<String, Vec<u8>> {
+    let section = |spec: TableSpec| DeltaSection {
+        table: spec.name,
+        format: spec.format,
+        dim: spec.dim,
+        hashed: spec.kind != TableKind::Dense,
+        rows: 3,
+        crc32: 5,
+    };
+    let head = |sections: Vec<DeltaSection>| DeltaHead {
+        model: "m".into(),
+        generation: 4,
+        sequence: 1,
+        sections,
+    };
+    let mut both = specs().map(section).to_vec();
+    both.sort_by(|a, b| a.table.cmp(&b.table));
+    [("one", head(vec![both[0].clone()])), ("two", head(both))]
+        .map(|(name, head)| (name.to_owned(), head.to_bytes()))
+        .into()
 }
 
 /// The body appends zeros and the checksum.
@@ -371,6 +398,11 @@ fn endpoint() {
 #[test]
 fn table_header() {
     drive("table_header", fuzz::table_header);
+}
+
+#[test]
+fn delta_head() {
+    drive("delta_head", fuzz::delta_head);
 }
 
 #[test]

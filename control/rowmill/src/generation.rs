@@ -128,8 +128,13 @@ fn query(source: &str) -> String {
     if source.parse::<u64>().is_ok() {
         return format!("number={source}");
     }
-    let mut query = String::from("directory=");
-    for byte in source.bytes() {
+    path_query("directory", source)
+}
+
+/// What names a file or directory in a request.
+pub(crate) fn path_query(key: &str, path: &str) -> String {
+    let mut query = format!("{key}=");
+    for byte in path.bytes() {
         let is_plain = byte.is_ascii_alphanumeric() || b"/._-".contains(&byte);
         let _ = match is_plain {
             true => write!(query, "{}", char::from(byte)),

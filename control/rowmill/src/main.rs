@@ -3,6 +3,7 @@
 
 mod cert;
 mod control;
+mod delta;
 mod generation;
 mod import;
 mod interrupt;
@@ -43,6 +44,9 @@ enum Command {
     /// Load another generation of the model while one is served, switch to it, and back
     #[command(subcommand)]
     Generation(generation::GenerationCommand),
+    /// Rows that become others while they are served
+    #[command(subcommand)]
+    Delta(delta::DeltaCommand),
     /// Tables that the control plane knows: shares, hits, what the next MiB would gain
     Tables(policy::Tables),
     /// What the control plane wants, and why
@@ -65,6 +69,7 @@ fn main() -> ExitCode {
         Command::Status(command) => command.run(),
         Command::Place(command) => command.run(),
         Command::Generation(command) => command.run(),
+        Command::Delta(command) => command.run(),
         Command::Tables(command) => command.run(),
         Command::Policy(command) => command.run(),
         Command::Cert(command) => command.run(),

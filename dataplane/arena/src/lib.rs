@@ -16,6 +16,7 @@ mod arena;
 mod direct;
 mod error;
 mod guard;
+mod live;
 mod mapped;
 mod mapping;
 mod memory;
@@ -33,6 +34,7 @@ pub use direct::{
 };
 pub use error::ArenaError;
 pub use guard::guards_holes;
+pub use live::LiveArena;
 pub use mapped::{MappedFile, open_at_once};
 pub use memory::{address_space_left, available_bytes};
 pub use pages::{Backing, HUGE_1G, HUGE_2M, HugePages, Pool, Pools};

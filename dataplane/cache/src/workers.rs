@@ -71,6 +71,11 @@ pub struct Shares {
 }
 
 impl Shares {
+    /// What tells when no worker uses any more what it found.
+    pub fn epochs(&self) -> &Arc<Epochs> {
+        &self.epochs
+    }
+
     /// An empty store for a table, and what each worker has of it. Where the table is cached already, this is for
     /// [`Worker::replace`].
     ///

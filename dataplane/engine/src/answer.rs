@@ -60,7 +60,7 @@ impl Engine {
                 kind: CompletionKind::Slice,
                 credits: 0,
                 slice: slice as u16,
-                ..self.record(slot.port_slot, &slot.header, self.generation_of(slot))
+                ..self.record(slot.port_slot, &slot.header, self.version_of(slot))
             };
             let (conn, service_ns) = (slot.conn, now_ns.saturating_sub(slot.received_ns));
             self.done.push_back((
@@ -83,10 +83,10 @@ impl Engine {
     ) {
         let slot = &self.slots[index as usize];
         let (conn, port_slot, header) = (slot.conn, slot.port_slot, slot.header);
-        let generation = self.generation_of(slot);
+        let version = self.version_of(slot);
         let service_ns = now_ns.saturating_sub(slot.received_ns);
         self.count(outcome.status);
-        self.answer(conn, port_slot, &header, generation, outcome, service_ns);
+        self.answer(conn, port_slot, &header, version, outcome, service_ns);
         self.release(index, memory);
     }
 
@@ -95,7 +95,7 @@ impl Engine {
         conn: Conn,
         port_slot: u16,
         header: &Header,
-        generation: u64,
+        version: (u64, u64),
         outcome: Refusal,
         service_ns: u64,
     ) {
@@ -104,18 +104,23 @@ impl Engine {
             feature: outcome.feature,
             index: outcome.index,
             service_ns,
-            ..self.record(port_slot, header, generation)
+            ..self.record(port_slot, header, version)
         };
         self.done.push_back((conn, record));
     }
 
-    /// The generation that a request's rows are of.
-    fn generation_of(&self, slot: &Slot) -> u64 {
-        bound(&self.connections, slot).generation()
+    /// The generation that a request's rows are of, and the last delta of which all rows were served when it came.
+    fn version_of(&self, slot: &Slot) -> (u64, u64) {
+        (bound(&self.connections, slot).generation(), slot.delta)
     }
 
     /// A final record of a request that went well.
-    fn record(&self, port_slot: u16, header: &Header, generation: u64) -> Completion {
+    fn record(
+        &self,
+        port_slot: u16,
+        header: &Header,
+        (generation, delta): (u64, u64),
+    ) -> Completion {
         Completion {
             kind: CompletionKind::Final,
             part: header.part,
@@ -124,7 +129,7 @@ impl Engine {
             slice: (header.slices() - 1) as u16,
             request: header.request,
             generation,
-            delta: 0,
+            delta,
             attempt: header.attempt,
             credits: 1,
             feature: NOWHERE,

@@ -257,7 +257,7 @@ impl Engine {
                 ..Header::null(0)
             };
             self.count(refusal.status);
-            self.answer(conn, port_slot, &header, 0, refusal, 0);
+            self.answer(conn, port_slot, &header, (0, 0), refusal, 0);
         }
         Ok(())
     }
@@ -292,6 +292,7 @@ impl Engine {
         slot.conn = conn;
         slot.port_slot = port_slot;
         (slot.schema, slot.side) = (header.schema as usize, side);
+        slot.delta = schema.tables.delta();
         slot.received_ns = now_ns;
         slot.deadline_ns = match header.remaining_us {
             0 => u64::MAX,

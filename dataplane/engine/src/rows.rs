@@ -4,16 +4,12 @@ use rowmill_arena::ReadWindow;
 use rowmill_pooling::{RowFormat, Rows};
 use rowmill_table::ResidentTable;
 
-/// The rows of a resident table as kernels take them.
+/// The rows of a resident table as kernels take them, with those that may stand in for others.
 pub fn rows(table: &ResidentTable) -> Rows<'_> {
-    Rows::new(
-        table.bytes(),
-        table.stride(),
-        table.row_count(),
-        table.dim(),
-        row_format(table.format()),
-    )
-    .expect("a resident table has consistent shapes")
+    let format = row_format(table.format());
+    let (stride, numbers) = (table.stride(), table.numbers());
+    Rows::over(table.window(), stride, numbers, table.dim(), format)
+        .expect("a resident table has consistent shapes")
 }
 
 /// Rows of a table that lie elsewhere: in `count` places, each `stride` bytes from the one before.

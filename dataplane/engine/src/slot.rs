@@ -104,6 +104,8 @@ pub(crate) struct Slot {
     pub(crate) schema: usize,
     /// The generation that its rows are of.
     pub(crate) side: Side,
+    /// The last delta of which all rows were served when it came.
+    pub(crate) delta: u64,
     pub(crate) header: Header,
     pub(crate) received_ns: u64,
     /// `u64::MAX` for none.
@@ -141,6 +143,7 @@ impl Slot {
             port_slot: 0,
             schema: 0,
             side: Side::A,
+            delta: 0,
             header: Header::null(0),
             received_ns: 0,
             deadline_ns: u64::MAX,

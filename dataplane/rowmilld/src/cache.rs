@@ -52,6 +52,8 @@ pub struct CachePlan {
     arena_bytes: u64,
     workers: u64,
     row_bytes: usize,
+    /// Whether rows of tables that are not listed can become others.
+    changing: bool,
 }
 
 /// A worker's part.
@@ -71,6 +73,16 @@ impl Part {
     /// What the worker samples.
     pub fn samples(&self) -> Arc<Samples> {
         Arc::clone(self.worker.samples())
+    }
+
+    /// That of a worker for which no table is listed.
+    pub fn without_tables(turns: store::Worker) -> Part {
+        Part {
+            turns,
+            worker: rowmill_cache::Worker::none(),
+            reads: Vec::new(),
+            resident: Vec::new(),
+        }
     }
 
     /// The worker's engine.
@@ -148,6 +160,7 @@ impl CachePlan {
             arena_bytes,
             workers: workers as u64,
             row_bytes,
+            changing: config.takes_deltas(),
             tables,
         })
     }
@@ -175,6 +188,7 @@ impl CachePlan {
     /// What of a table comes into memory.
     pub fn keep(&self, table: usize) -> Keep {
         match self.placement(table) {
+            None if self.changing => Keep::Changing,
             None => Keep::All,
             Some(Placement::Resident) => Keep::RowsApart,
             Some(Placement::Cached) => Keep::Index,

@@ -6,11 +6,12 @@ use crate::config::Placement;
 use crate::overview::{Overview, Page, State};
 use crate::places::PlaceError;
 
+mod delta_page;
 mod generation_page;
 
 /// What is said to who posts something else.
 pub(crate) const NO_POST: &str =
-    "only GET and HEAD, and POST to /tables/NAME and /generations/CHANGE";
+    "only GET and HEAD, and POST to /tables/NAME, /generations/CHANGE and /deltas/apply";
 /// Where tables are moved.
 const PATH: &str = "/tables/";
 
@@ -68,12 +69,14 @@ impl Overview {
         };
         let table = parse(wish.path);
         let generation = generation_page::parse(wish.path);
-        let what = match (&table, &generation) {
-            (None, None) => {
+        let delta = delta_page::parse(wish.path);
+        let what = match (&table, &generation, &delta) {
+            (None, None, None) => {
                 return refused(405, NO_POST);
             }
-            (Some(_), _) => ["tables are", "moved", "tables stay where they are"],
-            (None, Some(_)) => ["generations are", "changed", "the one that is served stays"],
+            (Some(_), ..) => ["tables are", "moved", "tables stay where they are"],
+            (None, Some(_), _) => ["generations are", "changed", "the one that is served stays"],
+            (None, None, Some(_)) => ["deltas are", "applied", "rows stay as they are"],
         };
         let [whose, done, stays] = what;
         if !wish.is_local {
@@ -94,6 +97,9 @@ impl Overview {
         }
         if let Some(wish) = generation {
             return self.change_generation(wish);
+        }
+        if let Some(file) = delta {
+            return self.apply_delta(file);
         }
         let Some((table, to)) = table else {
             return refused(405, NO_POST);

@@ -7,6 +7,7 @@
 mod cache;
 mod control;
 mod cpus;
+mod deltas;
 mod failure;
 mod filter;
 mod rdma;
@@ -27,6 +28,7 @@ use crate::ports::Port;
 pub use cache::{Cache, PageCacheUse, Placement, Table};
 pub use control::{Control, ControlAddress, Credentials};
 pub use cpus::Cpus;
+pub use deltas::Deltas;
 pub use failure::Failure;
 pub use filter::filter_fault;
 pub use rdma::Rdma;
@@ -65,6 +67,9 @@ pub struct Config {
     /// What workers have for cached tables.
     #[serde(default)]
     pub cache: Cache,
+    /// Rows that become others while they are served.
+    #[serde(default)]
+    pub deltas: Deltas,
     /// The control plane that is listened to.
     #[serde(default)]
     pub control: Control,
@@ -447,6 +452,7 @@ impl Config {
             .or_else(|| self.rdma.fault())
             .or_else(|| self.tables_fault())
             .or_else(|| self.fetch_fault())
+            .or_else(|| self.deltas_fault())
             .or_else(|| self.control_fault())
     }
 

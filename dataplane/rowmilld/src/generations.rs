@@ -24,6 +24,7 @@ use rowmill_table::Stage;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::deltas;
 use crate::mailbox::Mailbox;
 use crate::places::{Stand, leave};
 use crate::plan::{Choice, bytes_text};
@@ -47,6 +48,8 @@ pub struct Means {
     pub mailboxes: Vec<Arc<Mailbox>>,
     /// Tables that are listed in `[[tables]]`.
     pub listed: Vec<String>,
+    /// Where deltas are kept, if rows can change.
+    pub deltas: Option<Arc<deltas::Store>>,
     /// Pages of rows.
     pub huge_pages: HugePages,
     /// Whether checksums are compared while rows are read.

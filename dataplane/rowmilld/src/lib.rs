@@ -16,6 +16,7 @@ mod claim;
 pub mod clock;
 pub mod config;
 pub mod control;
+pub mod deltas;
 pub mod descriptors;
 pub mod figures;
 mod files;

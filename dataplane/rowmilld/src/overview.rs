@@ -11,6 +11,7 @@ use crate::cache_view::CacheView;
 use crate::clock::Clock;
 use crate::config::Placement;
 use crate::control::ControlView;
+use crate::deltas::Deltas;
 use crate::figures::{COUNTERS, Figures};
 use crate::generations::{Generations, Held, View};
 use crate::metrics::{Metrics, escape};
@@ -100,6 +101,8 @@ pub struct Overview {
     state: AtomicU8,
     choices: Mutex<Vec<Choice>>,
     view: OnceLock<Arc<View>>,
+    /// What applies deltas, where they are taken.
+    deltas: OnceLock<Arc<Deltas>>,
     /// What changes generations, where they may be changed.
     generations: OnceLock<Arc<Generations>>,
     clients: OnceLock<Clients>,
@@ -144,6 +147,7 @@ impl Overview {
             state: AtomicU8::new(State::Starting as u8),
             choices: Mutex::new(plan.choices.clone()),
             view: OnceLock::new(),
+            deltas: OnceLock::new(),
             generations: OnceLock::new(),
             clients: OnceLock::new(),
             cache: OnceLock::new(),
@@ -198,6 +202,16 @@ impl Overview {
         self.generations.get_or_init(|| generations);
     }
 
+    /// Deltas are taken.
+    pub fn set_deltas(&self, deltas: Arc<Deltas>) {
+        self.deltas.get_or_init(|| deltas);
+    }
+
+    /// What applies deltas, if they are taken.
+    pub(crate) fn deltas(&self) -> Option<&Arc<Deltas>> {
+        self.deltas.get()
+    }
+
     /// What changes generations, if they may be changed.
     pub(crate) fn generations(&self) -> Option<&Arc<Generations>> {
         self.generations.get()
@@ -247,6 +261,7 @@ impl Overview {
                 "directory": held.directory,
                 "tables": held.tables.len(),
                 "rows_bytes": rows_bytes(&held.tables),
+                "delta": held.resident.delta(),
                 "in_progress": in_progress,
             })
         });
@@ -407,6 +422,10 @@ impl Overview {
         if let Some(generations) = self.generations() {
             status["generation_changes"] = generations.status();
         }
+        if let Some(deltas) = self.deltas() {
+            status["deltas"] = deltas.status();
+            status["delta_changes"] = deltas.changes();
+        }
         if let Some(places) = self.places() {
             status["changes"] = places.status();
         }
@@ -511,6 +530,9 @@ impl Overview {
         }
         if let Some(warm) = self.warm.get() {
             warm.metrics(&mut out);
+        }
+        if let Some(deltas) = self.deltas() {
+            deltas.metrics(&mut out);
         }
         if let Some(control) = self.control.get() {
             control.metrics(&mut out);

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rowmill_arena::Backing;
-use rowmill_engine::{Engine, Side};
+use rowmill_cache::store::Epochs;
+use rowmill_engine::Side;
 use rowmill_pooling::Kernels;
 use rowmill_port::shm::socket_path;
 use rowmill_table::{LoadOptions, Resident};
@@ -23,6 +24,7 @@ use crate::cache::{Opened, Part};
 use crate::clock::Clock;
 use crate::config::{AdminAddress, Config};
 use crate::control;
+use crate::deltas::{self, Deltas, Store};
 use crate::files;
 use crate::generations::{self, Generations, Held, View};
 use crate::log;
@@ -94,6 +96,10 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     choices
         .into_iter()
         .for_each(|choice| overview.choose(choice));
+    let store = Store::configured(config)?;
+    if let Some(store) = &store {
+        store.replay(&tables)?;
+    }
     let tables = Arc::new(tables);
     let cache = Arc::new(plan.cache.view(&plan.generation, &parts));
     let view = Arc::new(View::new(Held::new(&plan.generation, Arc::clone(&tables))));
@@ -111,8 +117,17 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         overview.set_warm(Arc::clone(warm.view()));
     }
     let samples = parts.iter().map(Part::samples).collect();
+    let epochs = match &shares {
+        Some(shares) => Arc::clone(shares.epochs()),
+        None => {
+            let (epochs, turns) = Epochs::new(plan.seats.len());
+            parts = turns.into_iter().map(Part::without_tables).collect();
+            epochs
+        }
+    };
     let mut workers = start_workers(config, &plan, &overview, &mailboxes, parts)?;
     let shares = shares.filter(|_| config.may_change());
+    let workers_cpus: Vec<usize> = plan.seats.iter().copied().flatten().collect();
     let means = shares.map(|shares| Means {
         plan: plan.cache.clone(),
         generation: plan.generation.clone(),
@@ -122,7 +137,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         mailboxes: mailboxes.clone(),
         huge_pages,
         verify: config.model.verify,
-        workers_cpus: plan.seats.iter().copied().flatten().collect(),
+        workers_cpus: workers_cpus.clone(),
     });
     let told = Arc::clone(&overview);
     let places = means.map(|means| Places::start(means, move |choice| told.choose(choice)));
@@ -149,9 +164,10 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
                 .iter()
                 .map(|table| table.name.clone())
                 .collect(),
+            deltas: store.clone(),
             huge_pages,
             verify: config.model.verify,
-            workers_cpus: plan.seats.iter().copied().flatten().collect(),
+            workers_cpus: workers_cpus.clone(),
         };
         let told = Arc::clone(&overview);
         let generations = Generations::start(means, move |choice| told.choose(choice))
@@ -161,6 +177,15 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     } else {
         None
     };
+    if let Some(store) = store.filter(|_| config.may_change()) {
+        let deltas = Deltas::start(deltas::Means {
+            store,
+            view: Arc::clone(&view),
+            epochs,
+            workers_cpus,
+        });
+        overview.set_deltas(deltas.context("cannot start the thread that applies deltas")?);
+    }
     if let Some(generations) = generations.filter(|_| config.control.is_on()) {
         let control = control::start(control::Means {
             control: config.control.clone(),
@@ -353,7 +378,7 @@ fn start_workers(
     };
     let mut parts = parts.into_iter();
     for (index, seat) in overview.seats().iter().enumerate() {
-        let part = parts.next();
+        let part = parts.next().context("each worker has its part")?;
         let (port_sender, port) = channel::<Lane>();
         let (prepared, seat, mailbox) = (
             prepared.clone(),
@@ -364,10 +389,7 @@ fn start_workers(
         let work = move || {
             let pinned = seat.cpu.map_or(Ok(()), pin);
             let kernels = Kernels::new(isa);
-            let mut engine = match part {
-                None => Engine::new(limits, kernels),
-                Some(part) => part.engine(limits, kernels),
-            };
+            let mut engine = part.engine(limits, kernels);
             engine.prepare(Side::A, number);
             seat.figures.begin(clock.now_ns());
             if prepared.send((index, seat.cpu, pinned)).is_err() {

@@ -19,6 +19,14 @@ pub enum TableError {
         /// The directory.
         path: PathBuf,
     },
+    /// A delta that is none, is damaged, or is for other tables.
+    #[error("the delta {path} {reason}")]
+    BadDelta {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
     /// The manifest does not end with the checksum of its bytes.
     #[error(
         "the manifest is damaged: its checksum does not match its bytes; restore it from where it was copied"

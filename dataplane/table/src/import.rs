@@ -153,22 +153,7 @@ struct Source {
 
 impl Source {
     fn open(table: &Import) -> Result<Source, TableError> {
-        let contents = match &table.from {
-            Container::Npy { rows, ids } => {
-                let keys = ids.as_deref().map(import_npy::keys).transpose()?;
-                Contents::new(import_npy::rows(rows)?, keys)?
-            }
-            Container::Safetensors { rows, ids } => {
-                let keys = ids
-                    .as_ref()
-                    .map(|(file, name)| file.keys(name))
-                    .transpose()?;
-                Contents::new(rows.0.values(&rows.1)?, keys)?
-            }
-            Container::HugeCtr(folder) => {
-                import_hugectr::open(folder, table.dim.map(|dim| dim as u64))?
-            }
-        };
+        let contents = contents(&table.from, table.dim)?;
         let Values {
             file, rows, dim, ..
         } = &contents.rows;
@@ -200,6 +185,24 @@ impl Source {
             contents,
             default_row,
         })
+    }
+}
+
+/// Opens what lies there; `dim` is what the caller knows of its rows.
+pub(crate) fn contents(from: &Container, dim: Option<usize>) -> Result<Contents, TableError> {
+    match from {
+        Container::Npy { rows, ids } => {
+            let keys = ids.as_deref().map(import_npy::keys).transpose()?;
+            Contents::new(import_npy::rows(rows)?, keys)
+        }
+        Container::Safetensors { rows, ids } => {
+            let keys = ids
+                .as_ref()
+                .map(|(file, name)| file.keys(name))
+                .transpose()?;
+            Contents::new(rows.0.values(&rows.1)?, keys)
+        }
+        Container::HugeCtr(folder) => import_hugectr::open(folder, dim.map(|dim| dim as u64)),
     }
 }
 

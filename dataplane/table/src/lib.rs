@@ -9,6 +9,9 @@
 
 mod blocks;
 mod copy;
+mod delta;
+mod delta_file;
+mod delta_make;
 mod draft;
 mod encode;
 mod error;
@@ -29,6 +32,7 @@ mod manifest;
 mod mapped;
 mod memory;
 mod mix;
+mod overlay;
 mod pages;
 mod progress;
 mod resident;
@@ -38,6 +42,12 @@ mod transcode;
 mod verify;
 mod writer;
 
+pub use delta::{
+    DeltaHead, DeltaSection, MAX_DELTA_BYTES, MAX_DELTA_HEAD_BYTES, MAX_MODEL_NAME,
+    parse_delta_head,
+};
+pub use delta_file::{DeltaFile, EachRows};
+pub use delta_make::{DeltaTable, write_delta};
 pub use encode::Unfit;
 pub use error::TableError;
 pub use format::RowFormat;

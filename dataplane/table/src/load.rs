@@ -2,15 +2,17 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
-use rowmill_arena::{FrozenArena, HugePages};
+use rowmill_arena::HugePages;
 
 use crate::blocks::{Meter, block_range, in_parallel, read_at};
 use crate::header::HEADER_BYTES;
 use crate::layout::Layout;
 use crate::manifest::TableInfo;
+use crate::overlay::Room;
 use crate::pages::{BLOCK_PAGES, Checksums, PAGE_BYTES, damage, page_crcs};
-use crate::resident::{Part, Resident, ResidentTable};
+use crate::resident::{Bytes, Part, Resident, ResidentTable};
 use crate::spec::Missing;
 use crate::verify::check_zero_row;
 use crate::{Generation, Progress, Stage, TableError};
@@ -33,6 +35,9 @@ impl Default for LoadOptions {
 pub enum Keep {
     /// Rows and index, in the arena of all tables.
     All,
+    /// The same, and room behind for rows that stand in for others while these [change](ResidentTable::change). A table of nearly 2^31 rows
+    /// has none, and its rows can't.
+    Changing,
     /// Rows and index, the rows in an arena of their own, which is given back with the last that holds them.
     RowsApart,
     /// The index alone; nothing of a dense table.
@@ -47,6 +52,8 @@ struct Region<'a> {
     /// Counted from the start of the file. It starts with a page; what is in front of the rows, their header, is
     /// checked but not kept.
     bytes: Range<u64>,
+    /// What there is behind it, where the rows can change.
+    room: Option<Room>,
 }
 
 /// The part of a region that is in one block, and where it goes.
@@ -63,6 +70,7 @@ impl<'a> Region<'a> {
             table,
             first_page,
             bytes: from..from + table.row_region_bytes(),
+            room: None,
         }
     }
 
@@ -78,6 +86,7 @@ impl<'a> Region<'a> {
             } else {
                 from / PAGE_BYTES as u64 * PAGE_BYTES as u64..to
             },
+            room: None,
         }
     }
 
@@ -87,7 +96,30 @@ impl<'a> Region<'a> {
             table,
             first_page,
             bytes: from..from + table.resident_bytes(),
+            room: None,
         }
+    }
+
+    /// The same with room behind.
+    fn changing(table: &'a TableInfo, first_page: u64) -> Region<'a> {
+        let all = Region::all(table, first_page);
+        Region {
+            room: Room::behind(table, all.len()),
+            ..all
+        }
+    }
+
+    /// Its bytes in the arena, with the room behind.
+    fn taken(&self) -> u64 {
+        (self.room).map_or(self.len(), |room| room.end(self.table.stride))
+    }
+
+    /// What of it stays open to be written, where it lies from `start` on.
+    fn open(&self, start: usize) -> impl Iterator<Item = Range<usize>> {
+        let (stride, rows) = (self.table.stride, self.table.row_region_bytes() as usize);
+        let ranges = self.room.map(|room| [0..rows, room.range(stride)]);
+        let ranges = ranges.into_iter().flatten();
+        ranges.map(move |range| start + range.start..start + range.end)
     }
 
     fn len(&self) -> u64 {
@@ -121,8 +153,8 @@ fn bring(
     meter: &Meter<'_>,
     progress: Progress<'_>,
     checksums: Option<&Checksums>,
-) -> Result<(Arc<FrozenArena>, Vec<Range<usize>>), TableError> {
-    let layout = Layout::new(regions.iter().map(Region::len));
+) -> Result<(Bytes, Vec<Range<usize>>), TableError> {
+    let layout = Layout::new(regions.iter().map(Region::taken));
     let mut arena = layout.allocate(huge_pages, progress)?;
     let parts = layout.split(arena.as_mut_slice());
     let jobs = regions
@@ -141,7 +173,17 @@ fn bring(
             Ok(())
         },
     )?;
-    Ok((Arc::new(arena.freeze()?), layout.ranges().collect()))
+    let ranges: Vec<Range<usize>> = layout.ranges().collect();
+    let open = regions.iter().zip(&ranges);
+    let open: Vec<Range<usize>> = open
+        .flat_map(|(region, range)| region.open(range.start))
+        .collect();
+    let bytes = if open.is_empty() {
+        Bytes::Frozen(Arc::new(arena.freeze()?))
+    } else {
+        Bytes::Live(Arc::new(arena.open(open)))
+    };
+    Ok((bytes, ranges))
 }
 
 /// What of a generation comes into memory.
@@ -167,6 +209,7 @@ impl Generation {
         let all = || keeps.iter().zip(tables.iter().zip(&first_pages));
         let common = all().map(|(keep, (table, &first_page))| match keep {
             Keep::All => Region::all(table, first_page),
+            Keep::Changing => Region::changing(table, first_page),
             Keep::RowsApart | Keep::Index => Region::index(table, first_page),
         });
         let apart = all().map(|(keep, (table, &first_page))| {
@@ -183,7 +226,7 @@ impl Generation {
     /// of rows apart.
     pub fn arenas_bytes(&self, keep: impl Fn(usize) -> Keep) -> Vec<u64> {
         let Kept { common, apart, .. } = self.kept(keep);
-        let common = Layout::new(common.iter().map(Region::len)).bytes();
+        let common = Layout::new(common.iter().map(Region::taken)).bytes();
         let apart = apart.iter().flatten().map(Region::len);
         [common]
             .into_iter()
@@ -230,11 +273,11 @@ impl Generation {
         {
             let info = region.table;
             let part = |range| Part {
-                arena: Arc::clone(&arena),
+                arena: arena.clone(),
                 range,
             };
-            let index_at = range.end - info.index_bytes() as usize;
-            let index = part(index_at..range.end);
+            let index_end = range.start + region.len() as usize;
+            let index = part(index_end - info.index_bytes() as usize..index_end);
             let rows = match (keep, apart) {
                 (_, Some(apart)) => {
                     let (arena, _) = bring(std::slice::from_ref(apart))?;
@@ -244,7 +287,7 @@ impl Generation {
                     }
                     Some(whole(arena))
                 }
-                (Keep::All, None) => {
+                (Keep::All | Keep::Changing, None) => {
                     let rows = info.row_region_bytes() as usize;
                     Some(part(range.start..range.start + rows))
                 }
@@ -253,10 +296,11 @@ impl Generation {
                     None
                 }
             };
-            tables.push(ResidentTable::new(info, rows, index)?);
+            tables.push(ResidentTable::new(info, rows, region.room, index)?);
         }
         Ok(Resident {
             generation: self.number(),
+            delta: AtomicU64::new(0),
             tables,
             backing,
             arena_bytes,
@@ -312,7 +356,7 @@ impl Generation {
     }
 }
 
-fn whole(arena: Arc<FrozenArena>) -> Part {
+fn whole(arena: Bytes) -> Part {
     let range = 0..arena.len();
     Part { arena, range }
 }

@@ -2,8 +2,9 @@
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use rowmill_arena::{Backing, FrozenArena, HugePages};
+use rowmill_arena::{Backing, FrozenArena, HugePages, LiveArena, ReadWindow};
 
 use crate::blocks::{BLOCK_BYTES, Meter, in_parallel};
 use crate::format::RowFormat;
@@ -12,16 +13,20 @@ use crate::index::{BUCKET_BYTES, Index, entries};
 use crate::index_build::Scratch;
 use crate::layout::Layout;
 use crate::manifest::TableInfo;
+use crate::overlay::{Overlay, Room};
 use crate::spec::{Missing, TableKind, TableSpec, check_specs};
 use crate::verify::{check_index, check_zero_row};
 use crate::writer::TableRows;
 use crate::{Progress, Stage, TableError};
 
-/// All tables of a generation, in read-only arenas: one for all of them, and one for the rows of each table that were asked
-/// for apart. Of some there may be the index alone (see [`Keep`](crate::Keep)).
+/// All tables of a generation, in arenas: one for all of them, and one for the rows of each table that were asked
+/// for apart. Of some there may be the index alone (see [`Keep`](crate::Keep)). Nothing is written there any more but the rows of tables
+/// that were asked for so that they can change.
 #[derive(Debug)]
 pub struct Resident {
     pub(crate) generation: u64,
+    /// The sequence number of the last delta of which all rows are served.
+    pub(crate) delta: AtomicU64,
     pub(crate) tables: Vec<ResidentTable>,
     /// Of the largest arena, and the bytes of all.
     pub(crate) backing: Backing,
@@ -81,16 +86,17 @@ impl Resident {
         let table = |(info, range): (&TableInfo, Range<usize>)| {
             let (rows, index) = (info.row_region_bytes(), info.index_at());
             let part = |from: u64, to: usize| Part {
-                arena: Arc::clone(&arena),
+                arena: Bytes::Frozen(Arc::clone(&arena)),
                 range: range.start + from as usize..to,
             };
             let rows = part(0, range.start + rows as usize);
-            ResidentTable::new(info, Some(rows), part(index, range.end))
+            ResidentTable::new(info, Some(rows), None, part(index, range.end))
         };
         let tables: Result<Vec<ResidentTable>, TableError> =
             tables.iter().zip(layout.ranges()).map(table).collect();
         Ok(Resident {
             generation: 0,
+            delta: AtomicU64::new(0),
             tables: tables?,
             arena_bytes: arena.len(),
             backing: *arena.backing(),
@@ -105,6 +111,16 @@ impl Resident {
     /// The generation's number; 0 for generated tables that have no files.
     pub fn generation(&self) -> u64 {
         self.generation
+    }
+
+    /// The sequence number of the last delta whose rows are all served; 0 before the first. Whoever has seen it sees them.
+    pub fn delta(&self) -> u64 {
+        self.delta.load(Ordering::Acquire)
+    }
+
+    /// Says that all rows of this delta and of those before it are served: whoever looks rows up from now on finds them.
+    pub fn set_delta(&self, sequence: u64) {
+        self.delta.store(sequence, Ordering::Release);
     }
 
     /// The tables; their order is their index.
@@ -125,7 +141,7 @@ impl Resident {
     pub fn take_rows(&mut self, table: usize) -> ResidentTable {
         let without = self.tables[table].without_rows();
         let taken = core::mem::replace(&mut self.tables[table], without);
-        self.arena_bytes -= taken.bytes().len();
+        self.arena_bytes -= taken.window().len();
         taken
     }
 
@@ -140,18 +156,56 @@ impl Resident {
     }
 }
 
+/// Memory of tables, alive as long as somebody has it.
+#[derive(Clone, Debug)]
+pub(crate) enum Bytes {
+    /// Nobody writes it.
+    Frozen(Arc<FrozenArena>),
+    /// Some of its ranges are written.
+    Live(Arc<LiveArena>),
+}
+
+impl Bytes {
+    pub(crate) fn backing(&self) -> &Backing {
+        match self {
+            Bytes::Frozen(arena) => arena.backing(),
+            Bytes::Live(arena) => arena.backing(),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Bytes::Frozen(arena) => arena.len(),
+            Bytes::Live(arena) => arena.len(),
+        }
+    }
+}
+
 /// Bytes of an arena, which they keep alive.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
-    pub(crate) arena: Arc<FrozenArena>,
+    pub(crate) arena: Bytes,
     pub(crate) range: Range<usize>,
+}
+
+impl Part {
+    /// The bytes, which others may write.
+    fn window(&self) -> ReadWindow<'_> {
+        match &self.arena {
+            Bytes::Frozen(arena) => ReadWindow::over(&arena[self.range.clone()]),
+            Bytes::Live(arena) => arena.to_read(self.range.clone()),
+        }
+    }
 }
 
 impl Deref for Part {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.arena[self.range.clone()]
+        match &self.arena {
+            Bytes::Frozen(arena) => &arena[self.range.clone()],
+            Bytes::Live(arena) => arena.bytes(self.range.clone()),
+        }
     }
 }
 
@@ -169,20 +223,35 @@ pub struct ResidentTable {
     kind: TableKind,
     stride: usize,
     rows_at: Option<Part>,
+    /// How its rows become others, where they can.
+    overlay: Option<Arc<Overlay>>,
     /// What a hashed table is looked up with.
     index: Option<(Index, Part)>,
 }
 
 impl ResidentTable {
-    /// The table of `rows` and `index` (empty for a dense table), which are checked.
+    /// The table of `rows` and `index` (empty for a dense table), which are checked. With `room` its rows can change.
     pub(crate) fn new(
         info: &TableInfo,
         rows: Option<Part>,
+        room: Option<Room>,
         index: Part,
     ) -> Result<ResidentTable, TableError> {
         if let Some(rows) = &rows {
-            check_zero_row(info, &rows[rows.len() - info.stride..])?;
+            let (window, mut last) = (rows.window(), vec![0; info.stride]);
+            window.read(window.len() - info.stride, &mut last);
+            check_zero_row(info, &last)?;
         }
+        let overlay = match (&rows, room) {
+            (Some(rows), Some(room)) => match &rows.arena {
+                Bytes::Live(arena) => {
+                    let overlay = Overlay::new(arena, rows.range.clone(), info.stride, room);
+                    Some(Arc::new(overlay))
+                }
+                Bytes::Frozen(_) => None,
+            },
+            _ => None,
+        };
         let row = |count| u32::try_from(count).expect("checked: below 2^31");
         Ok(ResidentTable {
             name: info.name.clone(),
@@ -197,6 +266,7 @@ impl ResidentTable {
                 TableKind::Hashed(_) => Some((check_index(info, &index)?, index)),
             },
             rows_at: rows,
+            overlay,
         })
     }
 
@@ -204,6 +274,7 @@ impl ResidentTable {
     pub(crate) fn with_rows(&self, rows: Part) -> ResidentTable {
         ResidentTable {
             rows_at: Some(rows),
+            overlay: None,
             ..self.clone()
         }
     }
@@ -212,6 +283,7 @@ impl ResidentTable {
     pub fn without_rows(&self) -> ResidentTable {
         ResidentTable {
             rows_at: None,
+            overlay: None,
             ..self.clone()
         }
     }
@@ -260,9 +332,53 @@ impl ResidentTable {
     /// All stored rows, one after another.
     ///
     /// # Panics
-    /// If they are not in memory.
+    /// If they are not in memory, or can change.
     pub fn bytes(&self) -> &[u8] {
         self.rows_at.as_ref().expect("a table with its rows")
+    }
+
+    /// Whether its rows can become others while they are read.
+    pub fn can_change(&self) -> bool {
+        self.overlay.is_some()
+    }
+
+    /// All that can be read as a row, one after another: the stored rows, and what may stand in for some of them.
+    ///
+    /// # Panics
+    /// If they are not in memory.
+    #[inline]
+    pub fn window(&self) -> ReadWindow<'_> {
+        match &self.overlay {
+            Some(overlay) => overlay.window(),
+            None => (self.rows_at.as_ref().expect("a table with its rows")).window(),
+        }
+    }
+
+    /// One more than the highest number of a row in [`window`](Self::window).
+    #[inline]
+    pub fn numbers(&self) -> u32 {
+        (self.overlay.as_ref()).map_or(self.rows, |overlay| overlay.numbers())
+    }
+
+    /// A reader's, before it reads rows: puts others in the place of those that have one right now. What it reads by these numbers stays as it is
+    /// until the reader [passes](Self::change) a point at which it has nothing in hand.
+    #[inline]
+    pub fn stand_in(&self, rows: &mut [u32]) {
+        if let Some(overlay) = &self.overlay {
+            overlay.stand_in(rows);
+        }
+    }
+
+    /// Rows become others, of these bytes, while they are read; each is named once. `pass` returns when every reader has passed a point at which it had
+    /// nothing in hand, since it was called. When this returns all readers find the new rows.
+    ///
+    /// # Panics
+    /// If they can't change, there are other rows than stored ones among them, or not as many bytes as they have.
+    pub fn change(&self, rows: &[u32], bytes: &[u8], pass: &mut dyn FnMut()) {
+        let overlay = self.overlay.as_ref().expect("a table that can change");
+        let inside = |&row: &u32| row < self.rows;
+        assert!(rows.iter().all(inside), "stored rows");
+        overlay.change(rows, bytes, pass);
     }
 
     /// Writes the row number of each of `ids` to the same place of `out`; an id that is missing gets the
@@ -302,7 +418,7 @@ impl ResidentTable {
         lines.iter().skip(1).flat_map(entries)
     }
 
-    /// Decodes one row.
+    /// Decodes one row. Of one that changes meanwhile the values are any.
     ///
     /// # Errors
     /// [`TableError::NoSuchRow`].
@@ -318,8 +434,11 @@ impl ResidentTable {
                 rows: self.rows.into(),
             });
         }
-        let at = row as usize * self.stride;
-        self.format.decode(&self.bytes()[at..at + self.stride], out);
+        let (mut number, mut bytes) = ([row], vec![0; self.stride]);
+        self.stand_in(&mut number);
+        let at = number[0] as usize * self.stride;
+        self.window().read(at, &mut bytes);
+        self.format.decode(&bytes, out);
         Ok(())
     }
 }

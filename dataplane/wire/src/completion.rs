@@ -35,7 +35,7 @@ pub struct Completion {
     pub request: u64,
     /// The generation that the rows came from.
     pub generation: u64,
-    /// The last delta applied to that generation; 0 while there are no deltas.
+    /// The last delta of that generation of which all rows were served when the request came; 0 before the first.
     pub delta: u64,
     /// The attempt, as the request named it.
     pub attempt: u16,

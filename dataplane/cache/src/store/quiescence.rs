@@ -63,6 +63,15 @@ impl Epochs {
         self.newest.fetch_add(1, Ordering::AcqRel) + 1
     }
 
+    /// Ends an epoch and returns when all workers have passed it, calling `pause` as long as some have not: nobody uses any more what can't be
+    /// found since before this was called. For a thread that is no worker.
+    pub fn pass_all(&self, mut pause: impl FnMut()) {
+        let epoch = self.end();
+        while self.passed() < epoch {
+            pause();
+        }
+    }
+
     /// The number of an epoch that all workers have passed, and of no later one as far as is known.
     pub(super) fn passed(&self) -> u64 {
         let notes = self.notes.iter().map(|note| note.load(Ordering::Acquire));

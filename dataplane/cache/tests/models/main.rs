@@ -7,6 +7,8 @@
 //! give every value that the memory model of C11 allows it to give. Found are rows that are read before they are published or
 //! written while they are read. Each model is also run with planted mistakes that it has to find ([`plant`]).
 //!
+//! So are the steps by which rows of a resident table become others, with `overlay/stand_ins.rs` of the crate `table`.
+//!
 //! Most preemptions of a run are bounded, by 2 or by `ROWMILL_MODEL_PREEMPTIONS` (`all`: no bound), which
 //! `make test-full` raises.
 #![allow(
@@ -15,6 +17,7 @@
     reason = "the files are whole, and the models need parts of them"
 )]
 
+mod overlay;
 mod owners;
 mod plant;
 mod store;
@@ -263,6 +266,67 @@ fn writers_share_epochs() {
     check(rows_of_two_shards_are_replaced);
     let mistakes = [Mistake::WakesByALoad, Mistake::WaitsForNobody];
     plant::assert_found(&mistakes, rows_of_two_shards_are_replaced);
+}
+
+/// The row of a resident table becomes another, and another again in the same overlay, while a worker reads it in turns between which it may rest.
+fn a_row_changes(rests: bool) {
+    let table = Arc::new(overlay::Table::new());
+    let (epochs, mut workers) = Epochs::new(1);
+    let mut worker = workers.remove(0);
+    let reader = {
+        let table = Arc::clone(&table);
+        thread::spawn(move || {
+            let mut last = 0;
+            for _ in 0..2 {
+                let _turn = worker.turn();
+                for _ in 0..2 {
+                    let value = table.read();
+                    assert!(value >= last, "the row was {last} and is {value}");
+                    last = value;
+                }
+                if rests {
+                    worker.rest();
+                }
+            }
+        })
+    };
+    let (others, _) = Epochs::new(0);
+    let waited_for = if is(Mistake::WaitsForNobody) {
+        others
+    } else {
+        epochs
+    };
+    for value in [1, 2] {
+        table.change(value, || waited_for.pass_all(thread::yield_now));
+    }
+    reader.join().expect("the reader ends");
+}
+
+fn a_row_changes_under_turns() {
+    a_row_changes(false);
+}
+
+fn a_row_changes_under_rests() {
+    a_row_changes(true);
+}
+
+#[test]
+fn no_row_is_read_while_it_changes_and_none_goes_back() {
+    check(a_row_changes_under_turns);
+    let mistakes = [
+        Mistake::RelaxedStore,
+        Mistake::RelaxedLoad,
+        Mistake::RelaxedExchange,
+        Mistake::WaitsForNobody,
+    ];
+    plant::assert_found(&mistakes, a_row_changes_under_turns);
+}
+
+#[test]
+fn a_worker_that_wakes_finds_rows_as_they_are() {
+    check(a_row_changes_under_rests);
+    let mistakes = [Mistake::WakesByALoad, Mistake::WaitsForNobody];
+    plant::assert_found(&mistakes, a_row_changes_under_rests);
 }
 
 /// Has nobody make way.

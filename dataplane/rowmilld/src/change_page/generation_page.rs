@@ -39,7 +39,7 @@ pub(super) fn parse(path: &str) -> Option<Result<Wish, String>> {
 }
 
 /// A path of which some bytes are written as `%` and two hexadecimal digits.
-fn decode(text: &str) -> Result<PathBuf, String> {
+pub(super) fn decode(text: &str) -> Result<PathBuf, String> {
     let bad = || {
         format!("`{text}` is no path: bytes other than letters, digits and /._- are written as %XX")
     };

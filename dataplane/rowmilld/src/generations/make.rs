@@ -65,7 +65,7 @@ impl Means {
              --generation`)"
         );
         let needs = Needs {
-            arenas: generation.arenas_bytes(|_| Keep::All),
+            arenas: generation.arenas_bytes(|_| self.keep()),
             ..Needs::default()
         };
         let what = format!("the tables of generation {number}");
@@ -79,9 +79,13 @@ impl Means {
                 tell(directory);
                 progress(stage, done, total);
             };
-            generation.load_parts(|_| Keep::All, self.huge_pages, &progress, options)
+            generation.load_parts(|_| self.keep(), self.huge_pages, &progress, options)
         });
         let tables = tables.with_context(|| format!("cannot load {}", directory.display()))?;
+        if let Some(deltas) = &self.deltas {
+            running("applying its deltas".into());
+            deltas.replay(&tables)?;
+        }
         let bytes = tables.arena_bytes() as u64;
         let tables = Arc::new(tables);
         let side = self.view.other();
@@ -104,6 +108,14 @@ impl Means {
         );
         self.view.set_other(Some(held));
         Ok((detail, None))
+    }
+
+    /// What of each table comes into memory.
+    fn keep(&self) -> Keep {
+        match self.deltas {
+            Some(_) => Keep::Changing,
+            None => Keep::All,
+        }
     }
 
     /// Makes the other generation the newest.

@@ -13,7 +13,7 @@ pub(crate) mod quiescence;
 pub(crate) mod spread;
 #[path = "../../../src/store/sweep.rs"]
 pub(crate) mod sweep;
-mod sync;
+pub(crate) mod sync;
 pub(crate) mod tags;
 #[path = "../../../src/store/writer.rs"]
 pub(crate) mod writer;

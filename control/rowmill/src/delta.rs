@@ -1,0 +1,228 @@
+//! `rowmill delta`: files of rows that take the place of others, made, looked at, and applied to what is served.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Subcommand;
+use comfy_table::Table;
+use comfy_table::presets::UTF8_BORDERS_ONLY;
+use rowmill_table::{
+    Container, DeltaFile, DeltaHead, DeltaTable, Generation, Safetensors, write_delta,
+};
+use serde_json::Value;
+
+use crate::generation::path_query;
+use crate::output::{print, shown};
+use crate::place::through;
+use crate::status::{fetch, parse, post};
+use crate::units::bytes;
+
+/// What can be done with deltas: rows of a generation become others while it is served. Those of a generation are counted from 1 and applied in
+/// that order, each once. The configuration of rowmilld has `deltas.directory`, and `admin.allow_changes`.
+#[derive(Subcommand)]
+pub(crate) enum DeltaCommand {
+    /// Make a delta of ids and rows in files
+    Make {
+        /// The new file; it must not exist
+        file: PathBuf,
+        /// The directory of the generation whose rows become others
+        #[arg(long, value_name = "DIR")]
+        model: PathBuf,
+        /// The model's name where it is served. Default: that of its directory
+        #[arg(long, value_name = "NAME")]
+        name: Option<String>,
+        /// Its place among the deltas of the generation, counted from 1
+        #[arg(long, value_name = "N")]
+        sequence: u64,
+        /// A table with the ids of rows, each once, and the rows: f32 or f16 (in safetensors also bf16), stored as the table's are; may be
+        /// repeated
+        #[arg(long, required = true, value_name = "NAME=IDS.npy,ROWS.npy | NAME=FILE.safetensors:IDS,ROWS", value_parser = parse_table)]
+        table: Vec<DeltaTable>,
+    },
+    /// Show what a delta has, without reading its rows
+    Show {
+        /// The file
+        file: PathBuf,
+    },
+    /// Apply a delta to a dataplane on this host, while it serves
+    Apply {
+        /// The file, which rowmilld has to be able to read
+        file: PathBuf,
+        /// The admin address of rowmilld
+        #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7401")]
+        admin: String,
+    },
+    /// Show which deltas were applied
+    List {
+        /// The admin address of rowmilld
+        #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7401")]
+        admin: String,
+    },
+}
+
+/// A table, and where its ids and rows lie.
+fn parse_table(text: &str) -> Result<DeltaTable, String> {
+    let wanted = "write NAME=IDS.npy,ROWS.npy or NAME=FILE.safetensors:IDS,ROWS";
+    let parts = text.split_once('=').and_then(|(name, rest)| {
+        let (ids, rows) = rest.rsplit_once(',')?;
+        Some((name, ids, rows))
+    });
+    let (name, ids, rows) =
+        parts.ok_or_else(|| format!("`{text}` names no ids and rows; {wanted}"))?;
+    if name.is_empty() || ids.is_empty() || rows.is_empty() {
+        return Err(format!("`{text}` leaves something out; {wanted}"));
+    }
+    let from = match ids.rsplit_once(':') {
+        Some((file, ids)) if file.ends_with(".safetensors") => {
+            let file = Safetensors::open(file).map_err(|error| format!("{:#}", anyhow!(error)))?;
+            Container::Safetensors {
+                rows: (file.clone(), rows.into()),
+                ids: Some((file, ids.into())),
+            }
+        }
+        _ => Container::Npy {
+            rows: rows.into(),
+            ids: Some(ids.into()),
+        },
+    };
+    Ok(DeltaTable {
+        name: name.into(),
+        from,
+    })
+}
+
+impl DeltaCommand {
+    /// Does it, and says what came of it.
+    pub(crate) fn run(self) -> Result<()> {
+        match self {
+            DeltaCommand::Make {
+                file,
+                model,
+                name,
+                sequence,
+                table,
+            } => {
+                let name = name.map_or_else(|| name_of(&model), Ok)?;
+                let generation = Generation::open(&model)?;
+                let head = write_delta(file, &name, sequence, &generation, &table)?;
+                print(&shown_head(&head))
+            }
+            DeltaCommand::Show { file } => print(&shown_head(DeltaFile::open(file)?.head())),
+            DeltaCommand::Apply { file, admin } => apply(&file, &admin),
+            DeltaCommand::List { admin } => print(&list(&parse(&admin, &fetch(&admin)?)?)?),
+        }
+    }
+}
+
+/// A model's name where none is given: that of its directory.
+fn name_of(model: &Path) -> Result<String> {
+    let directory = model.canonicalize();
+    let directory = directory.with_context(|| format!("cannot open {}", model.display()))?;
+    let name = directory.file_name();
+    let name = name.context("give the model's name with --name")?;
+    Ok(name.to_string_lossy().into_owned())
+}
+
+fn apply(file: &Path, admin: &str) -> Result<()> {
+    // Damage shows here first, and rowmilld is in another directory.
+    let delta = DeltaFile::open(file)?;
+    let path = delta.path().canonicalize();
+    let path = path.with_context(|| format!("cannot open {}", file.display()))?;
+    let path = path.to_str().context("the file's path is no text")?;
+    let (code, text) = post(
+        admin,
+        &format!("/deltas/apply?{}", path_query("file", path)),
+    )?;
+    if !(200..300).contains(&code) {
+        bail!("{}", shown(text.trim()));
+    }
+    let begun = parse(admin, &text)?;
+    let number = begun["change"].as_u64();
+    let number =
+        number.context("the answer has no number: is this rowmilld of another version?")?;
+    let change = through(admin, "delta_changes", number, "delta")?;
+    let detail = shown(change["detail"].as_str().unwrap_or_default());
+    if change["state"] != "done" {
+        bail!("it is not applied: {detail}");
+    }
+    print(&format!("{detail}\n"))
+}
+
+fn table_with<const N: usize>(header: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table.load_style(UTF8_BORDERS_ONLY);
+    table.set_header(header);
+    table
+}
+
+fn shown_head(head: &DeltaHead) -> String {
+    let mut table = table_with(["table", "kind", "rows", "dim", "format"]);
+    for section in &head.sections {
+        table.add_row([
+            section.table.clone(),
+            if section.hashed { "hashed" } else { "dense" }.into(),
+            section.rows.to_string(),
+            section.dim.to_string(),
+            section.format.to_string(),
+        ]);
+    }
+    format!(
+        "delta {} of generation {} of model {}, {}\n{table}\n",
+        head.sequence,
+        head.generation,
+        shown(&head.model),
+        bytes(head.file_bytes())
+    )
+}
+
+/// What was applied, as a table.
+fn list(page: &Value) -> Result<String> {
+    let deltas = page["deltas"].as_object();
+    let deltas = deltas.context("no deltas are taken here: set deltas.directory and admin.allow_changes in rowmilld's configuration")?;
+    let mut table = table_with(["generation", "last delta"]);
+    for one in deltas["generations"].as_array().into_iter().flatten() {
+        table.add_row([one["generation"].to_string(), one["applied"].to_string()]);
+    }
+    Ok(format!("{table}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn tables_name_their_ids_and_rows() {
+        let table = parse_table("users=a/ids.npy,b=c/rows.npy").expect("good");
+        assert_eq!(table.name, "users");
+        let Container::Npy { rows, ids } = table.from else {
+            panic!("{table:?}");
+        };
+        assert_eq!(
+            (rows, ids),
+            ("b=c/rows.npy".into(), Some("a/ids.npy".into()))
+        );
+        for wrong in [
+            "users",
+            "users=",
+            "users=ids.npy",
+            "=i.npy,r.npy",
+            "u=,r.npy",
+            "u=i.npy,",
+        ] {
+            assert!(parse_table(wrong).is_err(), "{wrong}");
+        }
+        let absent = parse_table("u=/nowhere/a.safetensors:ids,rows").unwrap_err();
+        assert!(absent.contains("/nowhere/a.safetensors"), "{absent}");
+    }
+
+    #[test]
+    fn what_was_applied_is_listed() {
+        let page = json!({"deltas": {"generations": [{"generation": 4, "applied": 17}]}});
+        let text = list(&page).expect("a page");
+        assert!(text.contains('4') && text.contains("17"), "{text}");
+        let none = list(&json!({})).unwrap_err().to_string();
+        assert!(none.contains("set deltas.directory"), "{none}");
+    }
+}

@@ -1,0 +1,264 @@
+//! Deltas: rows of a generation that is held become others while clients are served.
+//!
+//! A thread that is no worker checks a delta against the tables, keeps it in the directory of deltas, and then has the rows become others as
+//! [`ResidentTable::change`] says: readers are the workers, in turns that the cache's epochs tell the end of. What was applied is applied again
+//! when the generation is loaded the next time, before anybody is served from it. Deltas of a generation are counted from 1 and applied in that
+//! order, each once.
+
+mod store;
+
+use std::collections::VecDeque;
+use std::io;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rowmill_cache::store::Epochs;
+use rowmill_table::{DeltaFile, Resident, ResidentTable, TableError};
+use serde_json::{Value, json};
+
+use crate::generations::{Change, ChangeError, View};
+use crate::metrics::Metrics;
+use crate::places::{Stand, leave};
+
+pub use store::Store;
+
+/// Changes that are told of: the one under way and those before it.
+const TOLD: usize = 8;
+/// How often it is looked whether workers have begun another turn: they do after some 50 us.
+const LOOK: Duration = Duration::from_micros(100);
+/// When one that has not is told of: a turn takes far less, and who sleeps is not waited for.
+const SLOW: Duration = Duration::from_secs(5);
+
+/// What deltas are applied with.
+pub struct Means {
+    /// Where they are kept.
+    pub store: Arc<Store>,
+    /// Which generations are held.
+    pub view: Arc<View>,
+    /// The workers' turns.
+    pub epochs: Arc<Epochs>,
+    /// CPUs of workers, on which nothing is done here where there are others.
+    pub workers_cpus: Vec<usize>,
+}
+
+/// See the module's text.
+pub struct Deltas {
+    store: Arc<Store>,
+    view: Arc<View>,
+    wanted: SyncSender<PathBuf>,
+    changes: Arc<Mutex<VecDeque<Change>>>,
+}
+
+impl Deltas {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// Where there can be no thread.
+    pub fn start(means: Means) -> io::Result<Arc<Deltas>> {
+        // One at a time, which `apply` sees to.
+        let (sender, wanted) = sync_channel(1);
+        let deltas = Deltas {
+            store: Arc::clone(&means.store),
+            view: Arc::clone(&means.view),
+            wanted: sender,
+            changes: Arc::default(),
+        };
+        let changes = Arc::clone(&deltas.changes);
+        let work = move || {
+            leave(&means.workers_cpus);
+            work(&means, &wanted, &changes);
+        };
+        thread::Builder::new()
+            .name("rowmilld-deltas".into())
+            .spawn(work)?;
+        Ok(Arc::new(deltas))
+    }
+
+    /// Begins to apply the delta in a file. Returns the change's number.
+    ///
+    /// # Errors
+    /// [`ChangeError::Busy`]; nothing is begun then.
+    ///
+    /// # Panics
+    /// If the thread is gone.
+    pub(crate) fn apply(&self, file: PathBuf) -> Result<u64, ChangeError> {
+        let mut changes = self.changes.lock().expect("a panic ends the process");
+        if let Some(last) = changes.back()
+            && last.state == Stand::Running
+        {
+            return Err(ChangeError::Busy(last.wish.clone()));
+        }
+        let number = changes.back().map_or(0, |last| last.number) + 1;
+        if changes.len() == TOLD {
+            changes.pop_front();
+        }
+        changes.push_back(Change {
+            number,
+            wish: format!("apply {}", file.display()),
+            state: Stand::Running,
+            detail: String::new(),
+        });
+        let sent = self.wanted.try_send(file);
+        sent.expect("the thread waits for one, and lives as long as this");
+        Ok(number)
+    }
+
+    /// What is shown of them.
+    pub(crate) fn status(&self) -> Value {
+        let (held, _) = self.view.held();
+        let generations = held
+            .iter()
+            .map(|(_, held)| json!({"generation": held.number, "applied": held.resident.delta()}));
+        json!({
+            "directory": self.store.directory(),
+            "generations": generations.collect::<Vec<_>>(),
+            "rows": self.store.rows(),
+        })
+    }
+
+    /// The last changes, the newest behind.
+    pub(crate) fn changes(&self) -> Value {
+        json!(*self.changes.lock().expect("a panic ends the process"))
+    }
+
+    pub(crate) fn metrics(&self, out: &mut Metrics) {
+        let (name, help) = (
+            "rowmill_delta_sequence",
+            "The last delta that was applied to a generation that is held.",
+        );
+        out.family(name, "gauge", help);
+        for (_, held) in self.view.held().0 {
+            let labels = format!("generation=\"{}\"", held.number);
+            out.sample(name, &labels, held.resident.delta());
+        }
+        let (name, help) = (
+            "rowmill_delta_rows_total",
+            "Rows that became others by deltas, at starts too.",
+        );
+        out.family(name, "counter", help);
+        out.sample(name, "", self.store.rows());
+        let (name, help) = (
+            "rowmill_delta_applying",
+            "Whether a delta is being applied.",
+        );
+        out.family(name, "gauge", help);
+        let changes = self.changes.lock().expect("a panic ends the process");
+        let is_running = changes
+            .back()
+            .is_some_and(|last| last.state == Stand::Running);
+        out.sample(name, "", u64::from(is_running));
+    }
+}
+
+/// The thread's work, until nobody can want anything any more.
+fn work(means: &Means, wanted: &Receiver<PathBuf>, changes: &Mutex<VecDeque<Change>>) {
+    for file in wanted {
+        tracing::info!("to apply the delta {}", file.display());
+        let update = |state, detail| {
+            let mut changes = changes.lock().expect("a panic ends the process");
+            let last = changes.back_mut().expect("the one that was wanted");
+            (last.state, last.detail) = (state, detail);
+        };
+        match means.apply(&file, &|detail| update(Stand::Running, detail)) {
+            Ok(detail) => {
+                tracing::info!("{detail}");
+                update(Stand::Done, detail);
+            }
+            Err(error) => {
+                let detail = format!("{error:#}");
+                tracing::warn!("could not apply {}: {detail}", file.display());
+                update(Stand::Failed, detail);
+            }
+        }
+    }
+}
+
+impl Means {
+    /// Applies the delta in a file.
+    fn apply(&self, file: &std::path::Path, running: &dyn Fn(String)) -> anyhow::Result<String> {
+        let began = Instant::now();
+        let source = DeltaFile::open(file)?;
+        let head = source.head();
+        let (generation, sequence) = (head.generation, head.sequence);
+        let (held, _) = self.view.held();
+        let mut held = held.into_iter().map(|(_, held)| held);
+        let held = held.find(|held| held.number == generation);
+        let held = held.ok_or_else(|| {
+            source.bad(format!(
+                "is for generation {generation}, which is not held; load it first"
+            ))
+        })?;
+        let tables = &held.resident;
+        let Some(delta) = self.store.take(&source, tables)? else {
+            return Ok(format!(
+                "delta {sequence} of generation {generation} was applied before"
+            ));
+        };
+        let rows = head.rows();
+        change(&delta, tables, &mut || self.pass(), &mut |done| {
+            running(format!("{done} of {rows} rows"));
+        })?;
+        tables.set_delta(sequence);
+        self.store.count(rows);
+        Ok(format!(
+            "delta {sequence} of generation {generation} is applied: {rows} rows in {:.3} s",
+            began.elapsed().as_secs_f64()
+        ))
+    }
+
+    /// Waits until every worker has begun another turn, or rests.
+    fn pass(&self) {
+        let mut told = Instant::now();
+        self.epochs.pass_all(|| {
+            if told.elapsed() > SLOW {
+                told = Instant::now();
+                tracing::warn!("a delta waits for a worker that does not end its turn");
+            }
+            thread::sleep(LOOK);
+        });
+    }
+}
+
+/// Has rows become those of a delta, which was verified. `done` is told how many are.
+fn change(
+    delta: &DeltaFile,
+    tables: &Resident,
+    pass: &mut dyn FnMut(),
+    done: &mut dyn FnMut(u64),
+) -> Result<(), TableError> {
+    let mut rows_done = 0;
+    for (number, section) in delta.head().sections.iter().enumerate() {
+        let table = table_of(delta, tables, &section.table)?;
+        delta.rows(number, table, u32::MAX, &mut |rows, bytes| {
+            table.change(rows, bytes, pass);
+            rows_done += rows.len() as u64;
+            done(rows_done);
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// A table whose rows can become others.
+fn table_of<'t>(
+    delta: &DeltaFile,
+    tables: &'t Resident,
+    name: &str,
+) -> Result<&'t ResidentTable, TableError> {
+    let table = tables.table(name);
+    let table = table.ok_or_else(|| {
+        delta.bad(format!(
+            "has rows of a table {name}, which the generation lacks"
+        ))
+    })?;
+    if !table.can_change() {
+        return Err(delta.bad(format!(
+            "has rows of table {name}, which is listed in [[tables]] or has nearly 2^31 rows: only tables that are resident with all others \
+             take deltas"
+        )));
+    }
+    Ok(table)
+}

@@ -1,0 +1,281 @@
+//! Deltas that were applied, in files, so that they are applied again after a restart.
+//!
+//! Those of generation N of a model are `MODEL/gen-N/SEQUENCE.delta` in the directory of deltas. A file has that name when it is whole, checked
+//! and on the disk; until then it ends in `.tmp`, and one of these that is found is of a process that died meanwhile.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use anyhow::{Context, anyhow, bail, ensure};
+use rowmill_table::{DeltaFile, Resident};
+
+use super::{change, table_of};
+use crate::claim::Claim;
+use crate::config::Config;
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Store {
+    model: String,
+    /// Of this model.
+    directory: PathBuf,
+    /// Rows that became others.
+    rows: AtomicU64,
+    _claim: Claim,
+}
+
+impl Store {
+    /// That of the configuration, if deltas are taken.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn configured(config: &Config) -> anyhow::Result<Option<Arc<Store>>> {
+        let directory = config.deltas.directory.as_deref();
+        let store = directory.map(|directory| Store::open(directory, &config.model.name()));
+        Ok(store.transpose()?.map(Arc::new))
+    }
+
+    /// Opens the directory, and makes it where there is none. It is this process's alone.
+    ///
+    /// # Errors
+    /// Where it can't be written, or is another's.
+    pub fn open(directory: &Path, model: &str) -> anyhow::Result<Store> {
+        let directory = directory.join(name_of(model));
+        let unmade = || format!("deltas.directory: cannot make {}", directory.display());
+        fs::create_dir_all(&directory).with_context(unmade)?;
+        let claim = Claim::take(&directory.join("deltas"));
+        let claim = claim.context("deltas.directory: give each dataplane its own")?;
+        Ok(Store {
+            model: model.to_owned(),
+            directory,
+            rows: AtomicU64::new(0),
+            _claim: claim,
+        })
+    }
+
+    /// Where deltas of the model are.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Rows that became others since the start, and at it.
+    pub(crate) fn rows(&self) -> u64 {
+        self.rows.load(Relaxed)
+    }
+
+    pub(super) fn count(&self, rows: u64) {
+        self.rows.fetch_add(rows, Relaxed);
+    }
+
+    fn generation(&self, number: u64) -> PathBuf {
+        self.directory.join(format!("gen-{number}"))
+    }
+
+    fn path(&self, generation: u64, sequence: u64) -> PathBuf {
+        self.generation(generation)
+            .join(format!("{sequence:020}.delta"))
+    }
+
+    /// Applies all deltas of a generation that has just been loaded, which nobody reads yet. Returns how many there are.
+    ///
+    /// # Errors
+    /// Where one is damaged, or lacking while there is a later one.
+    pub fn replay(&self, tables: &Resident) -> anyhow::Result<u64> {
+        let generation = tables.generation();
+        let last = self.last(generation)?;
+        for sequence in 1..=last {
+            let path = self.path(generation, sequence);
+            let delta = self.checked(&path, tables, sequence).with_context(|| {
+                format!(
+                    "cannot apply delta {sequence} of generation {generation} again; bring back {}, or remove it and all after it to serve without \
+                     their rows",
+                    path.display()
+                )
+            })?;
+            change(&delta, tables, &mut || (), &mut |_| ())?;
+            tables.set_delta(sequence);
+            self.count(delta.head().rows());
+        }
+        if last > 0 {
+            tracing::info!("applied {last} deltas of generation {generation} again");
+        }
+        Ok(last)
+    }
+
+    /// How many deltas there are of a generation; clears away what was not finished.
+    fn last(&self, generation: u64) -> anyhow::Result<u64> {
+        let directory = self.generation(generation);
+        let unread = || format!("cannot look into {}", directory.display());
+        let entries = match directory.read_dir() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+            entries => entries.with_context(unread)?,
+        };
+        let mut sequences = Vec::new();
+        for entry in entries {
+            let path = entry.with_context(unread)?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if name.ends_with(".delta.tmp") {
+                fs::remove_file(&path)
+                    .with_context(|| format!("cannot remove {}", path.display()))?;
+            }
+            let number = name.strip_suffix(".delta");
+            sequences.extend(number.and_then(|number| number.parse::<u64>().ok()));
+        }
+        sequences.sort_unstable();
+        for (&found, expected) in sequences.iter().zip(1..) {
+            ensure!(
+                found == expected,
+                "{} lacks delta {expected}, and has {found}: bring it back, or remove all after it to serve without their rows",
+                directory.display()
+            );
+        }
+        Ok(sequences.len() as u64)
+    }
+
+    /// The delta in a file, once all of it is sound and for these tables.
+    fn checked(&self, path: &Path, tables: &Resident, sequence: u64) -> anyhow::Result<DeltaFile> {
+        let delta = DeltaFile::open(path)?;
+        let head = delta.head();
+        let is = (head.model.as_str(), head.generation, head.sequence);
+        if is != (&self.model, tables.generation(), sequence) {
+            bail!(delta.bad(format!(
+                "is delta {} of generation {} of model {}",
+                is.2, is.1, is.0
+            )));
+        }
+        delta.verify(tables)?;
+        for section in &head.sections {
+            table_of(&delta, tables, &section.table)?;
+        }
+        Ok(delta)
+    }
+
+    /// Keeps a delta that comes next. None where it was applied before.
+    ///
+    /// # Errors
+    /// Where it does not come next, is not for these tables, or can't be kept. Nothing is changed then.
+    pub(super) fn take(
+        &self,
+        source: &DeltaFile,
+        tables: &Resident,
+    ) -> anyhow::Result<Option<DeltaFile>> {
+        let head = source.head();
+        let (generation, sequence, last) = (head.generation, head.sequence, tables.delta());
+        if head.model != self.model {
+            bail!(source.bad(format!(
+                "is for model {}, and {} is served",
+                head.model, self.model
+            )));
+        }
+        let path = self.path(generation, sequence);
+        if sequence > last + 1 {
+            bail!(source.bad(format!(
+                "has sequence number {sequence}, and {} comes next",
+                last + 1
+            )));
+        }
+        if path.exists() {
+            // Whether it was applied, or could not be read to the end.
+            let kept = self.checked(&path, tables, sequence)?;
+            if kept.crc32() != source.crc32() {
+                bail!(source.bad(format!(
+                    "has sequence number {sequence}, which another delta has that was taken before: {} comes next",
+                    last + 1
+                )));
+            }
+            return Ok((sequence > last).then_some(kept));
+        }
+        ensure!(
+            sequence == last + 1,
+            "delta {sequence} was applied before, but is not there any more to be compared: {} is missing",
+            path.display()
+        );
+        let draft = path.with_extension("delta.tmp");
+        let kept = self.keep(source, tables, &draft, &path);
+        if kept.is_err() {
+            // It may not be there. What stays is cleared away at the next start.
+            let _ = fs::remove_file(&draft);
+        }
+        kept.map(Some)
+    }
+
+    fn keep(
+        &self,
+        source: &DeltaFile,
+        tables: &Resident,
+        draft: &Path,
+        path: &Path,
+    ) -> anyhow::Result<DeltaFile> {
+        let directory = path.parent().expect("in a directory");
+        let unkept = || format!("cannot keep it in {}", directory.display());
+        fs::create_dir_all(directory).with_context(unkept)?;
+        let from = File::open(source.path());
+        let from = from.with_context(|| format!("cannot read {}", source.path().display()))?;
+        let mut to = File::create(draft).with_context(unkept)?;
+        io::copy(&mut from.take(source.head().file_bytes()), &mut to).with_context(unkept)?;
+        to.sync_all().with_context(unkept)?;
+        // What is checked is the copy, which nobody else writes.
+        let kept = self.checked(draft, tables, source.head().sequence)?;
+        if kept.crc32() != source.crc32() {
+            return Err(anyhow!(source.bad("was changed while it was read".into())));
+        }
+        fs::rename(draft, path).with_context(unkept)?;
+        for directory in [directory, &self.directory] {
+            File::open(directory)
+                .and_then(|directory| directory.sync_all())
+                .with_context(unkept)?;
+        }
+        Ok(kept)
+    }
+}
+
+/// A model's name as that of a directory: bytes that may mean something else are written as `%` and two hexadecimal digits.
+fn name_of(model: &str) -> String {
+    let mut name = String::new();
+    for (at, byte) in model.bytes().enumerate() {
+        let is_plain =
+            byte.is_ascii_alphanumeric() || b"_-".contains(&byte) || (byte == b'.' && at > 0);
+        match is_plain {
+            true => name.push(char::from(byte)),
+            false => name += &format!("%{byte:02x}"),
+        }
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_named_by_one_directory_each() {
+        let cases = [
+            ("dlrm-v2", "dlrm-v2"),
+            ("a.b_c", "a.b_c"),
+            ("..", "%2e."),
+            ("a/b", "a%2fb"),
+            ("a%2fb", "a%252fb"),
+            ("ü", "%c3%bc"),
+        ];
+        for (model, name) in cases {
+            assert_eq!(name_of(model), name);
+        }
+    }
+
+    #[test]
+    fn a_directory_is_one_process_s() {
+        let place = tempfile::tempdir().unwrap();
+        let first = Store::open(place.path(), "m").unwrap();
+        let second = Store::open(place.path(), "m").unwrap_err();
+        assert!(
+            format!("{second:#}").contains("give each dataplane its own"),
+            "{second:#}"
+        );
+        Store::open(place.path(), "n").unwrap();
+        drop(first);
+        Store::open(place.path(), "m").unwrap();
+    }
+}

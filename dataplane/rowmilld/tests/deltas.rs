@@ -1,0 +1,450 @@
+//! Deltas, applied by the program while clients look rows up, kept, and applied again after a kill.
+
+#[path = "support/program.rs"]
+mod support;
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rowmill_arena::HugePages;
+use rowmill_port::shm::ShmClient;
+use rowmill_port::{ClientPort, RegionId};
+use rowmill_table::{
+    Container, DeltaTable, Generation, LoadOptions, generate, silent, write_delta,
+};
+use rowmill_wire::limits::SLOT_BYTES;
+use rowmill_wire::request::{self, Element, FeatureSpan, Header, Op, Place as Source, Segment};
+use rowmill_wire::{Pooling, Schema, Status};
+use rustix::process::Signal;
+use serde_json::Value;
+use support::{MODEST, PATIENCE, Place, ask, page, ready, run};
+
+const DIM: usize = 16;
+/// Rows that change; one of four in the table.
+const CHANGED: usize = 250;
+
+fn taking(place: &Place) -> String {
+    let directory = place.path("deltas");
+    format!(
+        "{MODEST}\nallow_changes = true\n[deltas]\ndirectory = \"{}\"\n",
+        directory.display()
+    )
+}
+
+fn npy(path: &Path, kind: &str, shape: &str, data: &[u8]) {
+    let mut text = format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}");
+    text += &" ".repeat(117 - text.len());
+    text.push('\n');
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((text.len() as u16).to_le_bytes());
+    bytes.extend(text.as_bytes());
+    bytes.extend(data);
+    fs::write(path, bytes).unwrap();
+}
+
+/// A delta that makes all values of the rows 0, 4, 8 and so on its sequence number plus 100.
+fn delta(place: &Place, model: &str, sequence: u64) -> PathBuf {
+    let (ids, rows) = (place.path("ids.npy"), place.path("rows.npy"));
+    let values = vec![100.0 + sequence as f32; CHANGED * DIM];
+    let values: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
+    npy(&rows, "<f4", &format!("({CHANGED}, {DIM})"), &values);
+    let numbers: Vec<u8> = (0..CHANGED as u64)
+        .flat_map(|i| (i * 4).to_le_bytes())
+        .collect();
+    npy(&ids, "<i8", &format!("({CHANGED},)"), &numbers);
+    let generation = Generation::open(place.path(model)).unwrap();
+    let path = place.path(&format!("{model}-{sequence}.delta"));
+    let tables = [DeltaTable {
+        name: "f".into(),
+        from: Container::Npy {
+            rows,
+            ids: Some(ids),
+        },
+    }];
+    write_delta(&path, "model", sequence, &generation, &tables).unwrap();
+    path
+}
+
+fn post(address: SocketAddr, path: &Path) -> (u16, String) {
+    let head = format!(
+        "POST /deltas/apply?file={} HTTP/1.1\r\nHost: x\r\n\r\n",
+        path.display()
+    );
+    let reply = ask(address, &head);
+    let code = reply.split(' ').nth(1).unwrap().parse().unwrap();
+    (code, reply.split_once("\r\n\r\n").unwrap().1.trim().into())
+}
+
+fn status(address: SocketAddr) -> Value {
+    serde_json::from_str(&page(address, "/status").1).unwrap()
+}
+
+/// Applies a delta and waits until that is through: how it stands, and what is said of it.
+fn applied(address: SocketAddr, path: &Path) -> (String, String) {
+    let (code, body) = post(address, path);
+    assert_eq!(code, 202, "{body}");
+    let begun: Value = serde_json::from_str(&body).unwrap();
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let status = status(address);
+        let mut changes = status["delta_changes"].as_array().unwrap().iter();
+        let change = changes.find(|change| change["number"] == begun["change"]);
+        let text = |key: &str| change.unwrap()[key].as_str().unwrap().to_owned();
+        if text("state") != "running" {
+            return (text("state"), text("detail"));
+        }
+        assert!(Instant::now() < until, "{status:#}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn done(address: SocketAddr, path: &Path) -> String {
+    let (state, detail) = applied(address, path);
+    assert_eq!(state, "done", "{detail}");
+    detail
+}
+
+fn fails(address: SocketAddr, path: &Path, why: &str) {
+    let (state, detail) = applied(address, path);
+    assert!(
+        state == "failed" && detail.contains(why),
+        "{state}: {detail}"
+    );
+}
+
+/// A client that looks rows up one by one, each in a bag of its own.
+struct Looker {
+    client: ShmClient,
+    schema: u32,
+    target: RegionId,
+    row: usize,
+    lane: usize,
+    /// Rows as they are in files.
+    files: Vec<Vec<f32>>,
+}
+
+impl Looker {
+    fn new(place: &Place, model: &str) -> Looker {
+        let mut client = ShmClient::connect(&place.endpoint(), "looker", 4).unwrap();
+        let (schema, row) = Schema::side_by_side(1000, [("x", "f", Pooling::Sum, DIM as u32)]);
+        let schema = client.bind(&schema).unwrap();
+        let target = client.register(row as usize * 200).unwrap();
+        let generation = Generation::open(place.path(model)).unwrap();
+        let tables = generation
+            .load(HugePages::Off, &silent, LoadOptions::default())
+            .unwrap();
+        let table = &tables.tables()[0];
+        let values = |row| {
+            let mut values = vec![0.0; DIM];
+            table.row_f32(row, &mut values).unwrap();
+            values
+        };
+        Looker {
+            client,
+            schema,
+            target,
+            row: row as usize,
+            lane: 0,
+            files: (0..table.row_count()).map(values).collect(),
+        }
+    }
+
+    /// Looks rows up, on another worker each time: of each the sequence number of the delta that it is of, and that of the record.
+    fn look(&mut self, ids: &[u32]) -> (Vec<u64>, u64) {
+        let bytes =
+            |list: &[u32]| -> Vec<u8> { list.iter().flat_map(|x| x.to_le_bytes()).collect() };
+        let at = request::inline_offset(1) as u32;
+        let segment = |offset| Segment {
+            place: Source::Inline { offset },
+            element: Element::Bits32,
+            len: ids.len() as u64 * 4,
+        };
+        let header = Header {
+            op: Op::Lookup,
+            schema: self.schema,
+            bags: ids.len() as u32,
+            target_region: self.target.0,
+            lengths: segment(at),
+            ids: segment(at + ids.len() as u32 * 4),
+            ..Header::null(1)
+        };
+        let span = FeatureSpan {
+            lengths_at: 0,
+            ids_at: 0,
+            ids: ids.len() as u32,
+            first_id: 0,
+        };
+        let mut frame = [0; SLOT_BYTES];
+        let inline = [bytes(&vec![1; ids.len()]), bytes(ids)];
+        let inline = [inline[0].as_slice(), inline[1].as_slice()];
+        let len = request::encode(&header, &[span], &inline, &mut frame).unwrap();
+        self.lane = 1 - self.lane;
+        self.client
+            .submit(self.lane as u16, 0, &frame[..len])
+            .unwrap();
+        let until = Instant::now() + PATIENCE;
+        let record = loop {
+            if let Some(record) = self.client.poll(self.lane as u16).unwrap() {
+                break record;
+            }
+            assert!(Instant::now() < until, "no answer");
+            self.client.wait(Some(Duration::from_millis(100))).unwrap();
+        };
+        assert_eq!(record.status, Status::Ok);
+        let mut answer = vec![0; self.row * ids.len()];
+        self.client
+            .memory(self.target)
+            .unwrap()
+            .read(0, &mut answer);
+        let of = |(row, &id): (&[u8], &u32)| {
+            let (values, _) = row.as_chunks::<4>();
+            let values: Vec<f32> = values
+                .iter()
+                .map(|&value| f32::from_le_bytes(value))
+                .collect();
+            if values == self.files[id as usize] {
+                return 0;
+            }
+            assert!(
+                values.iter().all(|&value| value == values[0]),
+                "row {id} is torn: {values:?}"
+            );
+            assert!(id % 4 == 0 && values[0] > 100.0, "row {id} is {values:?}");
+            (values[0] - 100.0) as u64
+        };
+        (
+            answer.chunks(self.row).zip(ids).map(of).collect(),
+            record.delta,
+        )
+    }
+
+    /// That the rows that change are of this delta, and the others are as in the files.
+    fn all_are(&mut self, sequence: u64) {
+        for first in (0..1000).step_by(100) {
+            let ids: Vec<u32> = (first..first + 100).collect();
+            let (rows, delta) = self.look(&ids);
+            assert_eq!(delta, sequence);
+            for (id, row) in ids.into_iter().zip(rows) {
+                assert_eq!(row, if id % 4 == 0 { sequence } else { 0 }, "row {id}");
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_change_under_load_never_go_back_and_are_there_after_a_kill() {
+    const DELTAS: u64 = 6;
+    let place = Place::new();
+    let config = place.configure("", &taking(&place));
+    let (mut running, address) = ready(&config);
+    let (ended, acknowledged) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for client in 0..2 {
+            let (place, ended, acknowledged) = (&place, &ended, &acknowledged);
+            scope.spawn(move || {
+                let mut looker = Looker::new(place, "model");
+                let ids: Vec<u32> = (0..100).map(|i| i * 8 + client * 4).collect();
+                let mut seen = vec![0; ids.len()];
+                let mut told = 0;
+                while !ended.load(Ordering::Relaxed) {
+                    let before = acknowledged.load(Ordering::SeqCst);
+                    let (rows, delta) = looker.look(&ids);
+                    assert!(
+                        delta >= told && delta >= before,
+                        "the record says {delta} after {told} and {before}"
+                    );
+                    told = delta;
+                    for (seen, row) in seen.iter_mut().zip(rows) {
+                        assert!(
+                            row >= *seen && row >= delta,
+                            "{row} after {seen}, at {delta}"
+                        );
+                        *seen = row;
+                    }
+                }
+            });
+        }
+        for sequence in 1..=DELTAS {
+            let detail = done(address, &delta(&place, "model", sequence));
+            assert!(detail.contains("250 rows"), "{detail}");
+            acknowledged.store(sequence, Ordering::SeqCst);
+        }
+        thread::sleep(Duration::from_millis(50));
+        ended.store(true, Ordering::Relaxed);
+    });
+    Looker::new(&place, "model").all_are(DELTAS);
+    let now = status(address);
+    assert_eq!(now["deltas"]["generations"][0]["applied"], DELTAS);
+    assert_eq!(now["generations"][0]["delta"], DELTAS);
+    let metrics = page(address, "/metrics").1;
+    for line in [
+        format!("rowmill_delta_sequence{{generation=\"1\"}} {DELTAS}"),
+        format!("rowmill_delta_rows_total {}", DELTAS * CHANGED as u64),
+    ] {
+        assert!(metrics.contains(&line), "{line}: {metrics}");
+    }
+    // In the middle of the next one.
+    let next = delta(&place, "model", DELTAS + 1);
+    assert_eq!(post(address, &next).0, 202);
+    running.signal(Signal::KILL);
+    running.code();
+    let (running, address) = ready(&config);
+    let there = status(address)["generations"][0]["delta"].as_u64().unwrap();
+    assert!(there == DELTAS || there == DELTAS + 1, "{there}");
+    Looker::new(&place, "model").all_are(there);
+    done(address, &next);
+    Looker::new(&place, "model").all_are(DELTAS + 1);
+    assert!(done(address, &next).contains("was applied before"));
+    drop(running);
+    let (_running, _) = ready(&config);
+    Looker::new(&place, "model").all_are(DELTAS + 1);
+}
+
+#[test]
+fn what_can_not_be_applied_changes_nothing_and_is_told() {
+    let place = Place::new();
+    let config = place.configure("", &taking(&place));
+    let (running, address) = ready(&config);
+    let first = delta(&place, "model", 1);
+    let good = fs::read(&first).unwrap();
+    let damaged = place.path("damaged.delta");
+    for at in [20, 600, good.len() / 2, good.len() - 1] {
+        let mut bytes = good.clone();
+        bytes[at] ^= 1;
+        fs::write(&damaged, bytes).unwrap();
+        fails(address, &damaged, "is damaged");
+    }
+    fs::write(&damaged, &good[..good.len() - 1]).unwrap();
+    fails(address, &damaged, "not written or copied whole");
+    fails(address, &place.path("nowhere.delta"), "nowhere.delta");
+    fails(
+        address,
+        &delta(&place, "model", 2),
+        "has sequence number 2, and 1 comes next",
+    );
+    let specs: Vec<rowmill_table::TableSpec> = [
+        "f:1000:16:f32".parse().unwrap(),
+        "q:1000:16:int8".parse().unwrap(),
+    ]
+    .into();
+    generate(place.path("seventh"), 7, &specs, 3, &silent).unwrap();
+    let seventh = delta(&place, "seventh", 1);
+    fails(address, &seventh, "is for generation 7, which is not held");
+    assert!(
+        post(address, Path::new("a.delta"))
+            .1
+            .contains("does not begin with /")
+    );
+    let mut looker = Looker::new(&place, "model");
+    looker.all_are(0);
+    done(address, &first);
+    looker.all_are(1);
+    // Another of the same number.
+    let other = place.path("other");
+    fs::create_dir(&other).unwrap();
+    let generation = Generation::open(place.path("model")).unwrap();
+    let (ids, rows) = (place.path("ids.npy"), place.path("rows.npy"));
+    npy(&ids, "<i8", "(1,)", &8u64.to_le_bytes());
+    npy(&rows, "<f4", "(1, 16)", &[0; 64]);
+    let tables = [DeltaTable {
+        name: "f".into(),
+        from: Container::Npy {
+            rows,
+            ids: Some(ids),
+        },
+    }];
+    let same_number = other.join("1.delta");
+    write_delta(&same_number, "model", 1, &generation, &tables).unwrap();
+    fails(
+        address,
+        &same_number,
+        "which another delta has that was taken before",
+    );
+    let stranger = other.join("2.delta");
+    write_delta(&stranger, "stranger", 2, &generation, &tables).unwrap();
+    fails(
+        address,
+        &stranger,
+        "is for model stranger, and model is served",
+    );
+    looker.all_are(1);
+
+    // Another generation has deltas of its own, also when it is loaded again.
+    let generations = |change: &str| {
+        let head = format!("POST /generations/{change} HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert!(ask(address, &head).starts_with("HTTP/1.1 202"));
+        let until = Instant::now() + PATIENCE;
+        while status(address)["generation_changes"]
+            .as_array()
+            .unwrap()
+            .last()
+            .unwrap()["state"]
+            == "running"
+        {
+            assert!(Instant::now() < until);
+            thread::sleep(Duration::from_millis(5));
+        }
+    };
+    generations("load?number=7");
+    done(address, &seventh);
+    looker.all_are(1);
+    generations("unload?number=7");
+    generations("load?number=7");
+    generations("activate?number=7");
+    Looker::new(&place, "seventh").all_are(1);
+    drop(running);
+
+    // One that is kept and damaged stops a start, until it is there again.
+    let kept = place.path("deltas/model/gen-1/00000000000000000001.delta");
+    let mut bytes = fs::read(&kept).unwrap();
+    assert_eq!(bytes, good);
+    bytes[900] ^= 1;
+    fs::write(&kept, &bytes).unwrap();
+    let (output, stderr) = run(&config, false);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr.contains("cannot apply delta 1 of generation 1 again"),
+        "{stderr}"
+    );
+    fs::write(&kept, &good).unwrap();
+    fs::write(
+        kept.with_file_name("00000000000000000002.delta.tmp"),
+        &good[..100],
+    )
+    .unwrap();
+    let (_running, _) = ready(&config);
+    Looker::new(&place, "model").all_are(1);
+}
+
+#[test]
+fn they_are_taken_where_that_is_configured_and_of_tables_that_are_not_listed() {
+    let place = Place::new();
+    let first = delta(&place, "model", 1);
+    let (running, address) =
+        ready(&place.configure("", &format!("{MODEST}\nallow_changes = true\n")));
+    let (code, why) = post(address, &first);
+    assert!(
+        code == 409 && why.contains("deltas.directory is not set"),
+        "{code}: {why}"
+    );
+    drop(running);
+    let listed = format!(
+        "{}[[tables]]\nname = \"f\"\nplacement = \"cached\"\ncache_bytes = 30000\n[cache]\npage_cache = \"allow\"",
+        taking(&place)
+    );
+    let (_running, address) = ready(&place.configure("", &listed));
+    fails(
+        address,
+        &first,
+        "has rows of table f, which is listed in [[tables]]",
+    );
+    assert!(
+        !place
+            .path("deltas/model/gen-1/00000000000000000001.delta")
+            .exists()
+    );
+}
