@@ -70,7 +70,7 @@ say "held before clients came: $before"
 
 # ask ENDPOINT ARGUMENTS...: the answer without its times.
 ask() {
-    timeout -k 3 "$ROWMILL_TEST_PATIENCE" "$rowmill" lookup "$@" --full 2>&1 | sed 's/, served in .*//'
+    timeout -k 3 "$ROWMILL_TEST_PATIENCE" "$rowmill" lookup "$@" --deadline-ms $((ROWMILL_TEST_PATIENCE * 1000)) --full 2>&1 | sed 's/, served in .*//'
 }
 
 # same ARGUMENTS...: the answers over both ports are equal, or the same refusal.
