@@ -4,7 +4,7 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rowmill_arena::{Backing, FrozenArena, HugePages, LiveArena, ReadWindow};
+use rowmill_arena::{Backing, FrozenArena, FrozenBytes, HugePages, LiveArena, ReadWindow};
 
 use crate::blocks::{BLOCK_BYTES, Meter, in_parallel};
 use crate::format::RowFormat;
@@ -379,6 +379,15 @@ impl ResidentTable {
         let inside = |&row: &u32| row < self.rows;
         assert!(rows.iter().all(inside), "stored rows");
         overlay.change(rows, bytes, pass);
+    }
+
+    /// [`bytes`](Self::bytes), kept alive by what is returned; `None` if they are not in memory, or can change.
+    pub fn frozen(&self) -> Option<FrozenBytes> {
+        let Part { arena, range } = self.rows_at.as_ref()?;
+        match arena {
+            Bytes::Frozen(arena) => Some(FrozenBytes::new(Arc::clone(arena), range.clone())),
+            Bytes::Live(_) => None,
+        }
     }
 
     /// Writes the row number of each of `ids` to the same place of `out`; an id that is missing gets the
