@@ -3,7 +3,7 @@
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use rowmill_arena::{Backing, FrozenArena, HugePages};
+use rowmill_arena::{Backing, FrozenArena, FrozenBytes, HugePages};
 
 use crate::blocks::{BLOCK_BYTES, Meter, in_parallel};
 use crate::format::RowFormat;
@@ -263,6 +263,12 @@ impl ResidentTable {
     /// If they are not in memory.
     pub fn bytes(&self) -> &[u8] {
         self.rows_at.as_ref().expect("a table with its rows")
+    }
+
+    /// The same, kept alive by what is returned; `None` if they are not in memory.
+    pub fn frozen(&self) -> Option<FrozenBytes> {
+        let Part { arena, range } = self.rows_at.as_ref()?;
+        Some(FrozenBytes::new(Arc::clone(arena), range.clone()))
     }
 
     /// Writes the row number of each of `ids` to the same place of `out`; an id that is missing gets the
