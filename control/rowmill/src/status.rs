@@ -179,7 +179,15 @@ const LISTS: [(&str, &[&str]); 12] = [
     ("tiers", &["tier", "reads", "read_bytes", "joined"]),
     (
         "remote",
-        &["url", "tried", "state", "connected", "lost", "lease_ms", "why"],
+        &[
+            "url",
+            "tried",
+            "state",
+            "connected",
+            "lost",
+            "lease_ms",
+            "why",
+        ],
     ),
     ("exports", &["generation", "state", "tables", "bytes"]),
     ("readers", &["address", "lanes", "lease_left_ms"]),
