@@ -5,6 +5,7 @@ mod batches;
 mod beside_misses;
 mod cache;
 mod cache_hits;
+mod changes;
 mod control;
 mod control_group;
 mod demo;
@@ -115,6 +116,8 @@ enum Suite {
     Rdma,
     /// Hit rates of the cache's policy beside known ones, on traces and at sizes; rows from files beside fio; requests that miss nothing beside others that do
     Cache,
+    /// Requests while a generation is loaded and switched to, and while rows become others by a delta
+    Changes,
     /// The control plane with as many dataplanes and tables as it is to have on one core
     Control,
     /// The machine itself: gaps in the time a thread gets, latency of memory
@@ -204,6 +207,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 cache_hits::run(cli.full, &mut reporter)?;
             }
         }
+        Suite::Changes => changes::run(&mut reporter)?,
         Suite::Control => control::run(&mut reporter)?,
         Suite::Count => {
             return sampling::lookups(cli.rate, cli.rounds.unwrap_or(1))

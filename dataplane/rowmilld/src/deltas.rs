@@ -183,6 +183,7 @@ impl Means {
         let source = DeltaFile::open(file)?;
         let head = source.head();
         let (generation, sequence) = (head.generation, head.sequence);
+        let _alone = self.store.alone();
         let (held, _) = self.view.held();
         let mut held = held.into_iter().map(|(_, held)| held);
         let held = held.find(|held| held.number == generation);

@@ -77,6 +77,26 @@ impl DeltaFile {
         self.crc32
     }
 
+    /// Gives all of its bytes in their order, a piece at a time, as the file that was opened has them, whatever its path leads to by now.
+    ///
+    /// # Errors
+    /// [`TableError::Io`]; those of `each`, as such.
+    pub fn bytes(
+        &self,
+        each: &mut dyn FnMut(&[u8]) -> std::io::Result<()>,
+    ) -> Result<(), TableError> {
+        let (mut piece, mut at, all) = (vec![0; PIECE_BYTES], 0, self.head.file_bytes());
+        while at < all {
+            let len = (all - at).min(PIECE_BYTES as u64);
+            let piece = &mut piece[..len as usize];
+            let read = self.file.read_exact_at(piece, at);
+            read.and_then(|()| each(piece))
+                .map_err(TableError::io(&self.path))?;
+            at += len;
+        }
+        Ok(())
+    }
+
     /// That it is not what it should be.
     pub fn bad(&self, reason: String) -> TableError {
         bad(&self.path, reason)

@@ -2,6 +2,7 @@
 
 mod cached;
 mod control;
+mod deltas;
 mod generations;
 mod interfaces;
 mod rdma;
@@ -29,6 +30,7 @@ pub fn every() -> impl Iterator<Item = &'static Fault> {
         cached::FAULTS,
         control::FAULTS,
         generations::FAULTS,
+        deltas::FAULTS,
         rdma::FAULTS,
     ];
     lists.into_iter().flatten()

@@ -14,6 +14,7 @@ mod cached_starts;
 mod capi;
 mod clients;
 mod control;
+mod deltas;
 mod disk;
 mod endings;
 mod far;

@@ -3,11 +3,12 @@
 //! Those of generation N of a model are `MODEL/gen-N/SEQUENCE.delta` in the directory of deltas. A file has that name when it is whole, checked
 //! and on the disk; until then it ends in `.tmp`, and one of these that is found is of a process that died meanwhile.
 
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::{Context, anyhow, bail, ensure};
 use rowmill_table::{DeltaFile, Resident};
@@ -22,6 +23,8 @@ pub struct Store {
     model: String,
     /// Of this model.
     directory: PathBuf,
+    /// Held by who applies a delta or brings a generation in; see [`alone`](Store::alone).
+    working: Mutex<()>,
     /// Rows that became others.
     rows: AtomicU64,
     _claim: Claim,
@@ -45,15 +48,22 @@ impl Store {
     pub fn open(directory: &Path, model: &str) -> anyhow::Result<Store> {
         let directory = directory.join(name_of(model));
         let unmade = || format!("deltas.directory: cannot make {}", directory.display());
-        fs::create_dir_all(&directory).with_context(unmade)?;
+        make(&directory).with_context(unmade)?;
         let claim = Claim::take(&directory.join("deltas"));
         let claim = claim.context("deltas.directory: give each dataplane its own")?;
         Ok(Store {
             model: model.to_owned(),
             directory,
+            working: Mutex::new(()),
             rows: AtomicU64::new(0),
             _claim: claim,
         })
+    }
+
+    /// Keeps others out while a delta is kept and applied, or while those of a generation are applied again and it becomes one that is held: so
+    /// each delta that is kept is of the rows of all generations that are held, whichever comes first.
+    pub(crate) fn alone(&self) -> MutexGuard<'_, ()> {
+        self.working.lock().expect("a panic ends the process")
     }
 
     /// Where deltas of the model are.
@@ -100,6 +110,8 @@ impl Store {
             self.count(delta.head().rows());
         }
         if last > 0 {
+            // One of them may have got its name right before a kill, and must not lose it once it is served.
+            self.settle(generation)?;
             tracing::info!("applied {last} deltas of generation {generation} again");
         }
         Ok(last)
@@ -120,6 +132,7 @@ impl Store {
             if name.ends_with(".delta.tmp") {
                 fs::remove_file(&path)
                     .with_context(|| format!("cannot remove {}", path.display()))?;
+                continue;
             }
             let number = name.strip_suffix(".delta");
             sequences.extend(number.and_then(|number| number.parse::<u64>().ok()));
@@ -177,7 +190,8 @@ impl Store {
                 last + 1
             )));
         }
-        if path.exists() {
+        let is_kept = path.try_exists();
+        if is_kept.with_context(|| format!("cannot look for {}", path.display()))? {
             // Whether it was applied, or could not be read to the end.
             let kept = self.checked(&path, tables, sequence)?;
             if kept.crc32() != source.crc32() {
@@ -186,6 +200,7 @@ impl Store {
                     last + 1
                 )));
             }
+            self.settle(generation)?;
             return Ok((sequence > last).then_some(kept));
         }
         ensure!(
@@ -211,11 +226,26 @@ impl Store {
     ) -> anyhow::Result<DeltaFile> {
         let directory = path.parent().expect("in a directory");
         let unkept = || format!("cannot keep it in {}", directory.display());
-        fs::create_dir_all(directory).with_context(unkept)?;
-        let from = File::open(source.path());
-        let from = from.with_context(|| format!("cannot read {}", source.path().display()))?;
-        let mut to = File::create(draft).with_context(unkept)?;
-        io::copy(&mut from.take(source.head().file_bytes()), &mut to).with_context(unkept)?;
+        // What can be said before all of it is copied.
+        let head = source.head();
+        head.check_tables(tables).map_err(|why| source.bad(why))?;
+        for section in &head.sections {
+            let table = table_of(source, tables, &section.table)?;
+            let most = u64::from(table.row_count());
+            if section.rows > most {
+                bail!(source.bad(format!(
+                    "has {} rows of table {}, which has {most}",
+                    section.rows, section.table
+                )));
+            }
+        }
+        make(directory).with_context(unkept)?;
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let mut to = options.open(draft).with_context(unkept)?;
+        source
+            .bytes(&mut |piece| to.write_all(piece))
+            .with_context(unkept)?;
         to.sync_all().with_context(unkept)?;
         // What is checked is the copy, which nobody else writes.
         let kept = self.checked(draft, tables, source.head().sequence)?;
@@ -223,13 +253,35 @@ impl Store {
             return Err(anyhow!(source.bad("was changed while it was read".into())));
         }
         fs::rename(draft, path).with_context(unkept)?;
-        for directory in [directory, &self.directory] {
-            File::open(directory)
-                .and_then(|directory| directory.sync_all())
-                .with_context(unkept)?;
-        }
+        self.settle(head.generation)?;
         Ok(kept)
     }
+
+    /// Sees to it that the names of a generation's deltas are on the disk.
+    fn settle(&self, generation: u64) -> anyhow::Result<()> {
+        let directory = self.generation(generation);
+        [&directory, &self.directory].into_iter().try_for_each(|directory| {
+            sync(directory).with_context(|| {
+                format!(
+                    "it has its place in {}, which perhaps does not last: send the same delta again, or restart",
+                    directory.display()
+                )
+            })
+        })
+    }
+}
+
+/// Makes a directory, with those above it that there are not, for nobody else to look into; its name is on the disk then.
+fn make(directory: &Path) -> io::Result<()> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)?;
+    directory.parent().map_or(Ok(()), sync)
+}
+
+fn sync(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
 }
 
 /// A model's name as that of a directory: bytes that may mean something else are written as `%` and two hexadecimal digits.

@@ -82,6 +82,8 @@ impl Means {
             generation.load_parts(|_| self.keep(), self.huge_pages, &progress, options)
         });
         let tables = tables.with_context(|| format!("cannot load {}", directory.display()))?;
+        // Until it is held, so that no delta comes between.
+        let _alone = self.deltas.as_ref().map(|deltas| deltas.alone());
         if let Some(deltas) = &self.deltas {
             running("applying its deltas".into());
             deltas.replay(&tables)?;

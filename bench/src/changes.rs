@@ -1,0 +1,250 @@
+//! What it costs requests in progress that the model changes: another generation is loaded beside the one that is served, it is switched to
+//! and back, and rows become others by a delta.
+//!
+//! A client has a few requests in flight at any time. Rounds of each kind take turns. What is told is the 99th percentile of the time from a
+//! request's receipt to its end, which the worker takes, beside what it is where nothing changes.
+
+use std::fs;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use hdrhistogram::Histogram;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rowmill_client::Batch;
+
+use crate::driver::{Driver, histogram, median, pin_to_first_cpu, quantile_us};
+use crate::model::{Model, shown};
+use crate::report::{Measurement, Reporter};
+use crate::service::Service;
+use crate::workload::Query;
+
+/// Rows of the table, of 256 bytes: 256 MiB a generation, which no CPU's cache has.
+const ROWS: u32 = 1 << 20;
+const DIM: usize = 64;
+/// Of all rows a delta changes one in so many.
+const CHANGED_ONE_IN: u32 = 100;
+/// Bags of a request, and ids of each.
+const BAGS: u32 = 16;
+const BAG_LENGTH: u32 = 20;
+/// Requests in flight, and those that are sent in turn.
+const DEPTH: usize = 4;
+const REQUESTS: usize = 256;
+/// How often each kind has its turn, and for how long at least.
+const TURNS: u64 = 9;
+const ROUND: Duration = Duration::from_millis(1_500);
+/// Switches of a round.
+const SWITCHES: u32 = 10;
+const MODEL: &str = "dlrm-v2";
+
+/// What happens in a round.
+#[derive(Clone, Copy)]
+enum Kind {
+    Nothing,
+    /// A generation is read into memory, and given up again.
+    Load,
+    /// Two that are held take turns.
+    Switch,
+    /// Rows become others.
+    Delta,
+}
+
+impl Kind {
+    /// All of them.
+    const ALL: [Kind; 4] = [Kind::Nothing, Kind::Load, Kind::Switch, Kind::Delta];
+
+    /// How cases name it; none for the one that the others are beside.
+    fn name(self) -> Option<&'static str> {
+        match self {
+            Kind::Nothing => None,
+            Kind::Load => Some("load"),
+            Kind::Switch => Some("switch"),
+            Kind::Delta => Some("delta"),
+        }
+    }
+}
+
+fn case(kind: &str) -> String {
+    format!("port=shm/format=f32/dim={DIM}/dist=uniform/change={kind}")
+}
+
+/// What is served, and changed.
+struct Scene {
+    service: Service,
+    driver: Driver,
+    batches: Vec<Batch>,
+    next: usize,
+    second: PathBuf,
+    /// Of generation 1, each the next of the one before.
+    deltas: Vec<PathBuf>,
+}
+
+/// Runs the cases.
+///
+/// # Errors
+/// Where the service can't be started, or a change fails.
+pub(crate) fn run(reporter: &mut Reporter) -> Result<()> {
+    let wanted = |kind: &Kind| kind.name().is_some_and(|name| reporter.wants(&case(name)));
+    if !Kind::ALL.iter().any(wanted) {
+        return Ok(());
+    }
+    let folder = tempfile::tempdir().context("a folder for deltas")?;
+    let mut scene = Scene::new(folder.path())?;
+    pin_to_first_cpu()?;
+    scene.round(Kind::Nothing, 0)?;
+    let mut p99: [Vec<f64>; 4] = Default::default();
+    for turn in 0..TURNS {
+        for at in 0..Kind::ALL.len() {
+            // Each kind comes after each other one.
+            let at = if turn % 2 == 0 { at } else { 3 - at };
+            let times = scene.round(Kind::ALL[at], turn)?;
+            p99[at].push(quantile_us(&times, 0.99));
+        }
+        eprintln!("changes: {} of {TURNS} rounds of each kind", turn + 1);
+    }
+    let [nothing, changes @ ..] = p99;
+    for (kind, found) in Kind::ALL[1..].iter().zip(changes) {
+        let case = case(kind.name().expect("one that changes something"));
+        // Of neighbours in time, since others use this machine too.
+        let ratios = nothing.iter().zip(&found).map(|(nothing, it)| nothing / it);
+        let ratio = median(ratios.collect());
+        let found = Measurement::plain("changes", &case, "service_p99", median(found), "us");
+        reporter.add(found.beside("no change", median(nothing.clone()), ratio));
+    }
+    drop(scene.driver);
+    scene.service.stop()
+}
+
+impl Scene {
+    fn new(folder: &Path) -> Result<Scene> {
+        let [first, second] = [1, 2].map(|n| Model::alike(&["rows"], ROWS.into(), DIM, n));
+        let (first, second) = (first?, second?);
+        let deltas = (1..=TURNS).map(|sequence| delta(&first, folder, sequence));
+        let deltas = deltas.collect::<Result<_>>()?;
+        let kept = folder.join("kept");
+        let extra = format!(
+            "allow_changes = true\n[deltas]\ndirectory = \"{}\"\n",
+            kept.display()
+        );
+        let service = Service::start(&first.directory, &extra)?;
+        let (schema, _) = first.schema(BAGS);
+        let driver = Driver::new(service.connect("bench")?, schema, BAGS, DEPTH)?;
+        let mut random = StdRng::seed_from_u64(1);
+        let batches = (0..REQUESTS).map(|_| {
+            let ids = (0..BAGS * BAG_LENGTH).map(|_| random.random_range(0..ROWS));
+            let mut batch = Batch::new(1)?;
+            Query::new(BAGS, vec![(BAG_LENGTH, ids.collect())]).fill(&mut batch)?;
+            Ok(batch)
+        });
+        Ok(Scene {
+            batches: batches.collect::<Result<_>>()?,
+            service,
+            driver,
+            next: 0,
+            second: second.directory,
+            deltas,
+        })
+    }
+
+    /// A round, and what requests took meanwhile.
+    fn round(&mut self, kind: Kind, turn: u64) -> Result<Histogram<u64>> {
+        let (second, delta) = (path(&self.second)?, path(&self.deltas[turn as usize])?);
+        let (second, delta) = (second.to_owned(), delta.to_owned());
+        let admin = self.service.admin().to_owned();
+        let ask = move |arguments: &[&str]| -> Result<()> {
+            Service::rowmill(&[arguments, &["--admin", &admin]].concat()).map(drop)
+        };
+        let generation = |arguments: &[&str]| ask(&[&["generation"], arguments].concat());
+        if let Kind::Switch = kind {
+            generation(&["load", &second])?;
+        }
+        let change = || match kind {
+            Kind::Nothing => Ok(()),
+            Kind::Load => {
+                generation(&["load", &second])?;
+                generation(&["unload", "2"])
+            }
+            Kind::Switch => (0..SWITCHES).try_for_each(|_| {
+                generation(&["activate", "2"])?;
+                generation(&["rollback"])
+            }),
+            Kind::Delta => ask(&["delta", "apply", &delta]),
+        };
+        let times = thread::scope(|scope| {
+            let changing = scope.spawn(change);
+            let began = Instant::now();
+            let times = self.serve(|| began.elapsed() < ROUND || !changing.is_finished());
+            changing.join().expect("a command does not panic")?;
+            times
+        });
+        let times = times.with_context(|| format!("with {}", shown(&self.second)))?;
+        if let Kind::Switch = kind {
+            generation(&["unload", "2"])?;
+        }
+        Ok(times)
+    }
+
+    /// Sends requests until told otherwise.
+    fn serve(&mut self, goes_on: impl Fn() -> bool) -> Result<Histogram<u64>> {
+        let mut times = histogram();
+        let mut is_over = false;
+        while !is_over || self.driver.session.pending() > 0 {
+            is_over = is_over || !goes_on();
+            if !is_over {
+                let batch = &self.batches[self.next % REQUESTS];
+                self.next += usize::from(self.driver.try_submit_batch(batch)?.is_some());
+            }
+            while let Some(answer) = self.driver.session.poll()? {
+                answer.outcome?;
+                times.saturating_record(answer.service_ns);
+                self.driver.idle.push(answer.target);
+            }
+        }
+        Ok(times)
+    }
+}
+
+/// Makes a delta of a model's only table.
+fn delta(model: &Model, folder: &Path, sequence: u64) -> Result<PathBuf> {
+    let mut random = StdRng::seed_from_u64(sequence);
+    let rows = ROWS / CHANGED_ONE_IN;
+    let first = random.random_range(0..CHANGED_ONE_IN);
+    let ids = (0..rows).flat_map(|row| u64::from(row * CHANGED_ONE_IN + first).to_le_bytes());
+    let values =
+        (0..rows as usize * DIM).flat_map(|_| random.random_range(-1.0_f32..1.0).to_le_bytes());
+    let (ids_at, rows_at) = (folder.join("ids.npy"), folder.join("rows.npy"));
+    npy(&ids_at, "<u8", &format!("({rows},)"), ids)?;
+    npy(&rows_at, "<f4", &format!("({rows}, {DIM})"), values)?;
+    let file = folder.join(format!("{sequence}.delta"));
+    let table = format!("rows={},{}", path(&ids_at)?, path(&rows_at)?);
+    let sequence = sequence.to_string();
+    let mut arguments = vec!["delta", "make", "--model", path(&model.directory)?];
+    arguments.extend(["--name", MODEL, "--sequence", &sequence, "--table", &table]);
+    arguments.push(path(&file)?);
+    Service::rowmill(&arguments)?;
+    Ok(file)
+}
+
+/// Writes an array as NumPy does (format 1.0).
+fn npy(file: &Path, kind: &str, shape: &str, bytes: impl Iterator<Item = u8>) -> Result<()> {
+    let header = format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}");
+    // With the ten bytes before it a multiple of 64, and a line's end at its end.
+    let header = format!("{header:<117}\n");
+    let write = || {
+        let mut out = BufWriter::new(fs::File::create(file)?);
+        out.write_all(b"\x93NUMPY\x01\x00")?;
+        out.write_all(&(header.len() as u16).to_le_bytes())?;
+        out.write_all(header.as_bytes())?;
+        out.write_all(&bytes.collect::<Vec<u8>>())?;
+        out.flush()
+    };
+    write().with_context(|| format!("cannot write {}", file.display()))
+}
+
+fn path(path: &Path) -> Result<&str> {
+    path.to_str()
+        .with_context(|| format!("a name in UTF-8: {path:?}"))
+}
