@@ -8,6 +8,7 @@
 
 rowmill=$ROWMILL_PROGRAMS/bins/rowmill
 rowmilld=$ROWMILL_PROGRAMS/bins/rowmilld
+patience_ms=$((ROWMILL_TEST_PATIENCE * 1000))
 exported=rdma://$ROWMILL_RDMA_ADDRESS:7404
 
 "$rowmill" table generate model --table items:20000:128:f32 --table keyed:4000:64:int8 > generate.log
@@ -99,7 +100,7 @@ say "connected, with $(remote 7412 reads_in_flight) READs in flight and a lease 
 ask() {
     local socket=$1
     shift
-    timeout -k 3 "$ROWMILL_TEST_PATIENCE" "$rowmill" lookup "shm:$PWD/$socket.sock" "$@" --full 2>&1 |
+    timeout -k 3 "$ROWMILL_TEST_PATIENCE" "$rowmill" lookup "shm:$PWD/$socket.sock" "$@" --deadline-ms "$patience_ms" --full 2>&1 |
         sed "s/, served in .*//; s,$PWD/$socket.sock,,"
 }
 # same READER: many rows, in answers that are equal to those of the one that has them in memory.
@@ -110,8 +111,8 @@ same() {
         local ids
         ids=$(seq -s, $first $step 19999)
         ids=$(echo "$ids" | cut -d, -f1-1500)
-        ask exporter --table items --ids "$ids" > one
-        ask "$1" --table items --ids "$ids" > other
+        ask exporter --table items --ids "$ids" > one || fail "the exporter refuses: $(cat one)"
+        ask "$1" --table items --ids "$ids" > other || fail "$1 refuses: $(cat other)"
         cmp -s one other || fail "rows from $first in steps of $step differ: $(diff one other)"
     done
     asked=$((${asked:-0} + 13))
@@ -130,7 +131,7 @@ say "asked after the files: $(arrived 7413 remote) rows came from the exporter, 
 load() {
     while [ ! -e stop ]; do
         ids=$(seq -s, $((RANDOM % 500)) 13 19999)
-        timeout -k 3 "$ROWMILL_TEST_PATIENCE" "$rowmill" lookup "shm:$PWD/before.sock" --table items --ids "$ids" > lookup.log 2>&1 ||
+        timeout -k 3 "$ROWMILL_TEST_PATIENCE" "$rowmill" lookup "shm:$PWD/before.sock" --table items --ids "$ids" --deadline-ms "$patience_ms" > lookup.log 2>&1 ||
             { cp lookup.log refused.log; echo refused >> refusals; }
         echo done >> lookups
     done

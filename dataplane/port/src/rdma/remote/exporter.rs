@@ -87,7 +87,7 @@ pub struct ExporterState {
 }
 
 enum Order {
-    Offer(Offer),
+    Offer(Generation),
     Withdraw(u64),
 }
 
@@ -98,6 +98,7 @@ pub struct Exporter {
     shown: Arc<Mutex<ExporterState>>,
     stop: Arc<AtomicBool>,
     address: SocketAddr,
+    domain: ProtectionDomain,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -141,7 +142,7 @@ impl Exporter {
             bell,
             _listener: listener,
             channel,
-            domain,
+            domain: domain.clone(),
             context,
             config,
             ordered,
@@ -160,6 +161,7 @@ impl Exporter {
             shown,
             stop,
             address,
+            domain,
             thread: Some(thread),
         })
     }
@@ -169,10 +171,11 @@ impl Exporter {
         self.address
     }
 
-    /// Exports another generation, too. Its rows are registered by the exporter's thread.
+    /// Exports another generation, too. Its rows are registered here, since that takes a while, and leases are renewed meanwhile.
     pub fn offer(&self, offer: Offer) {
+        let generation = register(&self.domain, offer);
         // The thread lives as long as this; a panic ends the process.
-        let _ = self.orders.send(Order::Offer(offer));
+        let _ = self.orders.send(Order::Offer(generation));
     }
 
     /// A generation is to go: no table of it is granted any more, and no lease renewed of who was granted one.
@@ -221,13 +224,13 @@ struct Work {
 impl Work {
     fn run(mut self) {
         while !self.stop.load(Relaxed) {
-            let now = Instant::now();
             self.arm();
             self.take_orders();
-            self.take_events(now);
-            self.take_completions(now);
-            self.end_leases(now);
-            self.show(now);
+            self.take_events();
+            // A question that has come before a lease was over is heard before that is ended.
+            self.take_completions();
+            self.end_leases(Instant::now());
+            self.show(Instant::now());
             self.sleep();
         }
     }
@@ -235,8 +238,7 @@ impl Work {
     fn take_orders(&mut self) {
         while let Ok(order) = self.ordered.try_recv() {
             match order {
-                Order::Offer(offer) => {
-                    let generation = register(&self.domain, offer);
+                Order::Offer(generation) => {
                     tracing::info!(
                         "generation {} is exported, with {} tables",
                         generation.number,
@@ -270,10 +272,10 @@ impl Work {
         });
     }
 
-    fn take_events(&mut self, now: Instant) {
+    fn take_events(&mut self) {
         while let Ok(Some(event)) = self.channel.take_event() {
             match event.kind {
-                CmEventKind::ConnectRequest(request) => self.request(request, now),
+                CmEventKind::ConnectRequest(request) => self.request(request),
                 CmEventKind::Established
                 | CmEventKind::AddressChange
                 | CmEventKind::TimewaitExit => {}
@@ -298,7 +300,7 @@ impl Work {
         tracing::info!(peer = ?session.peer, why, "a reader is gone");
     }
 
-    fn request(&mut self, request: Box<Request>, now: Instant) {
+    fn request(&mut self, request: Box<Request>) {
         let offer = *request.offer();
         let refused = if !request.is_on(&self.context) {
             Some((Status::Unavailable, "this device exports nothing"))
@@ -322,7 +324,7 @@ impl Work {
                     return self.reject(request, Status::LimitReached, text);
                 }
                 let agreed = self.config.connection.with_bound(path_mtu);
-                match self.let_in(request, agreed, now) {
+                match self.let_in(request, agreed) {
                     Ok(session) => {
                         tracing::info!(peer = ?session.peer, "a reader has come");
                         self.state.accepted += 1;
@@ -364,7 +366,6 @@ impl Work {
         &mut self,
         mut request: Box<Request>,
         agreed: ConnectionParameters,
-        now: Instant,
     ) -> Result<Session, rowmill_verbs::Error> {
         self.next_number = self.next_number.wrapping_add(1);
         let mut talk = Talk::new(&self.domain, self.completions.handle(), self.next_number)?;
@@ -386,7 +387,7 @@ impl Work {
             lanes: Vec::new(),
             id,
             peer,
-            term: Term::new(self.config.lease, now),
+            term: Term::new(self.config.lease, Instant::now()),
             agreed,
             reads: Vec::new(),
             talk,
@@ -416,7 +417,7 @@ impl Work {
         })
     }
 
-    fn take_completions(&mut self, now: Instant) {
+    fn take_completions(&mut self) {
         loop {
             let Work {
                 completions,
@@ -446,14 +447,14 @@ impl Work {
                 let of = |session: &Session| session.talk.qp.number() == number;
                 match (self.sessions.iter().position(of), message) {
                     (None, _) | (_, Ok(None)) => {}
-                    (Some(at), Ok(Some(message))) => self.answer(at, message, now),
+                    (Some(at), Ok(Some(message))) => self.answer(at, message),
                     (Some(at), Err(why)) => self.end(at, &why),
                 }
             }
         }
     }
 
-    fn answer(&mut self, at: usize, message: Message, now: Instant) {
+    fn answer(&mut self, at: usize, message: Message) {
         let session = &mut self.sessions[at];
         let answer = match message {
             Message::Open { number, table } => {
@@ -463,7 +464,7 @@ impl Work {
                 }
                 answer
             }
-            Message::Renew { serial } if session.term.renew(now) => Message::Renewed { serial },
+            Message::Renew { serial } if session.term.renew(Instant::now()) => Message::Renewed { serial },
             Message::Renew { .. } => Message::Ending {
                 text: "what is read is to go".into(),
             },

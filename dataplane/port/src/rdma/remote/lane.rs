@@ -15,15 +15,35 @@ use rowmill_verbs::{
 };
 
 /// What a session's lanes know of it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Session {
     /// Until when READs may be posted, by the workers' clock.
     pub(super) until_ns: AtomicU64,
     /// Nothing is to be read any more.
     pub(super) is_over: AtomicBool,
+    /// The status of the first READ that failed.
+    failed: ArrayQueue<Status>,
+}
+
+impl Default for Session {
+    fn default() -> Session {
+        Session {
+            until_ns: AtomicU64::new(0),
+            is_over: AtomicBool::new(false),
+            failed: ArrayQueue::new(1),
+        }
+    }
 }
 
 impl Session {
+    /// Why lanes have ended it.
+    pub(super) fn why_over(&self) -> String {
+        match self.failed.pop() {
+            Some(status) => format!("a READ has failed: {status:?}"),
+            None => "the lease was not renewed in time".into(),
+        }
+    }
+
     /// Whether READs may be posted.
     fn is_good(&self, now_ns: u64) -> bool {
         now_ns < self.until_ns.load(Acquire) && !self.is_over.load(Acquire)
@@ -124,7 +144,10 @@ impl ReadLane {
             }
         }
         let link = self.link.as_ref()?;
-        Some(link.slab.free().min(self.asked.remaining_capacity()))
+        // A slab has whole pages, and so may have more blocks than READs can be posted.
+        let sends = u64::from(link.qp.capacity().sends) - link.qp.sends_outstanding();
+        let room = link.slab.free().min(sends as usize);
+        Some(room.min(self.asked.remaining_capacity()))
     }
 
     /// Whether rows of a table are granted, known by its place in what was wanted.
@@ -195,6 +218,7 @@ impl Link {
             if done.status() != Status::Success {
                 // What it brought is not known; the queue pair is in the error state, and what comes now is flushed.
                 self.has_failed = true;
+                let _ = self.session.failed.push(done.status());
                 return;
             }
             if let Ok(blocks) = self.qp.retire(done) {

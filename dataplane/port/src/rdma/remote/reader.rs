@@ -167,6 +167,12 @@ struct Control {
     agreed: ConnectionParameters,
     id: [u8; 16],
     lease: Duration,
+    /// Of the last question to renew the lease.
+    serial: u64,
+    /// When it was asked, by the workers' clock and by this thread's, if it is not answered.
+    asked: Option<(u64, Instant)>,
+    /// When to ask next.
+    due: Instant,
     domain: ProtectionDomain,
     context: Context,
 }
@@ -219,11 +225,11 @@ impl Work {
 
     /// A session, all tables that are granted, and a lane for each worker.
     fn connect(&self, session: &Arc<Session>) -> Result<Control, String> {
-        let asked_ns = (self.config.now_ns)();
-        let mut control = self.open_session()?;
+        let mut control = self.open_session(session)?;
         let mut places = Vec::new();
         let mut refused = Vec::new();
         for (number, table) in (0..).zip(&self.config.tables) {
+            self.renew(&mut control, session)?;
             match control.open(number, table)? {
                 Ok(place) => {
                     places.push(Some(place));
@@ -243,12 +249,11 @@ impl Work {
         if let (true, Some(why)) = (places.iter().all(Option::is_none), &refused[0]) {
             return Err(format!("no table is given: {why}"));
         }
-        let until_ns = readable_until_ns(asked_ns, control.lease);
-        session.until_ns.store(until_ns, Ordering::Release);
         let rows = places.iter().flatten().map(|place| place.stride as usize);
         let block_bytes = rows.max().unwrap_or(64).next_multiple_of(64);
         let mut reads_in_flight = 0;
         for handover in &self.handovers {
+            self.renew(&mut control, session)?;
             let link = self.lane(&control, session, &places, block_bytes)?;
             reads_in_flight = link.qp.query().map_err(text)?.reads_in_flight;
             self.take_back();
@@ -292,7 +297,7 @@ impl Work {
         }
     }
 
-    fn open_session(&self) -> Result<Control, String> {
+    fn open_session(&self, session: &Session) -> Result<Control, String> {
         let channel = EventChannel::new().map_err(text)?;
         let mut way = self.resolve(&channel)?;
         let local = way.local_address().ok_or("the way out has no address")?;
@@ -307,6 +312,8 @@ impl Work {
         talk.listen().map_err(text)?;
         let asked = Asked::Session { path_mtu: bound };
         let data = RequestData::new(&asked.encode()).map_err(text)?;
+        let asked_ns = (self.config.now_ns)();
+        let asked_at = Instant::now();
         let connecting = way.connect(&mut talk.qp, &initial, &data).map_err(text)?;
         let event = match self.attempt(&channel).answer(&connecting) {
             Ok(event) => event,
@@ -325,6 +332,8 @@ impl Work {
         let connection = connecting
             .establish(&event, &mut talk.qp, &final_ones)
             .map_err(text)?;
+        let until_ns = readable_until_ns(asked_ns, lease);
+        session.until_ns.store(until_ns, Ordering::Release);
         Ok(Control {
             talk,
             completions,
@@ -334,6 +343,9 @@ impl Work {
             agreed,
             id: reply.session,
             lease,
+            serial: 0,
+            asked: None,
+            due: asked_at + renewal(lease),
             domain,
             context,
         })
@@ -390,50 +402,56 @@ impl Work {
         })
     }
 
+    /// Renews the lease if it is time to, and takes in that it was.
+    fn renew(&self, control: &mut Control, session: &Session) -> Result<(), String> {
+        control.take_in()?;
+        let is_answer = |one: &Message| matches!(one, Message::Renewed { serial } if *serial == control.serial);
+        if let Some(at) = control.heard.iter().position(is_answer)
+            && let Some((asked_ns, asked_at)) = control.asked.take()
+        {
+            control.heard.remove(at);
+            let until_ns = readable_until_ns(asked_ns, control.lease);
+            session.until_ns.store(until_ns, Ordering::Release);
+            control.due = asked_at + renewal(control.lease);
+            self.show(|state| state.renewed += 1);
+        }
+        if control.asked.is_none() && Instant::now() >= control.due {
+            control.serial += 1;
+            control.asked = Some(((self.config.now_ns)(), Instant::now()));
+            let serial = control.serial;
+            control.talk.send(&Message::Renew { serial })?;
+        }
+        Ok(())
+    }
+
     /// Renews the lease, until the connection ends: why it did.
     fn keep(&self, mut control: Control, session: &Session) -> String {
-        let mut serial = 0;
-        let mut asked: Option<(u64, Instant)> = None;
-        let mut due = Instant::now() + renewal(control.lease);
         loop {
             if self.stop.load(Ordering::Relaxed) {
                 let _ = control.talk.send(&Message::Close);
                 return "this side ends".into();
             }
             if session.is_over.load(Ordering::Acquire) {
-                return "a READ has failed, or the lease was not renewed in time".into();
-            }
-            if (self.config.now_ns)() >= session.until_ns.load(Ordering::Acquire) {
-                return "the lease was not renewed in time".into();
+                return session.why_over();
             }
             if Link::has_ended(&control.channel) {
                 return "it has ended the connection, or has died".into();
             }
-            match control.hear() {
-                Ok(None) => {}
-                Ok(Some(Message::Renewed { serial: own })) if own == serial => {
-                    if let Some((asked_ns, at)) = asked.take() {
-                        let until_ns = readable_until_ns(asked_ns, control.lease);
-                        session.until_ns.store(until_ns, Ordering::Release);
-                        due = at + renewal(control.lease);
-                        self.show(|state| state.renewed += 1);
-                    }
-                }
-                Ok(Some(Message::Ending { text })) => {
+            if let Err(why) = self.renew(&mut control, session) {
+                return why;
+            }
+            if (self.config.now_ns)() >= session.until_ns.load(Ordering::Acquire) {
+                return "the lease was not renewed in time".into();
+            }
+            match control.heard.pop_front() {
+                None => {}
+                Some(Message::Ending { text }) => {
                     // Nothing more is read of it, so it need not wait for the end of the lease.
                     session.is_over.store(true, Ordering::Release);
                     let _ = control.talk.send(&Message::Close);
                     return text;
                 }
-                Ok(Some(_)) => return "it says what was not asked".into(),
-                Err(why) => return why,
-            }
-            if asked.is_none() && Instant::now() >= due {
-                serial += 1;
-                asked = Some(((self.config.now_ns)(), Instant::now()));
-                if let Err(why) = control.talk.send(&Message::Renew { serial }) {
-                    return why;
-                }
+                Some(_) => return "it says what was not asked".into(),
             }
             self.take_back();
             thread::sleep(LOOK);
@@ -442,12 +460,20 @@ impl Work {
 }
 
 impl Control {
-    /// A message that has come, if one has.
-    fn hear(&mut self) -> Result<Option<Message>, String> {
+    /// Takes in the messages that have come.
+    fn take_in(&mut self) -> Result<(), String> {
         for completion in self.completions.poll().map_err(text)? {
             self.heard.extend(self.talk.take(completion)?);
         }
-        Ok(self.heard.pop_front())
+        Ok(())
+    }
+
+    /// A message that has come and is no answer to a question to renew, if one has: that is looked at by who asks it.
+    fn hear(&mut self) -> Result<Option<Message>, String> {
+        self.take_in()?;
+        let is_other = |one: &Message| !matches!(one, Message::Renewed { .. });
+        let at = self.heard.iter().position(is_other);
+        Ok(at.and_then(|at| self.heard.remove(at)))
     }
 
     /// Asks for a table: where its rows are, or why it is not given.
