@@ -464,7 +464,9 @@ impl Work {
                 }
                 answer
             }
-            Message::Renew { serial } if session.term.renew(Instant::now()) => Message::Renewed { serial },
+            Message::Renew { serial } if session.term.renew(Instant::now()) => {
+                Message::Renewed { serial }
+            }
             Message::Renew { .. } => Message::Ending {
                 text: "what is read is to go".into(),
             },

@@ -405,7 +405,8 @@ impl Work {
     /// Renews the lease if it is time to, and takes in that it was.
     fn renew(&self, control: &mut Control, session: &Session) -> Result<(), String> {
         control.take_in()?;
-        let is_answer = |one: &Message| matches!(one, Message::Renewed { serial } if *serial == control.serial);
+        let is_answer =
+            |one: &Message| matches!(one, Message::Renewed { serial } if *serial == control.serial);
         if let Some(at) = control.heard.iter().position(is_answer)
             && let Some((asked_ns, asked_at)) = control.asked.take()
         {
