@@ -65,7 +65,7 @@ impl fmt::Display for TierError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             TierError::Late => {
-                f.write_str("the row did not come in time; look at the load of its disk")
+                f.write_str("the row did not come in time; look at the load of its disk, or of the dataplane that it is read from")
             }
             TierError::Corrupt { page } => {
                 write!(
