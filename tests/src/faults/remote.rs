@@ -106,7 +106,8 @@ impl Asking {
 /// The exporter is killed while rows are read from it, and is back: each request is answered, from files meanwhile.
 pub(super) fn killed(site: &Site) -> Result<Verdict> {
     let settings = reading(site)?;
-    let mut first = exporter(site)?;
+    // It lives until the innocent has ended, so that what the reader holds of it is as before.
+    let (mut first, mut second) = (exporter(site)?, None);
     beside_an_innocent(site, &settings, |scene| {
         let service = &*scene.service;
         until_it_is(service, "connected")?;
@@ -119,7 +120,7 @@ pub(super) fn killed(site: &Site) -> Result<Verdict> {
         let noticed = asking.ask_until(service, "apart")?;
         let from_files = arrived(service, "file")?;
         ensure!(from_files > 0, "none came from the file");
-        let _second = exporter(site)?;
+        second = Some(exporter(site)?);
         asking.ask_until(service, "connected")?;
         let before = arrived(service, "remote")?;
         (0..20).try_for_each(|_| asking.ask())?;
