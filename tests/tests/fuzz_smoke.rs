@@ -270,6 +270,7 @@ fn delta_heads() -> BTreeMap<String, Vec<u8>> {
     let head = |sections: Vec<DeltaSection>| DeltaHead {
         model: "m".into(),
         generation: 4,
+        base: 77,
         sequence: 1,
         sections,
     };

@@ -35,6 +35,9 @@ impl Program {
     }
 }
 
+/// READs that `ib_read_bw` may have in flight: as many as soft-RoCE has, and a reader's lane.
+const READS_IN_FLIGHT: &str = "128";
+
 /// A run of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Run {
@@ -61,6 +64,9 @@ fn command(device: &str, run: Run) -> Command {
         .args(["-s", &bytes.to_string(), "-n", &messages.to_string()])
         .args(["-p", &port.to_string()])
         .stdin(Stdio::null());
+    if program == Program::Read {
+        command.args(["-o", READS_IN_FLIGHT]);
+    }
     command
 }
 

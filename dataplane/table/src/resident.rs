@@ -25,6 +25,8 @@ use crate::{Progress, Stage, TableError};
 #[derive(Debug)]
 pub struct Resident {
     pub(crate) generation: u64,
+    /// See [`fingerprint`](Self::fingerprint).
+    pub(crate) fingerprint: u32,
     /// The sequence number of the last delta of which all rows are served.
     pub(crate) delta: AtomicU64,
     pub(crate) tables: Vec<ResidentTable>,
@@ -96,6 +98,7 @@ impl Resident {
             tables.iter().zip(layout.ranges()).map(table).collect();
         Ok(Resident {
             generation: 0,
+            fingerprint: 0,
             delta: AtomicU64::new(0),
             tables: tables?,
             arena_bytes: arena.len(),
@@ -111,6 +114,11 @@ impl Resident {
     /// The generation's number; 0 for generated tables that have no files.
     pub fn generation(&self) -> u64 {
         self.generation
+    }
+
+    /// The generation's [fingerprint](crate::Generation::fingerprint); 0 for generated tables that have no files.
+    pub fn fingerprint(&self) -> u32 {
+        self.fingerprint
     }
 
     /// The sequence number of the last delta whose rows are all served; 0 before the first. Whoever has seen it sees them.
