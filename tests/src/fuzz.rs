@@ -11,6 +11,7 @@ use rowmill_port::rdma::private_data::{
     Asked, REPLY_BYTES, REQUEST_BYTES, TEXT_MAX, encode_refusal, encode_reply, parse_refusal,
     parse_reply,
 };
+use rowmill_port::rdma::remote::message as remote;
 use rowmill_port::rdma::stream::{Assembler, fragment};
 use rowmill_table::{
     HEADER_BYTES as TABLE_HEADER_BYTES, MAX_DELTA_BYTES, check_index, check_npy_header,
@@ -206,6 +207,32 @@ pub fn private_data(data: &[u8]) {
                 "refusals are canonical"
             );
         }
+    }
+}
+
+/// What a reader of another dataplane's memory and its exporter say to one another: a request to connect, the reply, a message, and that
+/// again with the length it really has.
+pub fn remote_message(data: &[u8]) {
+    if let Ok(asked) = remote::Asked::parse(data) {
+        let whole = &data[..remote::REQUEST_BYTES];
+        assert_eq!(asked.encode(), whole, "requests are canonical");
+    }
+    if let Ok(reply) = remote::Reply::parse(data) {
+        let whole = &data[..remote::REPLY_BYTES];
+        assert_eq!(reply.encode(), whole, "replies are canonical");
+    }
+    one_remote_message(data);
+    let mut bytes = data.to_vec();
+    if let Some(len) = bytes.get_mut(4..8) {
+        len.copy_from_slice(&(data.len() as u32).to_le_bytes());
+        one_remote_message(&bytes);
+    }
+}
+
+fn one_remote_message(bytes: &[u8]) {
+    if let Ok(message) = remote::Message::parse(bytes) {
+        assert!(bytes.len() <= remote::MESSAGE_MAX);
+        assert_eq!(message.encode(), bytes, "messages are canonical");
     }
 }
 

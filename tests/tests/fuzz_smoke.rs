@@ -18,6 +18,8 @@ use rowmill_cache::warm::{Warm, WarmTable};
 use rowmill_link::{Sample, Samples, TableSamples};
 use rowmill_port::rdma::bounds::{FRAGMENT_BYTES, FRAGMENT_HEADER};
 use rowmill_port::rdma::private_data::{Asked, encode_refusal, encode_reply};
+use rowmill_port::rdma::remote::Identity;
+use rowmill_port::rdma::remote::message::{self as remote, Message, Reply};
 use rowmill_port::rdma::stream::fragment;
 use rowmill_table::{
     DeltaHead, DeltaSection, Header, Missing, RowFormat, TableKind, TableSpec, generate, index_of,
@@ -43,6 +45,7 @@ fn seeds(target: &str) -> BTreeMap<String, Vec<u8>> {
     match target {
         "control_stream" => control_streams(),
         "private_data" => connection_messages(),
+        "remote_message" => remote_messages(),
         "endpoint" => endpoints(),
         "table_header" => table_headers(),
         "delta_head" => delta_heads(),
@@ -112,6 +115,59 @@ fn connection_messages() -> BTreeMap<String, Vec<u8>> {
     ]
     .map(|(name, bytes)| (name.to_owned(), bytes))
     .into()
+}
+
+/// Of each kind one.
+fn remote_messages() -> BTreeMap<String, Vec<u8>> {
+    let session = std::array::from_fn(|i| i as u8 + 1);
+    let table = Identity {
+        model: "demo".into(),
+        generation: 3,
+        fingerprint: 77,
+        table: "items".into(),
+        rows: 1000,
+        stride: 512,
+        dim: 128,
+        format: 0,
+    };
+    let reply = Reply {
+        session,
+        lease_ms: 3000,
+        path_mtu: None,
+    };
+    let lane = remote::Asked::Lane { session };
+    let granted = Message::Granted {
+        number: 1,
+        address: 1 << 40,
+        key: 7,
+        bytes: 512_000,
+    };
+    let text = "there is no table items".to_owned();
+    let messages = [
+        ("open", Message::Open { number: 1, table }),
+        ("granted", granted),
+        ("refused", Message::Refused { number: 1, text }),
+        ("renew", Message::Renew { serial: 9 }),
+        ("renewed", Message::Renewed { serial: 9 }),
+        (
+            "ending",
+            Message::Ending {
+                text: "generation 3 is unloaded".into(),
+            },
+        ),
+        ("close", Message::Close),
+    ];
+    let messages = messages.map(|(name, message)| (name.to_owned(), message.encode()));
+    let connecting = [
+        (
+            "ask-session",
+            remote::Asked::Session { path_mtu: None }.encode().to_vec(),
+        ),
+        ("ask-lane", lane.encode().to_vec()),
+        ("reply", reply.encode().to_vec()),
+    ];
+    let connecting = connecting.map(|(name, bytes)| (name.to_owned(), bytes));
+    messages.into_iter().chain(connecting).collect()
 }
 
 /// Bodies with a table, several, and none.
@@ -214,6 +270,7 @@ fn delta_heads() -> BTreeMap<String, Vec<u8>> {
     let head = |sections: Vec<DeltaSection>| DeltaHead {
         model: "m".into(),
         generation: 4,
+        base: 77,
         sequence: 1,
         sections,
     };
@@ -398,6 +455,11 @@ fn endpoint() {
 #[test]
 fn table_header() {
     drive("table_header", fuzz::table_header);
+}
+
+#[test]
+fn remote_message() {
+    drive("remote_message", fuzz::remote_message);
 }
 
 #[test]

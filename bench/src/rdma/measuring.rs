@@ -12,9 +12,10 @@ use rowmill_table::Resident;
 use rowmill_wire::request::inline_offset;
 
 use super::link::Device;
-use super::perftest::WriteBandwidth;
+use super::perftest::{Bandwidth, Program};
 use super::ping_pong::{PingPong, Sizes};
 use super::read_rows::Reader;
+use super::remote::{Remote, STRIDES};
 use super::talk::{Ask, Say, Talk};
 use super::wire::Wire;
 use crate::driver::{Driver, histogram, median, quantile_us, record};
@@ -27,6 +28,8 @@ use crate::workload::{Query, Workload};
 const DEPTH: usize = 16;
 /// Result sizes whose goodput is measured, and how many results a round has: 32 to 42 MB, a third of a second or so.
 const RESULTS: [(u64, u64); 3] = [(64 << 10, 500), (256 << 10, 150), (1 << 20, 40)];
+/// Rows of another dataplane's memory of a round.
+const REMOTE_ROWS: u64 = 8000;
 /// Samples of a large request.
 const LARGE: u32 = 256;
 /// Large requests of a round.
@@ -94,6 +97,7 @@ pub(crate) fn run(address: IpAddr, extent: Extent, reporter: &mut Reporter) -> R
         extent,
     };
     bench.goodput(reporter)?;
+    bench.remote_rows(reporter)?;
     bench.latency(reporter)?;
     bench.pooled_there_or_here(reporter)
 }
@@ -126,7 +130,7 @@ impl Bench {
         let row_bytes = table.dim() as u64 * 4;
         let one_id = (table.name(), table.name(), Pooling::Sum, table.dim() as u32);
         let rows = table.lookup_count();
-        let mut yardstick = WriteBandwidth::over(self.device.context.name());
+        let mut yardstick = Bandwidth::over(self.device.context.name(), Program::Write);
         for (bytes, count) in RESULTS {
             let case = format!("port=rdma/shape=one-id/bytes={bytes}/load=closed");
             if !reporter.wants(&case) {
@@ -174,6 +178,46 @@ impl Bench {
                 rung,
                 "1/request",
             ));
+        }
+        Ok(())
+    }
+
+    /// Rows a second of another dataplane's memory, beside READs of the same size.
+    fn remote_rows(&mut self, reporter: &mut Reporter) -> Result<()> {
+        let cases = STRIDES.map(|stride| format!("port=rdma/tier=remote/row={stride}/load=closed"));
+        if !cases.iter().any(|case| reporter.wants(case)) {
+            return Ok(());
+        }
+        ensure!(
+            matches!(self.talk.ask(&Ask::Export)?, Say::Exporting),
+            "the other half does not export"
+        );
+        let (_, peer) = self.talk.addresses()?;
+        let mut remote = Remote::connect(peer)?;
+        let mut yardstick = Bandwidth::over(self.device.context.name(), Program::Read);
+        let count = (REMOTE_ROWS / self.extent.share as u64).max(1000);
+        for (table, (case, stride)) in cases.iter().zip(STRIDES).enumerate() {
+            if !reporter.wants(case) {
+                continue;
+            }
+            let rate = |mb: f64| mb * 1e6 / f64::from(stride);
+            let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+            for round in 0..self.extent.rounds {
+                let mut pair = [0.0; 2];
+                for turn in [round % 2, (round + 1) % 2] {
+                    pair[turn] = rate(match turn {
+                        0 => remote.measure(table, count)?,
+                        _ => yardstick.measure(&mut self.talk, stride.into(), count)?,
+                    });
+                }
+                let [mine, other] = pair;
+                eprintln!("rdma: {case}: {mine:.0} rows/s, ib_read_bw {other:.0} messages/s");
+                ours.push(mine);
+                theirs.push(other);
+                ratios.push(mine / other);
+            }
+            let rate = Measurement::plain("rdma", case, "rate", median(ours), "rows/s");
+            reporter.add(rate.beside("ib_read_bw", median(theirs), median(ratios)));
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 //!
 //! It has two halves, on two machines or two user-mode kernels (`make bench-rxe` starts both). One serves: a real
 //! `rowmilld`, and what its figures are compared with. The other one asks, measures and reports. Compared are, in turns
-//! within one run: goodput with `ib_write_bw`, the latency of one sample with a bare ping-pong, and pooling at the dataplane
+//! within one run: goodput with `ib_write_bw`, rows of another dataplane's memory with `ib_read_bw`, the latency of one sample with a bare ping-pong, and pooling at the dataplane
 //! with rows that are fetched and pooled here. What a worker calls the kernel for is counted by a third way to run it, on one
 //! machine (`make test-rxe FILTER=syscalls`).
 
@@ -11,6 +11,7 @@ mod measuring;
 mod perftest;
 mod ping_pong;
 mod read_rows;
+mod remote;
 mod serving;
 mod syscalls;
 mod talk;

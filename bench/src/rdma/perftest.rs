@@ -1,10 +1,11 @@
-//! `ib_write_bw` of perftest, the yardstick of goodput: this program runs both its ends.
+//! `ib_write_bw` and `ib_read_bw` of perftest, the yardsticks of goodput and of rows by READ: this program runs both their ends.
 
 use std::net::IpAddr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
 
 use super::talk::{Ask, Say, Talk};
 
@@ -16,32 +17,77 @@ const TRIES: u16 = 10;
 /// The first port that it listens on; each run takes the next, so that no connection of the last one is in the way.
 const FIRST_PORT: u16 = 18600;
 
-fn command(device: &str, bytes: u64, messages: u64, port: u16) -> Command {
-    let mut command = Command::new("ib_write_bw");
+/// What of perftest is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Program {
+    /// `ib_write_bw`.
+    Write,
+    /// `ib_read_bw`.
+    Read,
+}
+
+impl Program {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Program::Write => "ib_write_bw",
+            Program::Read => "ib_read_bw",
+        }
+    }
+}
+
+/// READs that `ib_read_bw` may have in flight: as many as soft-RoCE has, and a reader's lane.
+const READS_IN_FLIGHT: &str = "128";
+
+/// A run of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Run {
+    /// Which.
+    pub(super) program: Program,
+    /// Bytes of a message.
+    pub(super) bytes: u64,
+    /// How many.
+    pub(super) messages: u64,
+    /// Where the end listens that is started first.
+    pub(super) port: u16,
+}
+
+fn command(device: &str, run: Run) -> Command {
+    let Run {
+        program,
+        bytes,
+        messages,
+        port,
+    } = run;
+    let mut command = Command::new(program.name());
     command
         .args(["-R", "-F", "--output=bandwidth", "-d", device])
         .args(["-s", &bytes.to_string(), "-n", &messages.to_string()])
         .args(["-p", &port.to_string()])
         .stdin(Stdio::null());
+    if program == Program::Read {
+        command.args(["-o", READS_IN_FLIGHT]);
+    }
     command
 }
 
 /// A run whose other end is this one's peer.
-pub(super) struct WriteBandwidth {
+pub(super) struct Bandwidth {
+    program: Program,
     device: String,
     next_port: u16,
 }
 
-impl WriteBandwidth {
+impl Bandwidth {
     /// Runs over a device.
-    pub(super) fn over(device: &str) -> WriteBandwidth {
-        WriteBandwidth {
+    pub(super) fn over(device: &str, program: Program) -> Bandwidth {
+        Bandwidth {
+            program,
             device: device.into(),
             next_port: FIRST_PORT,
         }
     }
 
-    /// MB/s of `messages` WRITEs of `bytes`, from the other half to this one.
+    /// MB/s of `messages` of `bytes`, that the other half WRITEs to this one or READs from it.
     ///
     /// # Errors
     /// Where it does not report in ten tries.
@@ -50,16 +96,18 @@ impl WriteBandwidth {
         for _ in 0..TRIES {
             let port = self.next_port;
             self.next_port += 1;
-            let mut receiver = command(&self.device, bytes, messages, port)
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .context("running ib_write_bw (the package perftest)")?;
-            let said = talk.ask(&Ask::WriteBandwidth {
+            let run = Run {
+                program: self.program,
                 bytes,
                 messages,
                 port,
-            });
+            };
+            let mut receiver = command(&self.device, run)
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .with_context(|| missing(self.program))?;
+            let said = talk.ask(&Ask::Bandwidth(run));
             end(&mut receiver);
             match said? {
                 Say::Bandwidth(rate) => return Ok(rate),
@@ -67,23 +115,27 @@ impl WriteBandwidth {
                 other => bail!("an answer of the wrong kind: {other:?}"),
             }
         }
-        bail!("ib_write_bw does not report: {why}");
+        bail!("{} does not report: {why}", self.program.name());
     }
+}
+
+fn missing(program: Program) -> String {
+    format!("running {} (the package perftest)", program.name())
 }
 
 /// The end that sends, to who asked for it.
 ///
 /// # Errors
 /// Where the program can't be run.
-pub(super) fn send(device: &str, to: IpAddr, bytes: u64, messages: u64, port: u16) -> Result<Say> {
+pub(super) fn send(device: &str, to: IpAddr, run: Run) -> Result<Say> {
     let began = Instant::now();
     loop {
-        let mut sender = command(device, bytes, messages, port)
+        let mut sender = command(device, run)
             .arg(to.to_string())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .context("running ib_write_bw (the package perftest)")?;
+            .with_context(|| missing(run.program))?;
         while sender.try_wait()?.is_none() {
             if began.elapsed() > LIMIT {
                 end(&mut sender);

@@ -4,12 +4,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use rowmill_port::rdma::remote::Exporter;
 use rowmill_verbs::{HostMemory, Registered};
 
 use super::link::{Device, Offer};
 use super::ping_pong::{self, Sizes};
 use super::talk::{Ask, Say, Talk};
-use super::{MODEL_BYTES, endpoint, perftest, read_rows};
+use super::{MODEL_BYTES, endpoint, perftest, read_rows, remote};
 use crate::model::Model;
 use crate::service::Service;
 
@@ -27,10 +28,11 @@ pub(crate) fn run(address: IpAddr) -> Result<()> {
     let service = Service::start_at(&endpoint(address), &model.directory, WORKER)?;
     let device = Device::open(address)?;
     let rows = read_rows::share(&device, &*model.load()?)?;
-    let half = Half {
+    let mut half = Half {
         service,
         device: Arc::new(device),
         rows,
+        exporter: None,
     };
     let (stream, _) = Talk::listen(address)?.accept().context("the other half")?;
     let mut talk = Talk::over(stream)?;
@@ -47,10 +49,11 @@ struct Half {
     service: Service,
     device: Arc<Device>,
     rows: Registered<HostMemory>,
+    exporter: Option<Exporter>,
 }
 
 impl Half {
-    fn answer(&self, talk: &mut Talk, asked: Ask) -> Result<()> {
+    fn answer(&mut self, talk: &mut Talk, asked: Ask) -> Result<()> {
         let device = &self.device;
         match asked {
             Ask::Hello => talk.say(&Say::Serving {
@@ -80,15 +83,17 @@ impl Half {
                 })?;
                 read_rows::serve(device, offer, &self.rows)
             }
-            Ask::WriteBandwidth {
-                bytes,
-                messages,
-                port,
-            } => {
+            Ask::Bandwidth(run) => {
                 let (_, peer) = talk.addresses()?;
-                let name = device.context.name();
-                let said = perftest::send(name, peer, bytes, messages, port)?;
+                let said = perftest::send(device.context.name(), peer, run)?;
                 talk.say(&said)
+            }
+            Ask::Export => {
+                if self.exporter.is_none() {
+                    let (own, _) = talk.addresses()?;
+                    self.exporter = Some(remote::export(own)?);
+                }
+                talk.say(&Say::Exporting)
             }
             Ask::Counters => {
                 let status = self.service.status()?;

@@ -8,6 +8,8 @@ use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::perftest::Run;
+
 /// The port of the half that serves.
 const PORT: u16 = 7499;
 /// How long the half that asks tries to reach the other one, which makes a model first.
@@ -29,15 +31,10 @@ pub(super) enum Ask {
     },
     /// Let one peer READ rows until it goes.
     Rows,
-    /// Run `ib_write_bw` towards who asks.
-    WriteBandwidth {
-        /// Bytes of a message.
-        bytes: u64,
-        /// How many.
-        messages: u64,
-        /// Where the other one listens.
-        port: u16,
-    },
+    /// Run perftest towards who asks.
+    Bandwidth(Run),
+    /// Export tables, until the conversation ends.
+    Export,
     /// Doorbells and requests of the service's worker so far.
     Counters,
 }
@@ -57,7 +54,9 @@ pub(super) enum Say {
         /// A port of the connection manager.
         port: u16,
     },
-    /// What `ib_write_bw` measured, in MB/s.
+    /// They are exported.
+    Exporting,
+    /// What perftest measured, in MB/s.
     Bandwidth(f64),
     /// It reports nothing: why.
     Unmeasured(String),

@@ -167,9 +167,10 @@ fn shown_head(head: &DeltaHead) -> String {
         ]);
     }
     format!(
-        "delta {} of generation {} of model {}, {}\n{table}\n",
+        "delta {} of generation {} (fingerprint {:08x}) of model {}, {}\n{table}\n",
         head.sequence,
         head.generation,
+        head.base,
         shown(&head.model),
         bytes(head.file_bytes())
     )

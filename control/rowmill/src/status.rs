@@ -109,7 +109,7 @@ const HEAD: [&str; 8] = [
     "endpoints",
 ];
 /// Lists of objects, in the order in which they are printed, each with the columns that come first.
-const LISTS: [(&str, &[&str]); 9] = [
+const LISTS: [(&str, &[&str]); 12] = [
     (
         "workers",
         &[
@@ -177,6 +177,20 @@ const LISTS: [(&str, &[&str]); 9] = [
     ),
     ("generation_changes", &["number", "wish", "state", "detail"]),
     ("tiers", &["tier", "reads", "read_bytes", "joined"]),
+    (
+        "remote",
+        &[
+            "url",
+            "tried",
+            "state",
+            "connected",
+            "lost",
+            "lease_ms",
+            "why",
+        ],
+    ),
+    ("exports", &["generation", "state", "tables", "bytes"]),
+    ("readers", &["address", "lanes", "lease_left_ms"]),
     (
         "changes",
         &["number", "table", "to", "share_bytes", "state", "detail"],

@@ -3,6 +3,7 @@
 use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 use std::fs;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::thread;
@@ -146,6 +147,33 @@ impl Deref for FrozenArena {
         unsafe {
             core::slice::from_raw_parts(self.arena.mapping.start().as_ptr(), self.arena.bytes)
         }
+    }
+}
+
+/// Bytes of an arena that nobody can write any more, which they keep alive: they stay where they are, and what they are, as long as
+/// this does.
+#[derive(Clone, Debug)]
+pub struct FrozenBytes {
+    arena: Arc<FrozenArena>,
+    range: Range<usize>,
+}
+
+impl FrozenBytes {
+    /// That part of an arena.
+    ///
+    /// # Panics
+    /// If it lies outside.
+    pub fn new(arena: Arc<FrozenArena>, range: Range<usize>) -> FrozenBytes {
+        assert!(range.start <= range.end && range.end <= arena.len());
+        FrozenBytes { arena, range }
+    }
+}
+
+impl Deref for FrozenBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.arena[self.range.clone()]
     }
 }
 

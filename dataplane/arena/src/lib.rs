@@ -28,7 +28,7 @@ mod sigbus;
 mod strip;
 mod window;
 
-pub use arena::{Arena, FrozenArena, SharedArena};
+pub use arena::{Arena, FrozenArena, FrozenBytes, SharedArena};
 pub use direct::{
     DIRECT_ALIGN, DirectFile, DirectReader, FileId, PageCache, ReadError, ReaderOptions, SlotsTaken,
 };

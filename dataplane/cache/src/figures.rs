@@ -286,7 +286,7 @@ impl TableFigures {
             TierError::Late => Count::Late,
             TierError::Corrupt { .. } => Count::Corrupt,
             TierError::Gone => Count::Gone,
-            TierError::Os(_) => Count::Failed,
+            TierError::Os(_) | TierError::Unreached => Count::Failed,
         };
         self.count(what, 1);
     }

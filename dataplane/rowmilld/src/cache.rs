@@ -11,11 +11,12 @@ use rowmill_cache::warm::ROWS_MAX;
 use rowmill_cache::{OnFailure, Options, Parts, Samples, Shares, TableOptions, fetch};
 use rowmill_engine::{Engine, Home, Limits};
 use rowmill_pooling::Kernels;
+use rowmill_port::rdma::remote::ReadLane;
 use rowmill_table::{Generation, Keep, Resident, ResidentTable, TableInfo};
 use rowmill_wire::limits::MAX_IDS_PER_BAG;
 
 use crate::cache_view::{CacheView, FileView, TableView, TierView, Wishes};
-use crate::config::{Cache, Config, Failure, Placement};
+use crate::config::{Cache, Config, Failure, Placement, Remote};
 use crate::files::TableFile;
 use crate::mailbox::Mailbox;
 use crate::own_parts;
@@ -49,6 +50,7 @@ pub struct CachePlan {
     /// By the table's number.
     tables: Vec<Option<Listed>>,
     cache: Cache,
+    remote: Option<Remote>,
     arena_bytes: u64,
     workers: u64,
     row_bytes: usize,
@@ -157,6 +159,7 @@ impl CachePlan {
         let row_bytes = strides.max().unwrap_or(0);
         Ok(CachePlan {
             cache: config.cache.clone(),
+            remote: config.remote.clone(),
             arena_bytes,
             workers: workers as u64,
             row_bytes,
@@ -292,8 +295,11 @@ impl CachePlan {
     fn worker_bytes(&self, row_bytes: u64) -> u64 {
         let is_passed_on = self.listed().any(|(_, listed)| listed.on_failure.next_tier);
         let tiers = 1 + u64::from(is_passed_on);
-        self.cache
-            .worker_bytes(self.count(), row_bytes, self.workers, tiers)
+        let landing = self.remote.as_ref().map_or(0, |r| u64::from(r.reads));
+        let own = self
+            .cache
+            .worker_bytes(self.count(), row_bytes, self.workers, tiers);
+        own + landing * row_bytes.next_multiple_of(64)
     }
 
     /// What is chosen of a listed table that is at this place, with such a share.
@@ -338,6 +344,7 @@ impl CachePlan {
         tables: &mut Resident,
         huge_pages: HugePages,
         mailboxes: &[Arc<Mailbox>],
+        lanes: Vec<ReadLane>,
     ) -> anyhow::Result<Opened> {
         if self.row_bytes == 0 {
             return Ok(Opened {
@@ -348,8 +355,10 @@ impl CachePlan {
             });
         }
         let tiers = self.tiers(generation)?;
+        let mut lanes = lanes.into_iter();
         let part = |mailbox: &Arc<Mailbox>| -> anyhow::Result<(Parts, Vec<TierReads>)> {
-            let (tier, reads) = tiers.for_worker()?;
+            let remote = self.remote.as_ref().zip(lanes.next());
+            let (tier, reads) = tiers.for_worker(remote)?;
             let mailbox = Arc::clone(mailbox);
             let wake = Box::new(move || mailbox.wake());
             Ok((Parts { tier, wake }, reads))
@@ -418,7 +427,7 @@ impl CachePlan {
             let of = |at: usize| {
                 let reads: Vec<&TierReads> =
                     parts.iter().filter_map(|part| part.reads.get(at)).collect();
-                (NAMES[at], reads)
+                (reads.first().map_or(NAMES[0], |reads| reads.name), reads)
             };
             (0..NAMES.len())
                 .map(of)

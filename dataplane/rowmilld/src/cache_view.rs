@@ -169,7 +169,10 @@ const FILE_COUNTS: [(&str, &str); 6] = [
         "gone",
         "Rows behind the end of their file: it was truncated.",
     ),
-    ("failed", "Rows that the kernel could not read."),
+    (
+        "failed",
+        "Rows that the kernel could not read, or whose exporter could not be read from.",
+    ),
 ];
 
 impl FileView {
@@ -333,7 +336,7 @@ impl CacheView {
     /// Rows that were asked for of copies.
     pub(crate) fn asked_of_copies(&self) -> u64 {
         let files = self.tables.iter().flat_map(|table| &table.files);
-        let copies = files.filter(|file| file.tier != NAMES[0]);
+        let copies = files.filter(|file| file.tier == NAMES[1]);
         copies.map(FileView::fetched).sum()
     }
 

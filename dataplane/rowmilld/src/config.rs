@@ -11,6 +11,7 @@ mod deltas;
 mod failure;
 mod filter;
 mod rdma;
+mod remote;
 
 use core::fmt;
 use core::str::FromStr;
@@ -32,6 +33,7 @@ pub use deltas::Deltas;
 pub use failure::Failure;
 pub use filter::filter_fault;
 pub use rdma::Rdma;
+pub use remote::{Export, Remote, Tried};
 
 /// Most workers of one dataplane: as many as the port has lanes.
 pub const MAX_WORKERS: usize = rowmill_port::shm::layout::MAX_LANES as usize;
@@ -73,6 +75,10 @@ pub struct Config {
     /// The control plane that is listened to.
     #[serde(default)]
     pub control: Control,
+    /// What is offered to other dataplanes.
+    pub export: Option<Export>,
+    /// The dataplane that rows of listed tables are read from, too.
+    pub remote: Option<Remote>,
     /// Queue pairs and staging of `rdma://` endpoints.
     #[serde(default)]
     pub rdma: Rdma,
@@ -454,6 +460,7 @@ impl Config {
             .or_else(|| self.fetch_fault())
             .or_else(|| self.deltas_fault())
             .or_else(|| self.control_fault())
+            .or_else(|| self.remote_fault())
     }
 
     fn endpoints_fault(&self) -> Option<(&'static str, String)> {

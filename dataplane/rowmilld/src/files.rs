@@ -13,7 +13,8 @@ use rowmill_cache::figures::Count;
 use rowmill_cache::tier::{Failures, FileFailures};
 use rowmill_table::Generation;
 
-use crate::cache_view::{CacheView, TableView};
+use crate::cache_view::{CacheView, FileView, TableView};
+use crate::tiers::NAMES;
 
 /// From one look to the next.
 const EVERY: Duration = Duration::from_secs(1);
@@ -163,7 +164,8 @@ impl Watched {
     /// Shows whether its rows starve.
     fn show_in(&self, cache: &CacheView) {
         let table = own_table(&self.own, cache);
-        if let Some(file) = table.and_then(|table| table.files.first()) {
+        let own = |file: &&FileView| file.tier == NAMES[0];
+        if let Some(file) = table.and_then(|table| table.files.iter().find(own)) {
             let is_starved = self.state == State::Starved;
             file.is_starved.store(is_starved, Relaxed);
         }
@@ -337,7 +339,6 @@ mod tests {
     use super::*;
     use crate::cache_view::{FileView, Wishes};
     use crate::share::Share;
-    use crate::tiers::NAMES;
 
     const NONE: Unasked = Unasked {
         stalled: 0,

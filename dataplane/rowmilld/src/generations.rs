@@ -29,6 +29,7 @@ use crate::mailbox::Mailbox;
 use crate::places::{Stand, leave};
 use crate::plan::{Choice, bytes_text};
 use crate::progress;
+use crate::remote::Export;
 use crate::service::Sessions;
 
 pub use view::{Held, View};
@@ -42,6 +43,8 @@ pub struct Means {
     pub directory: PathBuf,
     /// What is held, for others to see.
     pub view: Arc<View>,
+    /// What is offered to other dataplanes, if anything is.
+    pub export: Option<Arc<Export>>,
     /// What clients have bound.
     pub sessions: Arc<Sessions>,
     /// The workers'.

@@ -30,6 +30,7 @@ pub mod places;
 pub mod plan;
 pub mod ports;
 mod progress;
+pub mod remote;
 mod room;
 pub mod serve;
 pub mod service;

@@ -17,6 +17,7 @@ use crate::generations::{Generations, Held, View};
 use crate::metrics::{Metrics, escape};
 use crate::places::Places;
 use crate::plan::{Choice, Plan};
+use crate::remote::{Export, RemoteView};
 use crate::warm::WarmView;
 use crate::worker::SLEEP_MAX;
 
@@ -113,6 +114,8 @@ pub struct Overview {
     /// Whether visitors may have it change some.
     allow_changes: bool,
     control: OnceLock<Arc<ControlView>>,
+    export: OnceLock<Arc<Export>>,
+    remote: OnceLock<Arc<RemoteView>>,
 }
 
 /// A page: status code, content type, body.
@@ -155,6 +158,8 @@ impl Overview {
             places: OnceLock::new(),
             allow_changes,
             control: OnceLock::new(),
+            export: OnceLock::new(),
+            remote: OnceLock::new(),
         }
     }
 
@@ -281,6 +286,16 @@ impl Overview {
     /// Tables are changed by it.
     pub fn set_places(&self, places: Arc<Places>) {
         self.places.get_or_init(|| places);
+    }
+
+    /// Rows are read from another dataplane, too. Only once.
+    pub fn set_remote(&self, remote: Arc<RemoteView>) {
+        assert!(self.remote.set(remote).is_ok(), "set once");
+    }
+
+    /// Memory is offered to other dataplanes. Only once.
+    pub fn set_export(&self, export: Arc<Export>) {
+        assert!(self.export.set(export).is_ok(), "set once");
     }
 
     /// There is a control plane to listen to.
@@ -432,6 +447,12 @@ impl Overview {
         if let Some(control) = self.control.get() {
             status["control"] = control.status();
         }
+        if let Some(remote) = self.remote.get() {
+            status["remote"] = remote.status();
+        }
+        if let Some(export) = self.export.get() {
+            (status["exports"], status["readers"]) = export.status();
+        }
         status
     }
 
@@ -536,6 +557,12 @@ impl Overview {
         }
         if let Some(control) = self.control.get() {
             control.metrics(&mut out);
+        }
+        if let Some(remote) = self.remote.get() {
+            remote.metrics(&mut out);
+        }
+        if let Some(export) = self.export.get() {
+            export.metrics(&mut out);
         }
         out.text()
     }

@@ -16,6 +16,7 @@ use crate::cache::CachePlan;
 use crate::config::{AdminAddress, Config, Cpus, IsaChoice};
 use crate::descriptors;
 use crate::ports::Port;
+use crate::remote;
 use crate::room::Memory;
 use crate::waiting;
 
@@ -158,7 +159,11 @@ impl Plan {
         let seats = seats(config, &allowed_cpus()?, &mut choices)?;
         let isa = choose_isa(config.workers.isa, &mut choices)?;
         let cache = CachePlan::make(config, &generation, seats.len())?;
+        if let Some(fault) = config.lanes_fault(seats.len()) {
+            return Err(PlanError::Tables(fault));
+        }
         choices.extend(cache.choices(&generation));
+        choices.extend(remote::describe(config));
         let (memory, needs) = (Memory::now(), cache.needs(&generation));
         choices.push(memory.check(config, seats.len(), &needs)?);
         let region_bytes = match port {

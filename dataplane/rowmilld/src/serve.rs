@@ -34,6 +34,7 @@ use crate::places::{Means, Places};
 use crate::plan::{Choice, Plan, bytes_text};
 use crate::ports::{Lane, Port, Server};
 use crate::progress;
+use crate::remote;
 use crate::service::Sessions;
 use crate::warm;
 
@@ -85,6 +86,11 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     let mut tables = load(config, &plan)?;
     let mailboxes: Vec<Arc<Mailbox>> = plan.seats.iter().map(|_| Arc::default()).collect();
     let huge_pages = config.model.huge_pages;
+    let remote = remote::read(config, &plan.generation, mailboxes.len(), overview.clock())?;
+    let (remote, lanes) = remote.map_or((None, Vec::new()), |(view, lanes)| (Some(view), lanes));
+    if let Some(remote) = remote {
+        overview.set_remote(remote);
+    }
     let Opened {
         mut parts,
         shares,
@@ -92,7 +98,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         files,
     } = plan
         .cache
-        .open(&plan.generation, &mut tables, huge_pages, &mailboxes)?;
+        .open(&plan.generation, &mut tables, huge_pages, &mailboxes, lanes)?;
     choices
         .into_iter()
         .for_each(|choice| overview.choose(choice));
@@ -104,6 +110,10 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     let cache = Arc::new(plan.cache.view(&plan.generation, &parts));
     let view = Arc::new(View::new(Held::new(&plan.generation, Arc::clone(&tables))));
     overview.set_view(Arc::clone(&view));
+    let export = remote::export(config, &plan.generation, &tables)?;
+    if let Some(export) = &export {
+        overview.set_export(Arc::clone(export));
+    }
     overview.set_cache(Arc::clone(&cache));
     let backing = overview.backing().expect("tables were set");
     overview.choose(describe_backing(&backing));
@@ -157,6 +167,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         let means = generations::Means {
             directory: config.model.directory.clone(),
             view: Arc::clone(&view),
+            export,
             sessions: Arc::clone(&sessions),
             mailboxes: mailboxes.clone(),
             listed: config

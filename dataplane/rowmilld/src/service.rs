@@ -162,6 +162,18 @@ impl Bound {
     }
 }
 
+/// The number of a format in messages.
+pub(crate) fn format_number(format: RowFormat) -> u32 {
+    match format {
+        RowFormat::F32 => 0,
+        RowFormat::Int8 => 1,
+        RowFormat::F16 => 2,
+        RowFormat::Bf16 => 3,
+        RowFormat::Int8F16 => 4,
+        RowFormat::Int4 => 5,
+    }
+}
+
 fn refused(status: Status) -> (Refusal, String) {
     (Refusal::whole(status), String::new())
 }
@@ -183,14 +195,7 @@ impl Service for Sessions {
             name: t.name().into(),
             rows: t.lookup_count().into(),
             dim: t.dim() as u32,
-            format: match t.format() {
-                RowFormat::F32 => 0,
-                RowFormat::Int8 => 1,
-                RowFormat::F16 => 2,
-                RowFormat::Bf16 => 3,
-                RowFormat::Int8F16 => 4,
-                RowFormat::Int4 => 5,
-            },
+            format: format_number(t.format()) as _,
             kind: match t.kind() {
                 TableKind::Dense => 0,
                 TableKind::Hashed(_) => 1,

@@ -7,28 +7,36 @@ use anyhow::Context;
 use rowmill_arena::{ArenaError, DIRECT_ALIGN, HugePages};
 use rowmill_cache::figures::TierFigures;
 use rowmill_cache::tier::{
-    Chain, FileFailures, FileReads, FileTable, FileTier, FileTierOptions, Tier,
+    Chain, FileFailures, FileReads, FileTable, FileTier, FileTierOptions, RemoteTier,
+    RemoteTierOptions, Tier,
 };
+use rowmill_port::rdma::remote::ReadLane;
 use rowmill_table::{Generation, TableError};
 
-use crate::config::{Cache, Failure};
+use crate::config::{self, Cache, Failure, Tried};
 use crate::files::{Role, TableFile};
 use crate::plan::Choice;
+use crate::remote::Lane;
 
 /// Rows that a worker may have asked its file tier for, for each read in flight: those that share a read, and some that wait for one.
 const FETCHES_A_READ: u32 = 8;
 
-/// What tiers are called: the model's own files, and copies of them.
-pub(crate) const NAMES: [&str; 2] = ["file", "copy"];
+/// What tiers are called: the model's own files, copies of them, and another dataplane's memory.
+pub(crate) const NAMES: [&str; 3] = ["file", "copy", "remote"];
 
 /// What one worker counts of one of its tiers.
 #[derive(Clone, Debug)]
 pub(crate) struct TierReads {
+    /// The tier, of [`NAMES`].
+    pub(crate) name: &'static str,
     /// Of all tables.
     pub(crate) figures: Arc<TierFigures>,
     /// Of each table by its place, if the tier has it: what was asked of its file, and what that failed to give to any worker.
     pub(crate) files: Vec<Option<(Arc<FileReads>, Arc<FileFailures>)>>,
 }
+
+/// A tier, and its number of each table.
+type Numbered = (Box<dyn Tier + Send>, Vec<Option<u32>>);
 
 /// Files of listed tables. Workers know them by their place.
 #[derive(Debug)]
@@ -83,27 +91,64 @@ impl Tiers<'_> {
         })
     }
 
-    /// What a worker fetches rows from, and what it counts of that, in the order of [`NAMES`].
+    /// What a worker fetches rows from, and what it counts of that, in the order in which it asks. `remote` is its lane to another
+    /// dataplane, if there is one.
     ///
     /// # Errors
     /// Where there are no more descriptors, or no memory.
-    pub(crate) fn for_worker(&self) -> anyhow::Result<(Box<dyn Tier + Send>, Vec<TierReads>)> {
-        let (first, numbers, own) = self.tier(self.files.iter().map(Some))?;
-        if self.copies.iter().all(Option::is_none) {
+    pub(crate) fn for_worker(
+        &self,
+        remote: Option<(&config::Remote, ReadLane)>,
+    ) -> anyhow::Result<(Box<dyn Tier + Send>, Vec<TierReads>)> {
+        let (first, numbers, own) = self.tier(NAMES[0], self.files.iter().map(Some))?;
+        let has_copies = self.copies.iter().any(Option::is_some);
+        if !has_copies && remote.is_none() {
             return Ok((Box::new(first), vec![own]));
         }
-        let (next, of_copies, copies) = self.tier(self.copies.iter().map(Option::as_ref))?;
+        let mut links: Vec<Numbered> = vec![(Box::new(first), numbers)];
+        let mut reads = vec![own];
+        if let Some((remote, lane)) = remote {
+            let at = usize::from(remote.tried == Tried::After);
+            let (tier, counted) = self.remote(remote, lane);
+            let all = (0..self.files.len() as u32).map(Some).collect();
+            links.insert(at, (Box::new(tier), all));
+            reads.insert(at, counted);
+        }
+        if has_copies {
+            let copies = self.copies.iter().map(Option::as_ref);
+            let (next, of_copies, copies) = self.tier(NAMES[1], copies)?;
+            links.push((Box::new(next), of_copies));
+            reads.push(copies);
+        }
         let chain = Chain::new(self.fetches(), self.files.len() as u32);
-        let chain = chain.then(Box::new(first), numbers);
-        let chain = chain.then(Box::new(next), of_copies);
-        let of_own = own.files.iter().flatten();
-        let chain = chain.shown_in(of_own.map(|(reads, _)| Arc::clone(reads)).collect());
-        Ok((Box::new(chain), vec![own, copies]))
+        let then = |chain: Chain, (tier, numbers)| chain.then(tier, numbers);
+        let chain = links.into_iter().fold(chain, then);
+        // The first one has all tables.
+        let of_first = reads[0].files.iter().flatten();
+        let chain = chain.shown_in(of_first.map(|(reads, _)| Arc::clone(reads)).collect());
+        Ok((Box::new(chain), reads))
+    }
+
+    /// The tier of another dataplane's memory, which is asked for all tables; what it does not give fails at once.
+    fn remote(&self, remote: &config::Remote, lane: ReadLane) -> (RemoteTier<Lane>, TierReads) {
+        let strides = self.files.iter().map(|file| file.info().stride);
+        let options = RemoteTierOptions {
+            fetches: self.fetches(),
+            budget_ns: u64::from(remote.budget_ms) * 1_000_000,
+        };
+        let tier = RemoteTier::new(Lane(lane), &strides.collect::<Vec<_>>(), options);
+        let reads = TierReads {
+            name: NAMES[2],
+            figures: Arc::clone(tier.figures()),
+            files: tier.tables().iter().cloned().map(Some).collect(),
+        };
+        (tier, reads)
     }
 
     /// A tier of those files that are there, by which numbers it knows them, and what is counted of it.
     fn tier<'f>(
         &self,
+        name: &'static str,
         files: impl Iterator<Item = Option<&'f FileTable>> + Clone,
     ) -> anyhow::Result<(FileTier, Vec<Option<u32>>, TierReads)> {
         let present = || files.clone().flatten();
@@ -117,6 +162,7 @@ impl Tiers<'_> {
             huge_pages: HugePages::Off,
         })?;
         let mut reads = TierReads {
+            name,
             figures: Arc::clone(tier.figures()),
             files: Vec::new(),
         };

@@ -310,6 +310,11 @@ fn what_can_not_be_applied_changes_nothing_and_is_told() {
     let config = place.configure("", &taking(&place));
     let (running, address) = ready(&config);
     let first = delta(&place, "model", 1);
+    let first = {
+        let kept = place.path("first.delta");
+        fs::rename(first, &kept).unwrap();
+        kept
+    };
     let good = fs::read(&first).unwrap();
     let damaged = place.path("damaged.delta");
     for at in [20, 600, good.len() / 2, good.len() - 1] {
@@ -416,8 +421,23 @@ fn what_can_not_be_applied_changes_nothing_and_is_told() {
         &good[..100],
     )
     .unwrap();
-    let (_running, _) = ready(&config);
+    let (running, _) = ready(&config);
     Looker::new(&place, "model").all_are(1);
+    drop(running);
+
+    // A generation that is made anew under the same number does not get what was kept for the other.
+    fs::remove_dir_all(place.path("model")).unwrap();
+    generate(place.path("model"), 1, &specs, 99, &silent).unwrap();
+    let (output, stderr) = run(&config, false);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr.contains("made anew under that number") && stderr.contains("gen-1"),
+        "{stderr}"
+    );
+    fs::rename(place.path("deltas/model/gen-1"), place.path("away")).unwrap();
+    let (_running, address) = ready(&config);
+    fails(address, &first, "made anew under that number");
+    done(address, &delta(&place, "model", 1));
 }
 
 #[test]

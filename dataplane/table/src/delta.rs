@@ -15,7 +15,7 @@ pub const MAX_DELTA_BYTES: u64 = 1 << 36;
 pub const MAX_MODEL_NAME: usize = 255;
 
 const MAGIC: &[u8; 8] = b"ROWMILLD";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Where each field of the header lies, little-endian; the rest is zero.
 const VERSION_AT: usize = 8;
 const SECTIONS_AT: usize = 12;
@@ -24,7 +24,8 @@ const SEQUENCE_AT: usize = 24;
 const BYTES_AT: usize = 32;
 const NAME_LEN_AT: usize = 40;
 const LIST_CRC_AT: usize = 44;
-const NAME_AT: usize = 48;
+const BASE_AT: usize = 48;
+const NAME_AT: usize = 52;
 pub(crate) const CRC_AT: usize = HEAD_BYTES - 4;
 const _: () = assert!(NAME_AT + MAX_MODEL_NAME <= CRC_AT);
 /// And of a section.
@@ -45,6 +46,8 @@ pub struct DeltaHead {
     pub model: String,
     /// The generation that it is for.
     pub generation: u64,
+    /// That generation's [fingerprint](crate::Generation::fingerprint): another one that was made under its number is not taken for it.
+    pub base: u32,
     /// Its place among the deltas of that generation, which are counted from 1 without gaps.
     pub sequence: u64,
     /// What it has for each table.
@@ -145,6 +148,7 @@ impl DeltaHead {
         put(BYTES_AT, &self.file_bytes().to_le_bytes());
         put(NAME_LEN_AT, &(self.model.len() as u32).to_le_bytes());
         put(LIST_CRC_AT, &crc32fast::hash(&list).to_le_bytes());
+        put(BASE_AT, &self.base.to_le_bytes());
         put(NAME_AT, self.model.as_bytes());
         let crc = crc32fast::hash(&head[..CRC_AT]);
         head[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
@@ -161,6 +165,15 @@ impl DeltaHead {
                 "is for generation {} and not {}",
                 self.generation,
                 tables.generation()
+            ));
+        }
+        if self.base != tables.fingerprint() {
+            return Err(format!(
+                "was made for another generation {} than the one that is there, which was made anew under that number (fingerprints {:08x} and \
+                 {:08x}): make one for that, and move away what was kept for the other",
+                self.generation,
+                self.base,
+                tables.fingerprint()
             ));
         }
         for section in &self.sections {
@@ -253,6 +266,7 @@ pub fn parse_delta_head(bytes: &[u8]) -> Result<DeltaHead, String> {
     Ok(DeltaHead {
         model,
         generation: long(GENERATION_AT),
+        base: word(BASE_AT),
         sequence: long(SEQUENCE_AT),
         sections: parsed,
     })

@@ -71,6 +71,7 @@ pub fn write_delta(
     let mut head = DeltaHead {
         model: model.to_owned(),
         generation: generation.number(),
+        base: generation.fingerprint(),
         sequence,
         sections: sources
             .iter()

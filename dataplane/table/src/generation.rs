@@ -60,6 +60,11 @@ impl Generation {
         self.manifest.generation
     }
 
+    /// What tells this generation's files from others of the same number: the checksum of the checksums of all their pages.
+    pub fn fingerprint(&self) -> u32 {
+        self.manifest.checksum_crc
+    }
+
     /// The tables; their order is their index.
     pub fn tables(&self) -> &[TableInfo] {
         &self.manifest.tables

@@ -300,6 +300,7 @@ impl Generation {
         }
         Ok(Resident {
             generation: self.number(),
+            fingerprint: self.fingerprint(),
             delta: AtomicU64::new(0),
             tables,
             backing,

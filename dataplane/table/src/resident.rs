@@ -4,7 +4,7 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rowmill_arena::{Backing, FrozenArena, HugePages, LiveArena, ReadWindow};
+use rowmill_arena::{Backing, FrozenArena, FrozenBytes, HugePages, LiveArena, ReadWindow};
 
 use crate::blocks::{BLOCK_BYTES, Meter, in_parallel};
 use crate::format::RowFormat;
@@ -25,6 +25,8 @@ use crate::{Progress, Stage, TableError};
 #[derive(Debug)]
 pub struct Resident {
     pub(crate) generation: u64,
+    /// See [`fingerprint`](Self::fingerprint).
+    pub(crate) fingerprint: u32,
     /// The sequence number of the last delta of which all rows are served.
     pub(crate) delta: AtomicU64,
     pub(crate) tables: Vec<ResidentTable>,
@@ -96,6 +98,7 @@ impl Resident {
             tables.iter().zip(layout.ranges()).map(table).collect();
         Ok(Resident {
             generation: 0,
+            fingerprint: 0,
             delta: AtomicU64::new(0),
             tables: tables?,
             arena_bytes: arena.len(),
@@ -111,6 +114,11 @@ impl Resident {
     /// The generation's number; 0 for generated tables that have no files.
     pub fn generation(&self) -> u64 {
         self.generation
+    }
+
+    /// The generation's [fingerprint](crate::Generation::fingerprint); 0 for generated tables that have no files.
+    pub fn fingerprint(&self) -> u32 {
+        self.fingerprint
     }
 
     /// The sequence number of the last delta whose rows are all served; 0 before the first. Whoever has seen it sees them.
@@ -379,6 +387,15 @@ impl ResidentTable {
         let inside = |&row: &u32| row < self.rows;
         assert!(rows.iter().all(inside), "stored rows");
         overlay.change(rows, bytes, pass);
+    }
+
+    /// [`bytes`](Self::bytes), kept alive by what is returned; `None` if they are not in memory, or can change.
+    pub fn frozen(&self) -> Option<FrozenBytes> {
+        let Part { arena, range } = self.rows_at.as_ref()?;
+        match arena {
+            Bytes::Frozen(arena) => Some(FrozenBytes::new(Arc::clone(arena), range.clone())),
+            Bytes::Live(_) => None,
+        }
     }
 
     /// Writes the row number of each of `ids` to the same place of `out`; an id that is missing gets the

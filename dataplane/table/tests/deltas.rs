@@ -222,8 +222,11 @@ fn every_flipped_byte_is_found_and_every_cut() {
         bytes[508..512].copy_from_slice(&head.to_le_bytes());
         outcome(&bytes).unwrap_err().to_string()
     };
-    let cases: [(usize, u8, &str); 10] = [
-        (8, 2, "has version 2"),
+    let base = good[48] ^ 1;
+    let cases: [(usize, u8, &str); 12] = [
+        (8, 1, "has version 1"),
+        (8, 3, "has version 3"),
+        (48, base, "made anew under that number"),
         (16, 9, "is for generation 9 and not 4"),
         (24, 0, "sequence number 0"),
         (300, 1, "must be zero"),

@@ -1,5 +1,5 @@
 # A client on another machine: its link fails, its dataplane is killed, its machine is reset; each time it notices, is
-# fenced, and connects again.
+# fenced, and connects again. A reader of another machine's memory: its link fails, its exporter is killed, with READs in flight.
 # lab-topology: pair
 # lab-limit: 120 400
 # lab-programs: tests
@@ -7,9 +7,9 @@
 tests=$ROWMILL_PROGRAMS/tests/rowmill-port.rdma
 mark=$ROWMILL_LAB_SHARE/mark
 
-# dataplane NAME: starts one; its endpoint is in the file endpoint.NAME.
+# dataplane NAME [ROLE]: starts one, or an exporter; its endpoint is in the file endpoint.NAME.
 dataplane() {
-    ROWMILL_RDMA_ROLE=server "$tests" --exact ends::another_process --nocapture > "dataplane.$1" 2>&1 &
+    ROWMILL_RDMA_ROLE=${2:-server} "$tests" --exact ends::another_process --nocapture > "dataplane.$1" 2>&1 &
     dataplane=$!
     wait_until "$ROWMILL_TEST_PATIENCE" grep -q '^endpoint ' "dataplane.$1" || fail "no dataplane"
     sed -n 's/^endpoint //p' "dataplane.$1" > "$ROWMILL_LAB_SHARE/endpoint.$1"
@@ -24,6 +24,11 @@ far() {
 }
 
 if [ "$NODE" = 1 ]; then
+    dataplane exporter exporter
+    barrier exporter
+    wait_until "$ROWMILL_TEST_PATIENCE" test -e "$mark.an_exporter_that_is_killed_amid_reads_is_noticed" || fail "no mark"
+    kill -9 $dataplane
+    barrier vanished
     dataplane first
     barrier first
     barrier link
@@ -37,6 +42,10 @@ if [ "$NODE" = 1 ]; then
     barrier again
     kill -9 $dataplane
 elif [ "$BOOT" = 1 ]; then
+    barrier exporter
+    far exporter an_exporter_out_of_reach_is_noticed_amid_reads
+    far exporter an_exporter_that_is_killed_amid_reads_is_noticed
+    barrier vanished
     barrier first
     far first a_link_that_fails_is_noticed_and_fenced
     barrier link

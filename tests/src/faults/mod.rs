@@ -38,6 +38,7 @@ mod python;
 mod rdma;
 mod refusals;
 mod regions;
+mod remote;
 mod run;
 mod schemas;
 mod sharing;

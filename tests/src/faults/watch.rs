@@ -159,8 +159,16 @@ fn beside_service(
     )))
 }
 
-/// What a service holds once it has begun: one that follows a control plane dials it twice, a moment after it is ready.
+/// What a service holds once it has begun: one that follows a control plane dials it twice, and one that reads another's memory connects
+/// to that, a moment after it is ready.
 fn begun(service: &Service, settings: &Settings) -> Result<Holdings> {
+    if settings.cached.contains("[remote]") {
+        let is_connected = || {
+            let status = service.status();
+            status.is_ok_and(|status| status["remote"][0]["state"] == "connected")
+        };
+        until(LET_GO * slowness(), is_connected).context("the exporter is not reached")?;
+    }
     if !settings.cached.contains("[control]") {
         return service.holdings();
     }

@@ -127,7 +127,7 @@ impl InProcess {
         let endpoint = format!("shm:{}", folder.path().join("s.sock").display());
         let mailboxes: Vec<Arc<Mailbox>> = (0..WORKERS).map(|_| Arc::default()).collect();
         let limits = Limits::default();
-        let opened = plan.open(&generation, &mut served, HugePages::Off, &mailboxes);
+        let opened = plan.open(&generation, &mut served, HugePages::Off, &mailboxes, vec![]);
         let opened = opened.expect("files that were generated");
         let served = Arc::new(served);
         let sessions = Sessions::new(

@@ -24,7 +24,7 @@ pub struct Failures {
     pub corrupt: u64,
     /// Rows behind the file's end.
     pub gone: u64,
-    /// Rows that the kernel could not read.
+    /// Rows that the kernel could not read, or that the dataplane which exports them could not be reached for.
     pub failed: u64,
 }
 
@@ -55,7 +55,7 @@ impl FileFailures {
             Err(TierError::Late) => &self.late,
             Err(TierError::Corrupt { .. }) => &self.corrupt,
             Err(TierError::Gone) => &self.gone,
-            Err(TierError::Os(_)) => &self.failed,
+            Err(TierError::Os(_) | TierError::Unreached) => &self.failed,
         };
         count.fetch_add(1, Relaxed);
     }

@@ -68,7 +68,7 @@ pub struct TierCounts {
     pub corrupt: u64,
     /// With [`TierError::Gone`].
     pub gone: u64,
-    /// With [`TierError::Os`].
+    /// With [`TierError::Os`] or [`TierError::Unreached`].
     pub failed: u64,
     /// Polls in which the device could not be asked.
     pub stalls: u64,
@@ -391,13 +391,13 @@ impl<F> Member<F> {
 }
 
 impl TierCounts {
-    fn note(&mut self, answer: &Result<&[u8], TierError>) {
+    pub(super) fn note(&mut self, answer: &Result<&[u8], TierError>) {
         *match answer {
             Ok(_) => &mut self.rows,
             Err(TierError::Late) => &mut self.late,
             Err(TierError::Corrupt { .. }) => &mut self.corrupt,
             Err(TierError::Gone) => &mut self.gone,
-            Err(TierError::Os(_)) => &mut self.failed,
+            Err(TierError::Os(_) | TierError::Unreached) => &mut self.failed,
         } += 1;
     }
 }

@@ -1,7 +1,7 @@
 //! What is behind the arena: rows that are not cached are fetched from a tier.
 //!
 //! A [`Tier`] is asked for rows and answers when it has them, in any order. [`FileTier`] reads them from a generation's
-//! files; [`ScriptedTier`] answers as a test tells it to; [`Chain`] is several of them. None knows the time: it is an argument.
+//! files, [`RemoteTier`] from another dataplane's memory; [`ScriptedTier`] answers as a test tells it to; [`Chain`] is several of them. None knows the time: it is an argument.
 
 mod breaker;
 mod chain;
@@ -14,6 +14,7 @@ mod link;
 mod pace;
 mod patience;
 mod reads;
+mod remote;
 mod scripted;
 mod table;
 
@@ -25,6 +26,7 @@ pub use device::{Device, EachRead};
 pub use failures::{Failures, FileFailures};
 pub use file::{FileTier, FileTierOptions, MAX_READ_BYTES, MIN_READ_BYTES, TierCounts};
 pub use reads::FileReads;
+pub use remote::{EachArrived, Readers, RemoteReads, RemoteTier, RemoteTierOptions};
 pub use scripted::{Answer, ScriptedTier};
 pub use table::FileTable;
 
@@ -55,13 +57,15 @@ pub enum TierError {
     Gone,
     /// The kernel's error, by its number.
     Os(i32),
+    /// The dataplane that it would be read from can't be: there is no connection to it, its lease is over, or the table is not granted.
+    Unreached,
 }
 
 impl fmt::Display for TierError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             TierError::Late => {
-                f.write_str("the row did not come in time; look at the load of its disk")
+                f.write_str("the row did not come in time; look at the load of its disk, or of the dataplane that it is read from")
             }
             TierError::Corrupt { page } => {
                 write!(
@@ -77,6 +81,9 @@ impl fmt::Display for TierError {
                     "the table's file can't be read: {error}; look at its disk"
                 )
             }
+            TierError::Unreached => f.write_str(
+                "the dataplane that exports the table's rows can't be read from; `rowmill status` here tells why",
+            ),
         }
     }
 }

@@ -40,6 +40,7 @@ mod memory;
 mod pool;
 pub mod private_data;
 mod progress;
+pub mod remote;
 mod scatter;
 mod seat;
 mod seats;

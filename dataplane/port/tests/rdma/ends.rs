@@ -24,6 +24,7 @@ fn another_process() {
                 thread::park();
             }
         }
+        Ok("exporter") => super::remote::export(),
         Ok(endpoint) => {
             let mut client =
                 RdmaClient::connect_with(endpoint, "brief", client_config(4)).expect("a client");

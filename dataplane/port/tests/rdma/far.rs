@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use rowmill_port::Backoff;
 use rowmill_port::conformance::{Task, patience, pattern};
 use rowmill_port::rdma::RdmaClient;
+use rowmill_port::rdma::remote::ReaderPhase;
 use rowmill_port::{ClientPort, PortError};
 use rowmill_wire::Status;
 
 use super::ends::{bound, client_of, end_of, fill};
 use super::harness::{client_config, connection};
+use super::remote::Reading;
 
 /// Where the other machine's dataplane is; says so where there is none.
 fn endpoint() -> Option<String> {
@@ -142,4 +144,50 @@ fn a_server_that_is_killed_far_away_is_lost() {
     let (error, took) = end_of(&mut client, patience());
     println!("{error} after {took:?} from the order to kill it");
     assert!(matches!(error, PortError::Lost { .. }), "{error}");
+}
+
+/// Reads rows until that ends; why, as the reader says, and how long it took.
+fn read_to_the_end(reading: &mut Reading) -> (String, Duration) {
+    let since = Instant::now();
+    while reading.read(0, 1, 64).0 {
+        assert!(since.elapsed() < patience(), "READs succeed from nobody");
+    }
+    let took = since.elapsed();
+    let state = reading.wait_for("lost", |state| state.phase == ReaderPhase::Apart);
+    (state.why, took)
+}
+
+/// READs are on their way when the link fails; none brings a wrong row, and rows come again when it is back.
+#[test]
+fn an_exporter_out_of_reach_is_noticed_amid_reads() {
+    let Some(endpoint) = endpoint() else { return };
+    let mut reading = Reading::far(&endpoint);
+    reading.is_connected();
+    assert!(reading.read(0, 1, 500).0);
+    lose(true);
+    let (why, took) = read_to_the_end(&mut reading);
+    println!("{why} after {took:?} without a link");
+    lose(false);
+    let since = Instant::now();
+    let state = reading.is_connected();
+    println!("connected again after {:?}", since.elapsed());
+    assert_eq!((state.connected, state.lost), (2, 1), "{state:?}");
+    assert!(reading.read(0, 1, 500).0 && reading.read(1, 1, 500).0);
+}
+
+#[test]
+fn an_exporter_that_is_killed_amid_reads_is_noticed() {
+    let Some(endpoint) = endpoint() else { return };
+    let Ok(mark) = std::env::var("ROWMILL_RDMA_MARK") else {
+        println!("skipped: nobody kills the exporter");
+        return;
+    };
+    let mut reading = Reading::far(&endpoint);
+    reading.is_connected();
+    assert!(reading.read(0, 1, 500).0);
+    std::fs::write(mark, "kill it").expect("a file for the scenario");
+    let (why, took) = read_to_the_end(&mut reading);
+    println!("{why} after {took:?} from the order to kill it");
+    let lanes_are_gone = !reading.read(1, 1, 64).0;
+    assert!(lanes_are_gone, "another worker reads on");
 }

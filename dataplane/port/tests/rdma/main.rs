@@ -5,6 +5,7 @@
 mod agree;
 mod bare;
 mod breaches;
+mod counting;
 mod crowd;
 mod ends;
 mod far;
@@ -12,6 +13,7 @@ mod harness;
 mod hostile;
 mod load;
 mod overdue;
+mod remote;
 
 use harness::{Rdma, has_device};
 

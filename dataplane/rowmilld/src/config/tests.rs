@@ -357,3 +357,59 @@ fn the_arena_has_room_for_shares_that_are_configured() {
     };
     assert!(alone(25).is_ok() && alone(24).is_err());
 }
+
+#[test]
+fn memory_of_others_is_read_and_offered_where_that_can_work() {
+    let table = "[[tables]]\nname = \"a\"\nplacement = \"cached\"\ncache_bytes = 1048576\n";
+    let with = |text: &str| parse(&format!("insecure = true\n{LEAST}{text}"));
+    let export = with("[export]\nlisten = \"rdma://10.0.0.1:7404\"\n").unwrap();
+    let export = export.export.unwrap();
+    assert_eq!((export.lease_ms, export.readers), (3000, 16));
+    let remote = with(&format!("{table}[remote]\nurl = \"rdma://a:7404\"\n")).unwrap();
+    let remote = remote.remote.unwrap();
+    assert_eq!(
+        (remote.tried, remote.reads, remote.budget_ms),
+        (Tried::Before, 128, 200)
+    );
+    let url = "url = \"rdma://a:7404\"";
+    for (text, why) in [
+        ("[export]\n".to_owned(), "missing field `listen`"),
+        (
+            "[export]\nlisten = \"tcp://a:1\"\n".into(),
+            "rdma://host:7400",
+        ),
+        (
+            "[export]\nlisten = \"rdma://a:1\"\nlease_ms = 100\n".into(),
+            "write 1500 to 60000",
+        ),
+        (
+            "[export]\nlisten = \"rdma://a:1\"\nreaders = 0\n".into(),
+            "write 1 to 64",
+        ),
+        (
+            "[export]\nlisten = \"rdma://a:1\"\n[deltas]\ndirectory = \"/var/lib/d\"\n".into(),
+            "must not change",
+        ),
+        (
+            format!("[remote]\n{url}\n"),
+            "list those whose rows are to be read there",
+        ),
+        (
+            format!("{table}[remote]\n{url}\ntried = \"now\"\n"),
+            "`before` or `after`",
+        ),
+        (
+            format!("{table}[remote]\n{url}\nreads = 0\n"),
+            "write 1 to 4096",
+        ),
+        (
+            format!("{table}[remote]\nurl = \"rdma://a\"\n"),
+            "a port is missing",
+        ),
+    ] {
+        let said = with(&text).unwrap_err();
+        assert!(said.contains(why), "{said}");
+    }
+    let open = format!("{LEAST}[export]\nlisten = \"rdma://a:1\"\n");
+    assert!(parse(&open).unwrap_err().contains("insecure = true"));
+}

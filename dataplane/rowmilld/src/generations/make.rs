@@ -101,6 +101,9 @@ impl Means {
         }
         // Whoever names it before gets Retry.
         self.tell(side, turnover::Stage::Prepare(number), running);
+        if let Some(export) = &self.export {
+            export.add(&generation, &tables);
+        }
         let held = Held::new(&generation, tables);
         let detail = format!(
             "generation {number} of {} is held, {} loaded in {:.1} s; it is served when it is activated, or named",
@@ -151,9 +154,25 @@ impl Means {
         settle(&self.sessions.withdraw(side), running);
         self.tell(side, turnover::Stage::Release, running);
         self.sessions.release(side);
+        self.leave_readers(number, running);
         // With it the last who has its tables goes, but for who looks at them right now: their memory is given back.
         self.view.set_other(None);
         format!("generation {number} is gone")
+    }
+
+    /// Waits until no other dataplane may read a generation: as long as a lease lasts, at most.
+    fn leave_readers(&self, number: u64, running: Running<'_>) {
+        let Some(export) = &self.export else {
+            return;
+        };
+        export.withdraw(number);
+        let began = Instant::now();
+        while export.holds(number) {
+            if began.elapsed() > SLOW {
+                running("waiting for leases of readers to end".into());
+            }
+            thread::sleep(LOOK);
+        }
     }
 
     /// Tells all workers, and returns when they have done it.

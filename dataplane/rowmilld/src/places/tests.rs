@@ -25,7 +25,7 @@ fn one_table_moves_at_a_time() {
     let mut tables = tables.unwrap();
     let mailbox = Arc::<Mailbox>::default();
     let mailboxes = vec![Arc::clone(&mailbox)];
-    let opened = plan.open(&generation, &mut tables, HugePages::Off, &mailboxes);
+    let opened = plan.open(&generation, &mut tables, HugePages::Off, &mailboxes, vec![]);
     let opened = opened.unwrap();
     let cache = Arc::new(plan.view(&generation, &opened.parts));
     let means = Means {

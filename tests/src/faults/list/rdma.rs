@@ -1,6 +1,6 @@
 //! What happens over RDMA only.
 
-use crate::faults::{Fault, Over, far, rdma};
+use crate::faults::{Fault, Over, far, rdma, remote};
 
 /// What all faults over RDMA are bound by that cost a client its connection.
 const TOLD: &str = "told within 2 s (emulated: 10 s), nothing held within as long after that; the innocent's answers \
@@ -79,4 +79,18 @@ pub(super) const FAULTS: &[Fault] = &[
         far::machine_reset,
     )
     .over(Over::Pair),
+    Fault::new(
+        "exporter-killed",
+        "each request OK: rows from files, and from the exporter again when it is back",
+        "every answer equal to the oracle's; the innocent's bit-equal, each within 1 s (emulated: 6 s)",
+        remote::killed,
+    )
+    .over(Over::Rdma),
+    Fault::new(
+        "exporter-stopped",
+        "nothing is read once the lease is over; found again after SIGCONT",
+        "every answer equal to the oracle's; the innocent's bit-equal, each within 1 s (emulated: 6 s)",
+        remote::stopped,
+    )
+    .over(Over::Rdma),
 ];
