@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use rowmill_table::MAX_DELTA_BYTES;
 use rowmill_trust::ServerFiles;
 use serde::Deserialize;
 
@@ -36,6 +37,9 @@ pub struct Config {
     /// Bounds.
     #[serde(default)]
     pub limits: Limits,
+    /// Deltas for dataplanes.
+    #[serde(default)]
+    pub deltas: Deltas,
     /// A recording of what is told.
     #[serde(default)]
     pub record: Record,
@@ -77,8 +81,31 @@ impl Default for Limits {
             samples_per_s: planner.samples_per_s,
             dataplanes: planner.dataplanes_max,
             tables: planner.tables_max,
-            // Two a dataplane, and some for operators.
-            connections: 2 * planner.dataplanes_max + 64,
+            // Three a dataplane, and some for operators.
+            connections: 3 * planner.dataplanes_max + 64,
+        }
+    }
+}
+
+/// Deltas for dataplanes: taken where there is a directory.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub struct Deltas {
+    /// Where they are kept.
+    pub directory: Option<PathBuf>,
+    /// Most bytes of one.
+    pub max_bytes: u64,
+    /// A directory from which they are taken when they appear there, if there is one.
+    pub watch: Option<PathBuf>,
+}
+
+impl Default for Deltas {
+    fn default() -> Deltas {
+        Deltas {
+            directory: None,
+            // A hundredth of the rows of 100 GiB.
+            max_bytes: 1 << 30,
+            watch: None,
         }
     }
 }
@@ -266,6 +293,15 @@ impl Config {
                 ));
             }
         }
+        if !(1..=MAX_DELTA_BYTES).contains(&self.deltas.max_bytes) {
+            return Err(format!(
+                "deltas.max_bytes is {}: write a number from 1 to {MAX_DELTA_BYTES}",
+                self.deltas.max_bytes
+            ));
+        }
+        if self.deltas.watch.is_some() && self.deltas.directory.is_none() {
+            return Err("deltas.watch is set, and what appears there would be kept nowhere: set deltas.directory, too".into());
+        }
         let filter = tracing_subscriber::EnvFilter::try_new(&self.log.filter);
         filter.map(|_| ()).map_err(|error| {
             format!(
@@ -308,7 +344,10 @@ mod tests {
             .collect();
         let all: Config = toml::from_str(&uncommented).unwrap();
         assert!(
-            all.socket.is_some() && all.record.file.is_some() && all.tls.client_ca.is_some(),
+            all.socket.is_some()
+                && all.record.file.is_some()
+                && all.tls.client_ca.is_some()
+                && all.deltas.watch.is_some(),
             "{uncommented}"
         );
     }
@@ -341,6 +380,8 @@ mod tests {
             ("state = 'a'\nsocket_mode = 0o7777", "no permission"),
             ("state = 'a'\nlimits.samples_per_s = -1.0", "up to 1e8"),
             ("state = 'a'\nlimits.connections = 0", "from 1 to"),
+            ("state = 'a'\ndeltas.max_bytes = 0", "from 1 to"),
+            ("state = 'a'\ndeltas.watch = 'b'", "set deltas.directory"),
             ("state = 'a'\nlog.filter = 'a=b=c'", "no filter"),
             ("state = 'a'\nlisten_ = 1", "unknown field"),
         ] {

@@ -9,6 +9,7 @@
 
 pub mod api;
 pub mod config;
+pub mod deltas;
 pub mod log;
 mod places;
 pub mod planning;

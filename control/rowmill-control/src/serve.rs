@@ -20,8 +20,9 @@ use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::api::{self, Warnings};
+use crate::api::{self, Deltas, Warnings};
 use crate::config::Config;
+use crate::deltas::{self, Log};
 use crate::log;
 use crate::places::{Place, Places};
 use crate::planning::{self, Planning};
@@ -62,6 +63,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     runtime.block_on(async {
         // Before the state: of two that are started the second is refused by either, and leaves no trace.
         let listeners = Listeners::open(config)?;
+        let log = Log::configured(&config.deltas)?;
         let (planning, thread) = planning::start(config)?;
         tracing::info!(
             "control plane {} of epoch {} listens on {}",
@@ -69,8 +71,16 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
             planning.epoch,
             listeners.told()
         );
+        if let (Some(log), Some(directory)) = (&log, config.deltas.watch.clone()) {
+            // It ends with the runtime.
+            drop(tokio::spawn(deltas::watch(
+                Arc::clone(log),
+                directory,
+                stopped.clone(),
+            )));
+        }
         let visits = Visits {
-            router: api::router(planning.clone(), Warnings(warnings.into())),
+            router: api::router(planning.clone(), Deltas(log), Warnings(warnings.into())),
             tcp: Places::new(config.limits.connections),
             unix: Places::new(UNIX_PLACES),
             trust,

@@ -1,8 +1,11 @@
 //! The description of the interface, held against the server.
 
+#[path = "support/deltas.rs"]
+mod deltas;
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
 
 use rowmill_link::MEDIA_TYPE;
 use rowmill_trust::Token;
@@ -98,7 +101,12 @@ fn refused_by_trust() -> Vec<(String, (u16, Value))> {
 
 #[test]
 fn every_operation_answers_as_it_declares() {
-    let toml = format!("{TOML}[limits]\ndataplanes = 2\n");
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let toml = format!(
+        "{TOML}[limits]\ndataplanes = 2\n[deltas]\ndirectory = '{}'\nmax_bytes = 100000\n",
+        log.display()
+    );
     let mut asked = Asked {
         control: Control::start(&toml),
         seen: BTreeMap::new(),
@@ -185,6 +193,36 @@ fn every_operation_answers_as_it_declares() {
     ask("m", &[b' '; 2000]);
     answers.push(("get /v1/generations", control.get("/v1/generations")));
 
+    // Deltas.
+    let (give, piece) = (
+        "post /v1/deltas",
+        "get /v1/dataplanes/{name}/deltas/{model}/{generation}/{sequence}",
+    );
+    let made = deltas::Deltas::of(1);
+    let bytes = "application/octet-stream";
+    for body in [
+        &made.bytes(2, 1.0)[..],
+        &made.bytes(1, 1.0),
+        b"?",
+        &[0; 100_001],
+    ] {
+        answers.push((give, control.post("/v1/deltas", bytes, body)));
+    }
+    answers.push((
+        give,
+        (broken_off(control), json!({"error": "it broke off"})),
+    ));
+    answers.push(("get /v1/deltas", control.get("/v1/deltas")));
+    let none = Control::start(TOML);
+    answers.push(("get /v1/deltas", none.get("/v1/deltas")));
+    for path in ["m/1/2", "m/1/x", "m/1/1?control=another"] {
+        let path = format!("/v1/dataplanes/a/deltas/{path}");
+        answers.push((piece, control.get(&path)));
+    }
+    let first = support::agent().get(control.url("/v1/dataplanes/a/deltas/m/1/1"));
+    let first = first.call().unwrap();
+    answers.push((piece, (first.status().as_u16(), json!(null))));
+
     for (operation, answer) in answers {
         asked.note(operation, answer);
     }
@@ -204,8 +242,21 @@ fn every_operation_answers_as_it_declares() {
         declared[policy].len() == 5,
         "no policy is waited for in the queue"
     );
-    asked.seen.get_mut(policy).unwrap().remove(&503);
+    for operation in [policy, piece, "get /v1/deltas"] {
+        // Nor is what becomes of deltas.
+        asked.seen.get_mut(operation).unwrap().remove(&503);
+    }
     assert_eq!(asked.seen, declared);
+}
+
+/// What is said of a body in chunks that breaks off with what is no chunk.
+fn broken_off(control: &Control) -> u16 {
+    let mut stream = std::net::TcpStream::connect(control.address).unwrap();
+    let request = "POST /v1/deltas HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n?\r\n";
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut said = String::new();
+    stream.read_to_string(&mut said).unwrap();
+    said.split(' ').nth(1).unwrap().parse().unwrap()
 }
 
 #[test]

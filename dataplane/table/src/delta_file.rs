@@ -102,6 +102,14 @@ impl DeltaFile {
         bad(&self.path, reason)
     }
 
+    /// Reads all of it: whether it is what was written. What its tables are is not looked at.
+    ///
+    /// # Errors
+    /// [`TableError::Io`], and [`TableError::BadDelta`] where a part does not match its checksum.
+    pub fn check(&self) -> Result<(), TableError> {
+        (0..self.head.sections.len()).try_for_each(|section| self.check_crc(section))
+    }
+
     /// Reads all of it: whether it is sound, and its rows are of these tables. Afterwards [`rows`](Self::rows) gives what is good, unless the
     /// file changes.
     ///

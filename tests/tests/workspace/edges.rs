@@ -96,6 +96,7 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
             "rowmill-trust",
             "rowmill-admission",
             "rowmill-state",
+            "rowmill-table",
         ],
     ),
     (

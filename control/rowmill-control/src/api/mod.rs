@@ -6,6 +6,7 @@
 mod access;
 mod bodies;
 mod dataplanes;
+mod deltas;
 mod generations;
 mod operators;
 mod refusal;
@@ -22,6 +23,7 @@ use utoipa_axum::routes;
 
 use crate::planning::Planning;
 
+pub(crate) use deltas::Deltas;
 use refusal::Refusal;
 
 /// What whoever runs the control plane should know, each a sentence.
@@ -41,6 +43,7 @@ fn described() -> OpenApiRouter<Planning> {
         .routes(routes!(dataplanes::report))
         .routes(routes!(dataplanes::samples))
         .routes(routes!(dataplanes::policy))
+        .routes(routes!(deltas::piece))
         .route_layer(middleware::from_fn(access::dataplanes));
     let operators = OpenApiRouter::new()
         .routes(routes!(operators::status))
@@ -51,6 +54,7 @@ fn described() -> OpenApiRouter<Planning> {
         .routes(routes!(operators::set, operators::unset))
         .routes(routes!(generations::generations))
         .routes(routes!(generations::wish))
+        .routes(routes!(deltas::list, deltas::give))
         .route_layer(middleware::from_fn(access::operators));
     OpenApiRouter::with_openapi(Interface::openapi())
         .merge(dataplanes)
@@ -69,7 +73,7 @@ pub fn description() -> String {
 }
 
 /// All that is answered, to visitors that the requests' extensions tell of. `warnings`: what whoever runs this should know.
-pub(crate) fn router(planning: Planning, warnings: Warnings) -> Router {
+pub(crate) fn router(planning: Planning, deltas: Deltas, warnings: Warnings) -> Router {
     let (router, _) = described().split_for_parts();
     router
         .fallback(async || {
@@ -86,6 +90,7 @@ pub(crate) fn router(planning: Planning, warnings: Warnings) -> Router {
         })
         .layer(middleware::from_fn(no_browsers))
         .layer(Extension(warnings))
+        .layer(Extension(deltas))
         .with_state(planning)
 }
 
