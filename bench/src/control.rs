@@ -204,6 +204,8 @@ impl Talker {
             generation: "1".into(),
             generations: Vec::new(),
             generations_change: None,
+            deltas: None,
+            deltas_change: None,
             arena_bytes: ARENA_BYTES,
             workers: 8,
             policy: self.policy.as_ref().map(applied),

@@ -20,6 +20,16 @@ const PAGE_BYTES: u64 = 64 << 20;
 /// Pages are made in memory, so a control plane that takes longer is stuck.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Who is given a delta reads all of it, and sees to it that it is on the disk.
+const LONG_PATIENCE: Duration = Duration::from_secs(120);
+
+/// What is sent with a request, and how long an answer to that may take.
+struct Sent {
+    kind: &'static str,
+    length: u64,
+    patience: Duration,
+}
+
 /// Which control plane, and what is shown to it.
 #[derive(Args, Default)]
 pub(crate) struct Control {
@@ -73,19 +83,58 @@ impl Control {
 
     /// Asks for something, and returns the body of the answer; of a refusal what it says is the error.
     pub(crate) fn ask(&self, method: &str, path: &str, body: &str) -> Result<String> {
+        let sent = Sent {
+            kind: "application/json",
+            length: body.len() as u64,
+            patience: PATIENCE,
+        };
+        self.exchange(method, path, sent, &mut |stream| {
+            stream.write_all(body.as_bytes())
+        })
+    }
+
+    /// Posts so many bytes, that `write` writes, and returns the body of the answer as [`ask`](Self::ask) does. Who takes them may
+    /// have to read all of them before it answers.
+    pub(crate) fn post_bytes(
+        &self,
+        path: &str,
+        length: u64,
+        write: &mut dyn FnMut(&mut dyn Write) -> std::io::Result<()>,
+    ) -> Result<String> {
+        let sent = Sent {
+            kind: "application/octet-stream",
+            length,
+            patience: LONG_PATIENCE,
+        };
+        self.exchange("POST", path, sent, write)
+    }
+
+    fn exchange(
+        &self,
+        method: &str,
+        path: &str,
+        sent: Sent,
+        write: &mut dyn FnMut(&mut dyn Write) -> std::io::Result<()>,
+    ) -> Result<String> {
         let token = self.token_file.as_deref().map(Token::read).transpose()?;
-        let (mut stream, host) = self.connect(token.is_some())?;
+        let (mut stream, host) = self.connect(token.is_some(), sent.patience)?;
         let token = token.map(|token| format!("Authorization: Bearer {}\r\n", token.secret()));
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {host}\r\n{}Connection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            "{method} {path} HTTP/1.1\r\nHost: {host}\r\n{}Connection: close\r\nContent-Type: {}\r\nContent-Length: {}\r\n\r\n",
             token.unwrap_or_default(),
-            body.len()
+            sent.kind,
+            sent.length
         );
         let mut answer = Vec::new();
         let asked = stream
             .write_all(head.as_bytes())
-            .and_then(|()| stream.write_all(body.as_bytes()));
+            .and_then(|()| write(&mut stream));
         let asked = asked.and_then(|()| stream.flush());
+        // Who refuses a long body may have said why before it came.
+        let asked = match asked {
+            Err(error) if sent.length > 0 && error.kind() == ErrorKind::BrokenPipe => Ok(()),
+            asked => asked,
+        };
         let read = asked.and_then(|()| stream.take(PAGE_BYTES).read_to_end(&mut answer));
         match read {
             Ok(_) => {}
@@ -114,11 +163,11 @@ impl Control {
         Ok(body)
     }
 
-    fn connect(&self, has_token: bool) -> Result<(Box<dyn Stream>, String)> {
+    fn connect(&self, has_token: bool, patience: Duration) -> Result<(Box<dyn Stream>, String)> {
         if let Some(path) = self.control.strip_prefix("unix:") {
             let stream = UnixStream::connect(path).with_context(|| self.unreachable())?;
-            stream.set_read_timeout(Some(PATIENCE))?;
-            stream.set_write_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(patience))?;
+            stream.set_write_timeout(Some(patience))?;
             return Ok((Box::new(stream), "rowmill-control".into()));
         }
         let schemes = [("https://", true), ("http://", false)];
@@ -137,7 +186,7 @@ impl Control {
             "{}: --ca and --certificate are for TLS: write --control https://HOST:PORT, or leave them out",
             self.control
         );
-        let stream = self.dial(host)?;
+        let stream = self.dial(host, patience)?;
         if secured {
             return Ok((self.secure(host, stream)?, host.into()));
         }
@@ -150,14 +199,14 @@ impl Control {
         Ok((Box::new(stream), host.into()))
     }
 
-    fn dial(&self, host: &str) -> Result<TcpStream> {
+    fn dial(&self, host: &str, patience: Duration) -> Result<TcpStream> {
         let mut last = None;
         let addresses = host.to_socket_addrs();
         for address in addresses.with_context(|| self.unreachable())? {
             match TcpStream::connect_timeout(&address, PATIENCE) {
                 Ok(stream) => {
-                    stream.set_read_timeout(Some(PATIENCE))?;
-                    stream.set_write_timeout(Some(PATIENCE))?;
+                    stream.set_read_timeout(Some(patience))?;
+                    stream.set_write_timeout(Some(patience))?;
                     return Ok(stream);
                 }
                 Err(error) => last = Some(error),

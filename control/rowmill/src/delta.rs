@@ -7,13 +7,16 @@ use clap::Subcommand;
 use comfy_table::Table;
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use rowmill_table::{
-    Container, DeltaFile, DeltaHead, DeltaTable, Generation, Safetensors, write_delta,
+    Container, DeltaFile, DeltaHead, DeltaTable, Generation, Safetensors, Stage, TableError,
+    write_delta,
 };
 use serde_json::Value;
 
+use crate::control::Control;
 use crate::generation::path_query;
 use crate::output::{print, shown};
 use crate::place::through;
+use crate::progress::Reporter;
 use crate::status::{fetch, parse, post};
 use crate::units::bytes;
 
@@ -51,6 +54,18 @@ pub(crate) enum DeltaCommand {
         /// The admin address of rowmilld
         #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7401")]
         admin: String,
+    },
+    /// Give a delta to the control plane, which keeps it for all dataplanes of the model: they fetch and apply it by themselves
+    Publish {
+        /// The file
+        file: PathBuf,
+        #[command(flatten)]
+        control: Control,
+    },
+    /// Show the deltas that the control plane keeps, and how far each dataplane is
+    Log {
+        #[command(flatten)]
+        control: Control,
     },
     /// Show which deltas were applied
     List {
@@ -109,6 +124,11 @@ impl DeltaCommand {
             }
             DeltaCommand::Show { file } => print(&shown_head(DeltaFile::open(file)?.head())),
             DeltaCommand::Apply { file, admin } => apply(&file, &admin),
+            DeltaCommand::Publish { file, control } => publish(&file, &control),
+            DeltaCommand::Log { control } => {
+                let kept = control.get("/v1/deltas")?;
+                print(&log(&kept, &control.get("/v1/generations")?))
+            }
             DeltaCommand::List { admin } => print(&list(&parse(&admin, &fetch(&admin)?)?)?),
         }
     }
@@ -146,6 +166,75 @@ fn apply(file: &Path, admin: &str) -> Result<()> {
         bail!("it is not applied: {detail}");
     }
     print(&format!("{detail}\n"))
+}
+
+fn publish(file: &Path, control: &Control) -> Result<()> {
+    // Damage shows here first.
+    let delta = DeltaFile::open(file)?;
+    let length = delta.head().file_bytes();
+    let progress = Reporter::new();
+    let answer = control.post_bytes("/v1/deltas", length, &mut |stream| {
+        let mut sent = 0;
+        let outcome = delta.bytes(&mut |piece| {
+            sent += piece.len() as u64;
+            progress.report(Stage::Writing, sent, length);
+            stream.write_all(piece)
+        });
+        outcome.map_err(|error| match error {
+            TableError::Io { source, .. } => source,
+            error => std::io::Error::other(error),
+        })
+    });
+    let taken: Value = serde_json::from_str(&answer?).context("the answer is not JSON")?;
+    let head = delta.head();
+    let said = match taken["is_new"] == true {
+        true => "is kept",
+        false => "was kept before",
+    };
+    print(&format!(
+        "delta {} of generation {} of model {} {said}\n",
+        head.sequence,
+        head.generation,
+        shown(&head.model)
+    ))
+}
+
+/// What the control plane keeps, and how far each dataplane is, as tables.
+fn log(kept: &Value, models: &Value) -> String {
+    let mut table = table_with(["model", "generation", "fingerprint", "last delta", "bytes"]);
+    for one in kept.as_array().into_iter().flatten() {
+        table.add_row([
+            shown(one["model"].as_str().unwrap_or_default()),
+            one["generation"].to_string().into(),
+            shown(one["fingerprint"].as_str().unwrap_or_default()),
+            one["last"].to_string().into(),
+            bytes(one["bytes"].as_u64().unwrap_or(0)).into(),
+        ]);
+    }
+    let mut far = table_with(["dataplane", "model", "generation", "applied", "last change"]);
+    let mut takes = false;
+    for model in models.as_array().into_iter().flatten() {
+        for dataplane in model["dataplanes"].as_array().into_iter().flatten() {
+            let held = dataplane["held"].as_array().into_iter().flatten();
+            let deltas = dataplane["deltas"].as_array().into_iter().flatten();
+            for (generation, applied) in held.zip(deltas) {
+                takes = true;
+                far.add_row([
+                    shown(dataplane["dataplane"].as_str().unwrap_or_default()),
+                    shown(model["model"].as_str().unwrap_or_default()),
+                    generation.to_string().into(),
+                    applied.to_string().into(),
+                    shown(dataplane["delta"].as_str().unwrap_or("-")),
+                ]);
+            }
+        }
+    }
+    match takes {
+        true => format!("{table}\n{far}\n"),
+        false => format!(
+            "{table}\nno dataplane that reports takes deltas: set deltas.directory in their configuration\n"
+        ),
+    }
 }
 
 fn table_with<const N: usize>(header: [&str; N]) -> Table {
@@ -216,6 +305,30 @@ mod tests {
         }
         let absent = parse_table("u=/nowhere/a.safetensors:ids,rows").unwrap_err();
         assert!(absent.contains("/nowhere/a.safetensors"), "{absent}");
+    }
+
+    #[test]
+    fn what_is_kept_and_how_far_dataplanes_are_is_shown() {
+        let kept = json!([{"model": "m", "generation": 4, "fingerprint": "0000abcd", "last": 17, "bytes": 2048}]);
+        let dataplane = json!({"dataplane": "a", "held": [4, 3], "deltas": [16, 9], "delta": "delta 16 is applied"});
+        let models =
+            json!([{"model": "m", "dataplanes": [dataplane, {"dataplane": "b", "held": [4]}]}]);
+        let text = log(&kept, &models);
+        for part in [
+            "0000abcd",
+            "17",
+            "2.0 KiB",
+            "16",
+            "9",
+            "delta 16 is applied",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let none = log(&kept, &json!([]));
+        assert!(
+            none.contains("no dataplane that reports takes deltas"),
+            "{none}"
+        );
     }
 
     #[test]

@@ -22,6 +22,12 @@ pub struct Report {
     /// The last change of them, and how it stands, a sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generations_change: Option<String>,
+    /// The last delta that was applied to each of `generations`, 0 before the first; none told where no deltas are taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deltas: Option<Vec<u64>>,
+    /// What became of the last delta that the control plane gave, a sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deltas_change: Option<String>,
     /// Bytes of the arena that cached tables share: as much as the configuration gives them together.
     pub arena_bytes: u64,
     /// Its workers: a share has at least two sets of rows for each.

@@ -1,11 +1,12 @@
 //! The control plane's side of the service: what the dataplane tells it, and what it does as it is told.
 //!
-//! Three threads that are no workers. One waits for policies, one reports and sends samples, one does what the last policy says:
-//! it changes shares by way of [`places`](crate::places), and tells workers what to sample and what stays by their mailboxes. None of them
-//! holds up another, or a worker. Nothing is kept over a restart: until a control plane is there the built-in policy serves, with the shares
+//! Threads that are no workers. One waits for policies, one reports and sends samples, one does what the last policy says:
+//! it changes shares by way of [`places`](crate::places), and tells workers what to sample and what stays by their mailboxes. Where deltas are
+//! taken one more fetches those that the control plane keeps. None of them holds up another, or a worker. Nothing is kept over a restart: until a control plane is there the built-in policy serves, with the shares
 //! that are configured.
 
 mod apply;
+mod deltas;
 mod follow;
 mod generations;
 mod http;
@@ -25,6 +26,7 @@ use rowmill_table::TableInfo;
 
 use crate::cache_view::CacheView;
 use crate::config::{Control, ControlAddress, Credentials};
+use crate::deltas::Deltas;
 use crate::generations::{Generations, View};
 use crate::mailbox::Mailbox;
 use crate::places::Places;
@@ -54,6 +56,8 @@ pub struct Means {
     pub mailboxes: Vec<Arc<Mailbox>>,
     /// What each worker samples.
     pub samples: Vec<Arc<Samples>>,
+    /// What applies deltas, where they are taken.
+    pub deltas: Option<Arc<Deltas>>,
 }
 
 /// Who is asked, and as whom.
@@ -88,6 +92,7 @@ pub fn start(means: Means) -> io::Result<Arc<ControlView>> {
         places,
         mailboxes,
         samples,
+        deltas,
     } = means;
     let mut instance = [0; 16];
     rustix::rand::getrandom(&mut instance[..], rustix::rand::GetRandomFlags::empty())?;
@@ -102,8 +107,17 @@ pub fn start(means: Means) -> io::Result<Arc<ControlView>> {
         generations,
         view: held,
     };
+    let told = deltas::Told::default();
+    let fetcher = deltas.map(|deltas| deltas::Fetcher {
+        peer: peer.clone(),
+        model: model.clone(),
+        holder: holder.clone(),
+        deltas,
+        told: told.clone(),
+    });
     let teller = report::Teller {
         model,
+        deltas: fetcher.as_ref().map(|_| told),
         holder: holder.clone(),
         workers: mailboxes.len() as u32,
         cache: Arc::clone(&cache),
@@ -124,6 +138,10 @@ pub fn start(means: Means) -> io::Result<Arc<ControlView>> {
         "rowmilld-apply",
         Box::new(move || apply::run(applier, &seen)),
     )?;
+    if let Some(fetcher) = fetcher {
+        let seen = Arc::clone(&view);
+        begin("rowmilld-fetch", Box::new(move || fetcher.run(&seen)))?;
+    }
     let seen = Arc::clone(&view);
     begin(
         "rowmilld-report",

@@ -106,6 +106,18 @@ impl Deltas {
         Ok(number)
     }
 
+    /// How a change stands, with what is said of it; none of one that is not told of any more.
+    pub(crate) fn outcome(&self, number: u64) -> Option<(Stand, String)> {
+        let changes = self.changes.lock().expect("a panic ends the process");
+        let change = changes.iter().find(|change| change.number == number)?;
+        Some((change.state, change.detail.clone()))
+    }
+
+    /// A file for a delta that comes from elsewhere: whoever fetches it writes it anew.
+    pub(crate) fn incoming(&self) -> PathBuf {
+        self.store.directory().join("incoming.tmp")
+    }
+
     /// What is shown of them.
     pub(crate) fn status(&self) -> Value {
         let (held, _) = self.view.held();

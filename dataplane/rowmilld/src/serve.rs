@@ -208,6 +208,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
             places,
             mailboxes: mailboxes.clone(),
             samples,
+            deltas: overview.deltas().cloned(),
         });
         overview.set_control(control.context("cannot start the threads of the control plane")?);
     }

@@ -48,6 +48,16 @@ pub(super) fn checked(mut report: Report) -> Result<(u128, Report), Refused> {
         change.truncate(change.floor_char_boundary(SENTENCE_MAX));
         change.shrink_to_fit();
     }
+    if let Some(deltas) = &mut report.deltas {
+        deltas.truncate(report.generations.len());
+        for &last in &*deltas {
+            is_within("a delta", last, 0, ORDER_MAX)?;
+        }
+    }
+    if let Some(change) = &mut report.deltas_change {
+        change.truncate(change.floor_char_boundary(SENTENCE_MAX));
+        change.shrink_to_fit();
+    }
     is_within("arena_bytes", report.arena_bytes, 0, BYTES_MAX)?;
     is_within("workers", report.workers.into(), 1, WORKERS_MAX)?;
     let mut names = BTreeSet::new();

@@ -75,6 +75,12 @@ pub struct HoldingView {
     pub held: Vec<u64>,
     /// The last change of them, and how it stands.
     pub change: Option<String>,
+    /// The last delta that was applied to each of those that it holds; none where it takes no deltas.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deltas: Option<Vec<u64>>,
+    /// What became of the last delta that it was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delta: Option<String>,
     /// What of its policy could not be done.
     pub refused: Vec<String>,
 }
@@ -256,6 +262,8 @@ impl Planner {
                         heard_s_ago: now_ns.saturating_sub(of.heard_ns) / TURN_NS,
                         held: of.report.generations.clone(),
                         change: of.report.generations_change.clone(),
+                        deltas: of.report.deltas.clone(),
+                        delta: of.report.deltas_change.clone(),
                         refused: refusals(of).map(String::from).collect(),
                     })
                     .collect(),

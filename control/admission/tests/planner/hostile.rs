@@ -74,6 +74,8 @@ fn report() -> impl Strategy<Value = Report> {
                 generation: "1".into(),
                 generations,
                 generations_change: None,
+                deltas: None,
+                deltas_change: None,
                 arena_bytes,
                 workers: (workers as u32).max(1),
                 policy: policy.map(|((epoch, version), own)| Applied {
@@ -197,6 +199,8 @@ fn plain() -> Report {
         generation: "1".into(),
         generations: Vec::new(),
         generations_change: None,
+        deltas: None,
+        deltas_change: None,
         arena_bytes: 1 << 48,
         workers: 4096,
         policy: None,

@@ -167,6 +167,8 @@ impl Simulated {
             generation: "1".into(),
             generations: self.generations.clone(),
             generations_change: None,
+            deltas: None,
+            deltas_change: None,
             arena_bytes: self.arena_bytes,
             workers: 1,
             policy: self.applied.clone(),

@@ -262,6 +262,8 @@ impl Dataplane {
             generation: "1".into(),
             generations: vec![1],
             generations_change: None,
+            deltas: None,
+            deltas_change: None,
             arena_bytes: self.arena,
             workers: 1,
             policy: self.applied.clone(),

@@ -30,11 +30,27 @@ impl Holder {
         held.iter().map(|(_, held)| held.number).collect()
     }
 
+    /// The same, each with the last delta that was applied to it.
+    pub(super) fn applied(&self) -> Vec<(u64, u64)> {
+        let (held, _) = self.view.held();
+        let held = held.iter();
+        held.map(|(_, held)| (held.number, held.resident.delta()))
+            .collect()
+    }
+
     /// The same for a report: none where one of them can't be named there, and so can't be changed from there.
     pub(super) fn told(&self) -> Vec<u64> {
         let held = self.held();
         let named = held.iter().all(|number| NAMED.contains(number));
         if named { held } else { Vec::new() }
+    }
+
+    /// The last delta of each generation that is [told](Self::told) of, in the same order.
+    pub(super) fn deltas_told(&self) -> Vec<u64> {
+        match self.told().is_empty() {
+            true => Vec::new(),
+            false => self.applied().into_iter().map(|(_, last)| last).collect(),
+        }
     }
 
     /// The last change, and how it stands.

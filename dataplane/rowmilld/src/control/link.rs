@@ -15,7 +15,7 @@ use super::view::ControlView;
 use super::{Peer, TICK};
 
 /// A report or samples are taken in so long, or not at all.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// A policy comes so long after it is to be answered that there is none, or not at all.
 const GRACE: Duration = Duration::from_secs(10);
 /// From one report to the next.
@@ -28,12 +28,12 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5
 const HURRY: Duration = Duration::from_millis(500);
 
 /// Pauses that become longer, each by chance between half of its time and all of it, so that dataplanes don't come back all at once.
-struct Pauses {
+pub(super) struct Pauses {
     next: Duration,
 }
 
 impl Pauses {
-    fn new() -> Pauses {
+    pub(super) fn new() -> Pauses {
         Pauses { next: PAUSES[0] }
     }
 
@@ -44,13 +44,13 @@ impl Pauses {
         pause / 2 + pause * chance as u32 / 2000
     }
 
-    fn wait(&mut self) {
+    pub(super) fn wait(&mut self) {
         thread::sleep(self.next());
     }
 }
 
 /// What an answer says that is none of those that were wanted.
-fn refusal(peer: &Peer, answer: &Answer) -> String {
+pub(super) fn refusal(peer: &Peer, answer: &Answer) -> String {
     let said = serde_json::from_slice::<Value>(&answer.body);
     let said = said
         .ok()

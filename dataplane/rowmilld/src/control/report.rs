@@ -7,6 +7,7 @@ use rowmill_cache::figures::Count;
 use rowmill_link::{Applied, Placement, Report, TableReport};
 use rowmill_table::TableInfo;
 
+use super::deltas::Told;
 use super::generations::Holder;
 use crate::cache_view::{CacheView, TableView};
 use crate::config;
@@ -18,6 +19,8 @@ pub(super) struct Teller {
     pub(super) holder: Holder,
     pub(super) workers: u32,
     pub(super) cache: Arc<CacheView>,
+    /// What became of the last delta, where they are taken.
+    pub(super) deltas: Option<Told>,
 }
 
 impl Teller {
@@ -38,6 +41,8 @@ impl Teller {
             generation: newest.number.to_string(),
             generations: self.holder.told(),
             generations_change: self.holder.last_change(),
+            deltas: self.deltas.as_ref().map(|_| self.holder.deltas_told()),
+            deltas_change: self.deltas.as_ref().and_then(Told::get),
             arena_bytes: self.cache.arena_bytes,
             workers: self.workers,
             policy,
