@@ -95,10 +95,16 @@ pub(super) fn gone(site: &Site) -> Result<Verdict> {
 
 /// Starts `rowmill-control` with the state that it had here before.
 pub(super) fn control_plane(site: &Site) -> Result<Running> {
+    control_plane_and(site, "")
+}
+
+/// The same, with more in its configuration.
+pub(super) fn control_plane_and(site: &Site, more: &str) -> Result<Running> {
     let socket = site.path("control.sock");
+    let socket = socket.display();
     control_plane_with(
         site,
-        &format!("listen = \"off\"\nsocket = \"{}\"\n", socket.display()),
+        &format!("listen = \"off\"\nsocket = \"{socket}\"\n{more}"),
     )
 }
 

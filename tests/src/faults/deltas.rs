@@ -16,7 +16,8 @@ use rowmill_table::{Container, DeltaTable, Generation, LoadOptions, silent, writ
 use rustix::process::Signal;
 
 use super::Verdict;
-use super::site::{Service, Settings, Site, patience};
+use super::control::{control_plane_and, says};
+use super::site::{Running, Service, Settings, Site, patience, until};
 use super::watch::{after, beside_an_innocent};
 
 /// The table that changes: rows of 64 bytes, which no innocent asks for.
@@ -269,6 +270,144 @@ pub(super) fn under_load(site: &Site) -> Result<Verdict> {
             ROWS / CHANGED_ONE_IN
         ))
     })
+}
+
+/// The control plane, with a log of deltas.
+fn keeping(site: &Site) -> Result<Running> {
+    let directory = site.path("log");
+    control_plane_and(
+        site,
+        &format!("[deltas]\ndirectory = \"{}\"\n", directory.display()),
+    )
+}
+
+/// Settings of a service that takes deltas, also from the control plane.
+fn following(site: &Site) -> Result<Settings> {
+    let own = settings(site)?;
+    let socket = site.path("control.sock");
+    let control = format!(
+        "[control]\naddress = \"unix:{}\"\nname = \"test\"\n",
+        socket.display()
+    );
+    Ok(Settings {
+        cached: own.cached + &control,
+        ..own
+    })
+}
+
+/// Runs `rowmill delta publish`. Returns whether it ended well, and what it said.
+fn publish(site: &Site, file: &Path) -> Result<(bool, String)> {
+    let file = file.to_str().context("a path in UTF-8")?;
+    let control = format!("unix:{}", site.path("control.sock").display());
+    let words = ["delta", "publish", file, "--control", &control];
+    let (status, said) = site.command("rowmill", &words)?;
+    Ok((status.success(), said))
+}
+
+fn until_applied(service: &Service, sequence: u64) -> Result<()> {
+    let is_so = until(2 * patience(), || {
+        applied(service).is_ok_and(|last| last >= sequence)
+    });
+    let page = || service.status().map(|page| page["control"].to_string());
+    is_so.with_context(|| format!("delta {sequence} does not come: {:?}", page()))
+}
+
+/// The control plane is killed while it is given deltas, and is back; the dataplane that follows it applies what was kept, each once.
+pub(super) fn control_killed(site: &Site) -> Result<Verdict> {
+    if !site.programs.path("rowmill-control").exists() {
+        return Ok(Verdict::Skipped("rowmill-control is not built".into()));
+    }
+    const DELTAS: u64 = 6;
+    let mut running = keeping(site)?;
+    beside_an_innocent(site, &following(site)?, |scene| {
+        let service = &*scene.service;
+        let mut looker = Looker::new(site, &service.endpoint)?;
+        let (acknowledged, ended) = (AtomicU64::new(0), AtomicBool::new(false));
+        let mut kept_before = 0;
+        let (requests, mixed) = thread::scope(|scope| {
+            let watching = scope.spawn(|| looker.watch(0, &acknowledged, &ended));
+            let give = |running: &mut Running, sequence: u64| -> Result<bool> {
+                let file = delta(site, "faults", sequence)?;
+                let path = file.to_str().context("a path in UTF-8")?;
+                let control = format!("unix:{}", site.path("control.sock").display());
+                let mut giving = site.programs.leashed("rowmill");
+                giving.args(["delta", "publish", path, "--control", &control]);
+                let quiet = || std::process::Stdio::null();
+                giving.stdin(quiet()).stdout(quiet()).stderr(quiet());
+                let mut giving = Running(giving.spawn().context("starting rowmill")?);
+                thread::sleep(Duration::from_millis(3 * sequence));
+                running.signal(Signal::KILL)?;
+                running.end(patience()).context("it was killed")?;
+                giving.end(patience()).context("it waits for ever")?;
+                *running = keeping(site)?;
+                let answers = || publish(site, &file).is_ok_and(|(is_done, _)| is_done);
+                until(patience(), answers)
+                    .with_context(|| format!("delta {sequence} is not taken"))?;
+                let (_, said) = publish(site, &file)?;
+                ensure!(said.contains("was kept before"), "{said}");
+                until_applied(service, sequence)?;
+                Ok(true)
+            };
+            let all = (1..=DELTAS).try_for_each(|sequence| {
+                kept_before += u64::from(give(&mut running, sequence)?);
+                acknowledged.store(sequence, Ordering::SeqCst);
+                Ok(())
+            });
+            ended.store(true, Ordering::Relaxed);
+            let seen = watching.join().expect("it does not panic");
+            all.and(seen)
+        })?;
+        looker.all_are(DELTAS)?;
+        drop(looker);
+        // What is held is compared, once all connections are there again.
+        says(service, "connected", |control| {
+            control["connected"] == true && control["deltas"] == "fetched"
+        })?;
+        Ok(format!(
+            "killed {kept_before} times, all {DELTAS} deltas applied; {requests} requests, {mixed} of them with old and new rows"
+        ))
+    })
+}
+
+/// The dataplane is killed while it comes to what the control plane has kept, again and again: it goes on from where it was.
+pub(super) fn follower_killed(site: &Site) -> Result<Verdict> {
+    if !site.programs.path("rowmill-control").exists() {
+        return Ok(Verdict::Skipped("rowmill-control is not built".into()));
+    }
+    const DELTAS: u64 = 12;
+    let _running = keeping(site)?;
+    let (settings, tables) = (following(site)?, site.tables()?);
+    let file = delta(site, "faults", 1)?;
+    until(patience(), || {
+        publish(site, &file).is_ok_and(|(is_done, _)| is_done)
+    })
+    .context("the first delta is not taken")?;
+    for sequence in 2..=DELTAS {
+        let (is_done, said) = publish(site, &delta(site, "faults", sequence)?)?;
+        ensure!(is_done, "{said}");
+    }
+    let mut found = Vec::new();
+    for after_ms in [0, 50, 400, 1100] {
+        let mut service = site.start(&settings)?;
+        let there = applied(&service)?;
+        ensure!(
+            found.last().is_none_or(|last| *last <= there),
+            "{there} after {found:?}"
+        );
+        found.push(there);
+        thread::sleep(Duration::from_millis(after_ms));
+        service.process().signal(Signal::KILL)?;
+        ensure!(service.process().end(patience()).is_some(), "it was killed");
+    }
+    let mut service = site.start(&settings)?;
+    until_applied(&service, DELTAS)?;
+    let mut looker = Looker::new(site, &service.endpoint)?;
+    looker.all_are(DELTAS)?;
+    drop(looker);
+    after(&mut service, &tables)?;
+    Ok(Verdict::Pass(format!(
+        "at its starts it had {found:?}, and then all {DELTAS}"
+    )))
 }
 
 /// Deltas that can't be applied are told, change no row, and none is kept.

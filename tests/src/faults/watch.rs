@@ -174,7 +174,12 @@ fn begun(service: &Service, settings: &Settings) -> Result<Holdings> {
     }
     let is_connected = || {
         let status = service.status();
-        status.is_ok_and(|status| status["control"]["connected"] == true)
+        let fetches = |control: &serde_json::Value| {
+            !settings.cached.contains("[deltas]") || control["deltas"] == "fetched"
+        };
+        status.is_ok_and(|status| {
+            status["control"]["connected"] == true && fetches(&status["control"])
+        })
     };
     until(LET_GO * slowness(), is_connected).context("the control plane is not reached")?;
     // Its other connection comes at the same time, or a moment later. Who asks for the status page holds a descriptor for a moment,

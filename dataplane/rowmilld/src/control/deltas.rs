@@ -56,10 +56,10 @@ impl Fetcher {
     /// For as long as the process lives.
     pub(super) fn run(&self, view: &ControlView) {
         let mut client = Client::new(self.peer.address.clone(), self.peer.credentials.clone());
-        let (mut pauses, mut said) = (Pauses::new(), String::new());
+        let mut pauses = Pauses::new();
         let mut failed: Option<(Place, Instant, Duration)> = None;
         loop {
-            // Only of the control plane that is followed, if there is one.
+            // Only of the control plane that is followed, once one is: before that of whoever answers.
             let (applied, _) = view.applied();
             let control = applied.map(|applied| applied.control);
             let mut has_come = false;
@@ -67,10 +67,12 @@ impl Fetcher {
                 let place = (generation, last + 1);
                 let same = failed.filter(|(other, ..)| *other == place);
                 let waits = same.is_some_and(|(_, at, pause)| at.elapsed() < pause);
-                let Some(control) = control.as_deref().filter(|_| !waits) else {
+                if waits {
                     continue;
-                };
-                match self.fetch(&mut client, control, place) {
+                }
+                let fetched = self.fetch(&mut client, control.as_deref(), place);
+                view.fetched(fetched.as_ref().map(drop).map_err(Clone::clone));
+                match fetched {
                     Ok(None) => pauses = Pauses::new(),
                     Ok(Some(file)) => {
                         has_come = true;
@@ -89,11 +91,7 @@ impl Fetcher {
                             }
                         }
                     }
-                    Err(why) => {
-                        if why != said {
-                            tracing::warn!("deltas: {why}");
-                            said.clone_from(&why);
-                        }
+                    Err(_told) => {
                         client.hang_up();
                         pauses.wait();
                     }
@@ -109,18 +107,18 @@ impl Fetcher {
     fn fetch(
         &self,
         client: &mut Client,
-        control: &str,
+        control: Option<&str>,
         (generation, sequence): Place,
     ) -> Result<Option<PathBuf>, String> {
         let of = format!("deltas/{}/{generation}/{sequence}", encoded(&self.model));
+        let of_whom = control.map_or(String::new(), |control| {
+            format!("&control={}", encoded(control))
+        });
         let path = self.deltas.incoming();
         let mut file: Option<File> = None;
         let mut at = 0;
         loop {
-            let piece = |_| {
-                self.peer
-                    .path(&format!("{of}?at={at}&control={}", encoded(control)))
-            };
+            let piece = |_| self.peer.path(&format!("{of}?at={at}{of_whom}"));
             let answer = client.ask(piece, Body::None, PATIENCE);
             let answer = answer.map_err(|error| error.to_string())?;
             match answer.code {

@@ -37,6 +37,8 @@ struct Stand {
     other: Option<String>,
     /// What of the policy that is followed can't be done.
     refused: Vec<String>,
+    /// Whether deltas can be fetched, or why not; none before it was tried.
+    fetches: Option<Result<(), String>>,
     counts: Counts,
 }
 
@@ -164,6 +166,17 @@ impl ControlView {
         }
     }
 
+    /// It was asked for deltas, or why not.
+    pub(super) fn fetched(&self, outcome: Result<(), String>) {
+        let mut stand = self.stand();
+        if stand.fetches.as_ref() != Some(&outcome) {
+            if let Err(why) = &outcome {
+                tracing::warn!("deltas can't be fetched: {why}");
+            }
+            stand.fetches = Some(outcome);
+        }
+    }
+
     /// Asking for a policy has failed.
     pub(super) fn failed(&self, why: &str) {
         self.stand().failed(why);
@@ -181,6 +194,10 @@ impl ControlView {
         let followed = stand.follower.followed().map(
             |followed| json!({ "control": followed.control, "order": followed.order.to_string() }),
         );
+        let fetches = stand.fetches.as_ref().map(|outcome| match outcome {
+            Ok(()) => "fetched",
+            Err(why) => why,
+        });
         json!({
             "address": self.address,
             "name": self.name,
@@ -190,6 +207,7 @@ impl ControlView {
             "refused": stand.refused,
             "other": stand.other,
             "last_error": stand.error,
+            "deltas": fetches,
             "reports": stand.counts.reports,
             "policies": stand.counts.policies,
             "policies_refused": stand.counts.refused,

@@ -22,4 +22,16 @@ pub(super) const FAULTS: &[Fault] = &[
         "serves again; nothing leaked",
         deltas::killed,
     ),
+    Fault::new(
+        "delta-control-sigkill",
+        "every delta that is kept applied once; each row old or new and never back",
+        UNHARMED,
+        deltas::control_killed,
+    ),
+    Fault::new(
+        "delta-follower-sigkill",
+        "goes on from the last one that was kept, to the end of the log",
+        "serves again; nothing leaked",
+        deltas::follower_killed,
+    ),
 ];
