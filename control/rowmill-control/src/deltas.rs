@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::{Context, ensure};
-use rowmill_table::{DeltaFile, DeltaHead, TableError};
+use rowmill_table::{DeltaFile, DeltaHead, TableError, delta_chain};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -71,8 +71,8 @@ pub(crate) enum NotTaken {
     /// Another one is on its way.
     #[error("another delta is being taken: try again in a second")]
     Busy,
-    /// It can't be kept.
-    #[error("cannot keep it in {}: {source}", directory.display())]
+    /// It can't be kept, or read.
+    #[error("cannot write or read in {}: {source}", directory.display())]
     Io {
         directory: PathBuf,
         source: io::Error,
@@ -80,11 +80,40 @@ pub(crate) enum NotTaken {
 }
 
 /// Of a generation.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Last {
     base: u32,
-    sequence: u64,
+    /// What tells the deltas up to each from any others: see [`delta_chain`].
+    chains: Vec<u32>,
     bytes: u64,
+}
+
+impl Last {
+    fn of(base: u32) -> Last {
+        Last {
+            base,
+            chains: Vec::new(),
+            bytes: 0,
+        }
+    }
+
+    fn sequence(&self) -> u64 {
+        self.chains.len() as u64
+    }
+
+    /// What tells the first so many from any others, if there are as many.
+    fn chain(&self, sequence: u64) -> Option<u32> {
+        match usize::try_from(sequence).ok()?.checked_sub(1) {
+            None => Some(self.base),
+            Some(at) => self.chains.get(at).copied(),
+        }
+    }
+
+    fn push(&mut self, delta: &DeltaFile) {
+        let before = self.chain(self.sequence()).expect("there are as many");
+        self.chains.push(delta_chain(before, delta.crc32()));
+        self.bytes += delta.head().file_bytes();
+    }
 }
 
 /// See the module's text.
@@ -147,7 +176,7 @@ impl Log {
                 if let Some((of, last)) = found(&generation)? {
                     tracing::info!(
                         "{} deltas of generation {} of model {} are kept",
-                        last.sequence,
+                        last.sequence(),
                         of.1,
                         of.0
                     );
@@ -202,7 +231,7 @@ impl Log {
             model: model.clone(),
             generation: *generation,
             fingerprint: format!("{:08x}", last.base),
-            last: last.sequence,
+            last: last.sequence(),
             bytes: last.bytes,
         };
         kept.iter().map(view).collect()
@@ -222,7 +251,7 @@ impl Log {
             format!("generation {} of model {}", head.generation, head.model),
             head.sequence,
         );
-        let next = last.map_or(0, |last| last.sequence) + 1;
+        let next = last.map_or(0, Last::sequence) + 1;
         if let Some(last) = last
             && last.base != head.base
         {
@@ -250,7 +279,7 @@ impl Log {
         let kept = self.kept();
         let last = kept.get(&(head.model.clone(), head.generation));
         last.is_none_or(|last| last.base == head.base)
-            && head.sequence > last.map_or(0, |last| last.sequence) + 1
+            && head.sequence > last.map_or(0, Last::sequence) + 1
     }
 
     /// Whether this very delta is kept under its number, which some delta has.
@@ -284,6 +313,9 @@ impl Log {
         let path = self.path(&head.model, head.generation, head.sequence);
         if self.stands(&head)? == Stands::Before {
             self.has(&delta)?;
+            // Whoever was told of it first may have died before its name was on the disk.
+            let synced = sync(path.parent().expect("in a directory"));
+            synced.map_err(|source| self.unkept(source))?;
             return Ok(taken(false));
         }
         let directory = path.parent().expect("in a directory");
@@ -296,13 +328,9 @@ impl Log {
         keep().map_err(|source| self.unkept(source))?;
         let mut kept = self.kept();
         let of = (head.model.clone(), head.generation);
-        let last = kept.entry(of).or_insert(Last {
-            base: head.base,
-            sequence: 0,
-            bytes: 0,
-        });
-        last.sequence = head.sequence;
-        last.bytes += head.file_bytes();
+        kept.entry(of)
+            .or_insert_with(|| Last::of(head.base))
+            .push(&delta);
         tracing::info!(
             "delta {} of generation {} of model {} is kept, with {} rows",
             head.sequence,
@@ -319,28 +347,43 @@ impl Log {
         let _gone = fs::remove_file(self.draft());
     }
 
-    /// A piece of a delta from one of its bytes on: fewer than [`PIECE_BYTES`] at its end. None where there is no such delta.
+    /// A piece of a delta from one of its bytes on: fewer than [`PIECE_BYTES`] at its end. None where there is no such delta. `chain`: what
+    /// tells the deltas that who asks has applied from any others, which have to be those before it here.
     ///
     /// # Errors
-    /// Where it can't be read.
+    /// Where it can't be read, or who asks has applied others.
     pub(crate) fn piece(
         &self,
         (model, generation, sequence): (&str, u64, u64),
+        chain: Option<u32>,
         at: u64,
-    ) -> io::Result<Option<Vec<u8>>> {
-        let is_kept = {
+    ) -> Result<Option<Vec<u8>>, NotTaken> {
+        {
             let kept = self.kept();
             let last = kept.get(&(model.to_owned(), generation));
-            last.is_some_and(|last| (1..=last.sequence).contains(&sequence))
-        };
-        if !is_kept {
-            return Ok(None);
+            let Some((last, before)) = last.zip(sequence.checked_sub(1)) else {
+                return Ok(None);
+            };
+            let own = last.chain(before);
+            if own.is_some() && chain.is_some_and(|chain| own != Some(chain)) {
+                return Err(NotTaken::Conflict(format!(
+                    "the dataplane has applied other deltas to generation {generation} of model {model} than the {before} that are kept here, or serves \
+                     another generation of that number: it gets none after them; move away its deltas, or those that are kept here, and start it anew"
+                )));
+            }
+            if sequence > last.sequence() {
+                return Ok(None);
+            }
         }
-        let file = File::open(self.path(model, generation, sequence))?;
-        let left = file.metadata()?.len().saturating_sub(at);
-        let mut piece = vec![0; left.min(PIECE_BYTES) as usize];
-        file.read_exact_at(&mut piece, at)?;
-        Ok(Some(piece))
+        let path = self.path(model, generation, sequence);
+        let read = || {
+            let file = File::open(path)?;
+            let left = file.metadata()?.len().saturating_sub(at);
+            let mut piece = vec![0; left.min(PIECE_BYTES) as usize];
+            file.read_exact_at(&mut piece, at)?;
+            Ok(Some(piece))
+        };
+        read().map_err(|source| self.unkept(source))
     }
 }
 
@@ -373,45 +416,51 @@ fn folders(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
 /// What a generation's directory has.
 fn found(directory: &Path) -> anyhow::Result<Option<((String, u64), Last)>> {
     let unread = || format!("cannot look into {}", directory.display());
-    let (mut count, mut bytes) = (0, 0);
+    let mut count = 0;
     for entry in directory.read_dir().with_context(unread)? {
         let entry = entry.with_context(unread)?;
         if entry.file_name().to_string_lossy().ends_with(".delta") {
             count += 1;
-            bytes += entry.metadata().with_context(unread)?.len();
         }
     }
     if count == 0 {
         return Ok(None);
     }
-    let last = directory.join(file_name(count));
-    let gap = || {
-        format!(
-            "{} has {count} deltas, which are to be those from 1 on without a gap: bring back the one that lacks, or remove all after it",
+    let mut found: Option<((String, u64), Last)> = None;
+    for sequence in 1..=count {
+        let path = directory.join(file_name(sequence));
+        // With as many files, each of which has a number of its own, one that lacks tells of a gap.
+        ensure!(
+            path.try_exists().with_context(unread)?,
+            "{} has {count} deltas, which are to be those from 1 on without a gap, and lacks {sequence}: bring it back, or remove all after it",
             directory.display()
-        )
-    };
-    // With as many files, each of which has a number of its own, the last one's number tells of a gap.
-    ensure!(last.try_exists().with_context(unread)?, gap());
-    let delta = DeltaFile::open(&last)?;
-    let head = delta.head();
-    ensure!(
-        head.sequence == count
-            && directory
-                .file_name()
-                .is_some_and(|name| name.to_str() == Some(&format!("gen-{}", head.generation))),
-        "{} is delta {} of generation {} of model {}: it does not belong there",
-        last.display(),
-        head.sequence,
-        head.generation,
-        head.model
-    );
-    let last = Last {
-        base: head.base,
-        sequence: count,
-        bytes,
-    };
-    Ok(Some(((head.model.clone(), head.generation), last)))
+        );
+        let delta = DeltaFile::open(&path)?;
+        let head = delta.head();
+        let (of, last) = found.get_or_insert_with(|| {
+            let of = (head.model.clone(), head.generation);
+            (of, Last::of(head.base))
+        });
+        let named = format!("gen-{}", of.1);
+        let is_there = directory
+            .file_name()
+            .is_some_and(|name| name.to_str() == Some(&named));
+        ensure!(
+            is_there
+                && (&head.model, head.generation, head.base, head.sequence)
+                    == (&of.0, of.1, last.base, sequence),
+            "{} is delta {} of generation {} of model {} (fingerprint {:08x}): it does not belong there",
+            path.display(),
+            head.sequence,
+            head.generation,
+            head.model,
+            head.base
+        );
+        last.push(&delta);
+    }
+    // One of them may have got its name right before a kill.
+    sync(directory).with_context(unread)?;
+    Ok(found)
 }
 
 /// Makes a directory, with those above it that there are not, for nobody else to look into; its name is on the disk then.

@@ -10,6 +10,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use deltas::Deltas;
+use rowmill_table::{DeltaFile, delta_chain};
 use serde_json::{Value, json};
 use support::{Control, TOML, wait_for};
 
@@ -114,6 +115,44 @@ fn deltas_are_kept_in_their_order_each_once() {
     assert!(rest.is_empty());
     assert_eq!(last(&control), json!(3));
     assert!(!folder.path().join("log/incoming.tmp").exists());
+}
+
+#[test]
+fn who_has_applied_others_gets_none_after_them() {
+    let (folder, made) = (tempfile::tempdir().unwrap(), Deltas::of(1));
+    let mut control = Control::start(&keeping(&folder, ""));
+    let own: Vec<DeltaFile> = (1..=2)
+        .map(|sequence| DeltaFile::open(made.make(sequence, 1.0)).unwrap())
+        .collect();
+    let base = own[0].head().base;
+    let asked = |control: &Control, sequence: u64, chain: u32| {
+        let path = format!("/v1/dataplanes/a/deltas/m/1/{sequence}?chain={chain}");
+        let answer = support::agent().get(control.url(&path)).call().unwrap();
+        answer.status().as_u16()
+    };
+    assert_eq!(
+        asked(&control, 1, 9),
+        204,
+        "nothing is kept to compare with"
+    );
+    for delta in &own {
+        assert_eq!(give(&control, &fs::read(delta.path()).unwrap()).0, 200);
+    }
+    let first = delta_chain(base, own[0].crc32());
+    let second = delta_chain(first, own[1].crc32());
+    let other = DeltaFile::open(made.make(1, 7.0)).unwrap();
+    let others = delta_chain(base, other.crc32());
+    for _ in 0..2 {
+        assert_eq!(asked(&control, 1, base), 200);
+        assert_eq!(asked(&control, 2, first), 200);
+        assert_eq!(asked(&control, 3, second), 204);
+        assert_eq!(asked(&control, 1, base ^ 1), 409);
+        assert_eq!(asked(&control, 2, others), 409);
+        assert_eq!(asked(&control, 3, delta_chain(others, own[1].crc32())), 409);
+        // It is farther than what is kept here.
+        assert_eq!(asked(&control, 4, 5), 204);
+        control.kill_and_start();
+    }
 }
 
 #[test]

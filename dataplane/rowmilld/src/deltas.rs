@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use rowmill_cache::store::Epochs;
 use rowmill_table::{DeltaFile, Resident, ResidentTable, TableError};
 use serde_json::{Value, json};
@@ -111,6 +112,12 @@ impl Deltas {
         let changes = self.changes.lock().expect("a panic ends the process");
         let change = changes.iter().find(|change| change.number == number)?;
         Some((change.state, change.detail.clone()))
+    }
+
+    /// What tells the deltas that were applied to tables from any others, as [`delta_chain`](rowmill_table::delta_chain) says; none while one is being
+    /// applied.
+    pub(crate) fn chain(&self, tables: &Resident, sequence: u64) -> Option<u32> {
+        self.store.chain(tables, sequence)
     }
 
     /// A file for a delta that comes from elsewhere: whoever fetches it writes it anew.
@@ -211,9 +218,15 @@ impl Means {
             ));
         };
         let rows = head.rows();
-        change(&delta, tables, &mut || self.pass(), &mut |done| {
+        let changed = change(&delta, tables, &mut || self.pass(), &mut |done| {
             running(format!("{done} of {rows} rows"));
+        });
+        changed.with_context(|| {
+            format!(
+                "delta {sequence} of generation {generation} is kept, and some of its rows may be served already: send the same one again, or restart"
+            )
         })?;
+        self.store.applied(tables, &delta);
         tables.set_delta(sequence);
         self.store.count(rows);
         Ok(format!(

@@ -39,6 +39,13 @@ const BODY_CRC_AT: usize = 160;
 const ENTRY_USED: usize = 164;
 const _: () = assert!(TABLE_AT + crate::spec::MAX_NAME_BYTES <= FORMAT_AT);
 
+/// What tells the deltas of a generation so far from any others, with one more: the CRC-32 of what told those before it (the generation's fingerprint,
+/// where there are none) and of the delta's own ([`DeltaFile::crc32`](crate::DeltaFile::crc32)).
+pub fn delta_chain(before: u32, crc32: u32) -> u32 {
+    let both = [before.to_le_bytes(), crc32.to_le_bytes()].concat();
+    crc32fast::hash(&both)
+}
+
 /// What a delta says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeltaHead {

@@ -43,7 +43,7 @@ mod verify;
 mod writer;
 
 pub use delta::{
-    DeltaHead, DeltaSection, MAX_DELTA_BYTES, MAX_DELTA_HEAD_BYTES, MAX_MODEL_NAME,
+    DeltaHead, DeltaSection, MAX_DELTA_BYTES, MAX_DELTA_HEAD_BYTES, MAX_MODEL_NAME, delta_chain,
     parse_delta_head,
 };
 pub use delta_file::{DeltaFile, EachRows};

@@ -58,12 +58,18 @@ fn npy(site: &Site, name: &str, header: &str, data: Vec<u8>) -> Result<PathBuf> 
 
 /// Makes a delta.
 fn delta(site: &Site, model: &str, sequence: u64) -> Result<PathBuf> {
+    let path = site.path(&format!("{model}-{sequence}.delta"));
+    delta_of(site, &path, model, sequence, sequence)
+}
+
+/// Makes one whose rows are those of another sequence number.
+fn delta_of(site: &Site, path: &Path, model: &str, sequence: u64, rows_of: u64) -> Result<PathBuf> {
     let rows = ROWS / CHANGED_ONE_IN;
     let header = |kind: &str, shape: String| {
         format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}")
     };
     let ids = (0..rows).flat_map(|row| u64::from(row * CHANGED_ONE_IN).to_le_bytes());
-    let value = (BASE + sequence as f32).to_le_bytes();
+    let value = (BASE + rows_of as f32).to_le_bytes();
     let values = value.repeat(rows as usize * DIM);
     let from = Container::Npy {
         ids: Some(npy(
@@ -80,16 +86,15 @@ fn delta(site: &Site, model: &str, sequence: u64) -> Result<PathBuf> {
         )?,
     };
     let generation = Generation::open(site.model()?)?;
-    let path = site.path(&format!("{model}-{sequence}.delta"));
     let name = TABLE.into();
     write_delta(
-        &path,
+        path,
         model,
         sequence,
         &generation,
         &[DeltaTable { name, from }],
     )?;
-    Ok(path)
+    Ok(path.to_owned())
 }
 
 /// Runs `rowmill delta apply`. Returns whether it ended well, and what it said.
@@ -408,6 +413,37 @@ pub(super) fn follower_killed(site: &Site) -> Result<Verdict> {
     Ok(Verdict::Pass(format!(
         "at its starts it had {found:?}, and then all {DELTAS}"
     )))
+}
+
+/// An operator applies another delta on the host than the control plane has kept under its number: that is told, nothing comes after it, and
+/// serving goes on.
+pub(super) fn diverged(site: &Site) -> Result<Verdict> {
+    if !site.programs.path("rowmill-control").exists() {
+        return Ok(Verdict::Skipped("rowmill-control is not built".into()));
+    }
+    const LOOKS: u64 = 30;
+    let _running = keeping(site)?;
+    beside_an_innocent(site, &following(site)?, |scene| {
+        let service = &*scene.service;
+        // Nothing is kept there, so that this one is the first anywhere.
+        does(site, service, &delta(site, "faults", 1)?)?;
+        let other = delta_of(site, &site.path("other.delta"), "faults", 1, 5)?;
+        for file in [other, delta(site, "faults", 2)?, delta(site, "faults", 3)?] {
+            let (is_done, said) = publish(site, &file)?;
+            ensure!(is_done, "{said}");
+        }
+        says(service, "told", |control| {
+            let deltas = control["deltas"].as_str().unwrap_or_default();
+            deltas.contains("has applied other deltas")
+        })?;
+        let mut looker = Looker::new(site, &service.endpoint)?;
+        for _ in 0..LOOKS {
+            ensure!(applied(service)? == 1, "another one is applied");
+            thread::sleep(Duration::from_millis(100));
+        }
+        looker.all_are(1)?;
+        Ok("told, and nothing came after it".into())
+    })
 }
 
 /// Deltas that can't be applied are told, change no row, and none is kept.

@@ -25,6 +25,8 @@ pub(crate) struct Deltas(pub(crate) Option<Arc<Log>>);
 
 /// The next piece of a body that takes longer to come is not waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// A body comes at this rate at least, in bytes a second, after a minute for its beginning: nobody else can give one meanwhile.
+const SLOWEST: u64 = 4 << 20;
 /// Pieces of a body, of some 400 KiB at most each, that wait to be written.
 const PIECES: usize = 4;
 
@@ -133,7 +135,12 @@ pub(super) async fn give(
         let _told_there = sender.send(Come::End).await;
         Ok(())
     };
-    let read = read.await;
+    let whole = Duration::from_secs(60 + most / SLOWEST);
+    let read = tokio::time::timeout(whole, read).await;
+    let read = read.unwrap_or_else(|_| {
+        let error = format!("the body did not come within {} s", whole.as_secs());
+        Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, error))
+    });
     drop(sender);
     if read.is_err() {
         swallow(body).await;
@@ -183,6 +190,8 @@ pub(super) struct Wanted {
     at: u64,
     /// The control plane that the dataplane follows: another one does not answer.
     control: Option<String>,
+    /// What tells the deltas before it, as the dataplane has applied them, from any others: `delta_chain` of dataplane/table/src/delta.rs.
+    chain: Option<u32>,
 }
 
 /// A piece of a delta: the next 1 MiB, or what there is until its end.
@@ -197,7 +206,7 @@ pub(super) struct Wanted {
         (status = 200, content_type = "application/octet-stream", description = "The bytes"),
         (status = 204, description = "There is no such delta yet"),
         (status = 400, body = Told, description = "It is asked for wrongly"),
-        (status = 409, body = Told, description = "The dataplane follows another control plane"),
+        (status = 409, body = Told, description = "The dataplane follows another control plane, or has applied other deltas before it"),
         (status = 500, body = Told, description = "It can't be read"),
     )
 )]
@@ -225,11 +234,14 @@ pub(super) async fn piece(
     let Some(log) = deltas.0 else {
         return Ok(StatusCode::NO_CONTENT.into_response());
     };
-    let piece = spawn_blocking(move || log.piece((&model, generation, sequence), wanted.at)).await;
-    let unread = |why: String| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, why);
-    let piece = piece.map_err(|_| unread("it was not read".into()))?;
-    let piece = piece.map_err(|error| unread(format!("the delta can't be read: {error}")))?;
-    Ok(match piece {
+    let piece = spawn_blocking(move || {
+        let place = (&*model, generation, sequence);
+        log.piece(place, wanted.chain, wanted.at)
+    });
+    let piece = piece
+        .await
+        .map_err(|_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "it was not read"))?;
+    Ok(match piece? {
         Some(piece) => {
             ([(header::CONTENT_TYPE, "application/octet-stream")], piece).into_response()
         }

@@ -1,8 +1,10 @@
 //! Deltas that the control plane keeps: fetched one after the other and applied as those of the own host's operators are.
 //!
 //! What is asked for is always the one after the last that was applied, of each generation that is held. So whatever was missed comes
-//! in its order, and nothing is applied twice, whoever else applies some.
+//! in its order, and nothing is applied twice, whoever else applies some. What tells those that were applied from any others is
+//! sent along: a control plane that has kept others under their numbers gives none that would come after them.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -49,45 +51,75 @@ pub(super) struct Fetcher {
     pub(super) told: Told,
 }
 
-/// A delta of a generation.
-type Place = (u64, u64);
+/// A delta of a generation that could not be applied.
+struct Failed {
+    sequence: u64,
+    at: Instant,
+    pause: Duration,
+}
+
+impl Failed {
+    fn now(sequence: u64, pause: Duration) -> Failed {
+        Failed {
+            sequence,
+            at: Instant::now(),
+            pause,
+        }
+    }
+
+    fn waits(&self) -> bool {
+        self.at.elapsed() < self.pause
+    }
+}
 
 impl Fetcher {
     /// For as long as the process lives.
     pub(super) fn run(&self, view: &ControlView) {
         let mut client = Client::new(self.peer.address.clone(), self.peer.credentials.clone());
         let mut pauses = Pauses::new();
-        let mut failed: Option<(Place, Instant, Duration)> = None;
+        let mut failed = BTreeMap::new();
         loop {
             // Only of the control plane that is followed, once one is: before that of whoever answers.
             let (applied, _) = view.applied();
             let control = applied.map(|applied| applied.control);
-            let mut has_come = false;
-            for (generation, last) in self.holder.applied() {
-                let place = (generation, last + 1);
-                let same = failed.filter(|(other, ..)| *other == place);
-                let waits = same.is_some_and(|(_, at, pause)| at.elapsed() < pause);
-                if waits {
+            let tables = self.holder.tables();
+            failed.retain(|generation, _| tables.iter().any(|of| of.generation() == *generation));
+            let mut is_applied = false;
+            for tables in tables {
+                let (generation, sequence) = (tables.generation(), tables.delta() + 1);
+                let same = failed.get(&generation);
+                let same = same.filter(|failed: &&Failed| failed.sequence == sequence);
+                // While another one is being applied here it is not known what comes next.
+                let chain = self.deltas.chain(&tables, sequence - 1);
+                let Some(chain) = chain.filter(|_| !same.is_some_and(Failed::waits)) else {
                     continue;
+                };
+                let pause = same.map_or(AGAIN[0], |same| (2 * same.pause).min(AGAIN[1]));
+                let mut of = format!(
+                    "deltas/{}/{generation}/{sequence}?chain={chain}",
+                    encoded(&self.model)
+                );
+                if let Some(control) = &control {
+                    of = format!("{of}&control={}", encoded(control));
                 }
-                let fetched = self.fetch(&mut client, control.as_deref(), place);
+                let fetched = self.fetch(&mut client, &of);
                 view.fetched(fetched.as_ref().map(drop).map_err(Clone::clone));
                 match fetched {
                     Ok(None) => pauses = Pauses::new(),
                     Ok(Some(file)) => {
-                        has_come = true;
                         let outcome = self.apply(&file);
                         // What is applied is kept under its number.
                         let _kept = fs::remove_file(&file);
                         match outcome {
-                            Ok(detail) => self.told.set(detail),
+                            Ok(detail) => {
+                                is_applied = true;
+                                self.told.set(detail);
+                            }
                             Err(why) => {
-                                let pause = same.map_or(AGAIN[0], |(.., pause)| 2 * pause);
-                                failed = Some((place, Instant::now(), pause.min(AGAIN[1])));
                                 self.told.set(format!(
-                                    "delta {} of generation {generation} could not be applied: {why}",
-                                    place.1
+                                    "delta {sequence} of generation {generation} could not be applied: {why}"
                                 ));
+                                failed.insert(generation, Failed::now(sequence, pause));
                             }
                         }
                     }
@@ -97,28 +129,19 @@ impl Fetcher {
                     }
                 }
             }
-            if !has_come {
+            if !is_applied {
                 thread::sleep(LOOK);
             }
         }
     }
 
     /// Brings a delta to a file; none where there is none yet.
-    fn fetch(
-        &self,
-        client: &mut Client,
-        control: Option<&str>,
-        (generation, sequence): Place,
-    ) -> Result<Option<PathBuf>, String> {
-        let of = format!("deltas/{}/{generation}/{sequence}", encoded(&self.model));
-        let of_whom = control.map_or(String::new(), |control| {
-            format!("&control={}", encoded(control))
-        });
+    fn fetch(&self, client: &mut Client, of: &str) -> Result<Option<PathBuf>, String> {
         let path = self.deltas.incoming();
         let mut file: Option<File> = None;
         let mut at = 0;
         loop {
-            let piece = |_| self.peer.path(&format!("{of}?at={at}{of_whom}"));
+            let piece = |_| self.peer.path(&format!("{of}&at={at}"));
             let answer = client.ask(piece, Body::None, PATIENCE);
             let answer = answer.map_err(|error| error.to_string())?;
             match answer.code {
@@ -129,7 +152,7 @@ impl Fetcher {
             }
             at += answer.body.len() as u64;
             if at > MAX_DELTA_BYTES {
-                return Err(format!("delta {sequence} has no end"));
+                return Err("a delta has no end".into());
             }
             let written = write(&mut file, &path, &answer.body);
             written.map_err(|error| format!("cannot write {}: {error}", path.display()))?;

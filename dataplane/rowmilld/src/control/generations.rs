@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rowmill_link::{GenerationsPolicy, Order};
+use rowmill_table::Resident;
 
 use super::view::ControlView;
 use crate::generations::{Change, ChangeError, Generations, Source, View, Wish};
@@ -31,10 +32,18 @@ impl Holder {
     }
 
     /// The same, each with the last delta that was applied to it.
-    pub(super) fn applied(&self) -> Vec<(u64, u64)> {
+    fn applied(&self) -> Vec<(u64, u64)> {
         let (held, _) = self.view.held();
         let held = held.iter();
         held.map(|(_, held)| (held.number, held.resident.delta()))
+            .collect()
+    }
+
+    /// Their tables.
+    pub(super) fn tables(&self) -> Vec<Arc<Resident>> {
+        let (held, _) = self.view.held();
+        held.into_iter()
+            .map(|(_, held)| Arc::clone(&held.resident))
             .collect()
     }
 

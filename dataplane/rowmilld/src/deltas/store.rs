@@ -3,6 +3,7 @@
 //! Those of generation N of a model are `MODEL/gen-N/SEQUENCE.delta` in the directory of deltas. A file has that name when it is whole, checked
 //! and on the disk; until then it ends in `.tmp`, and one of these that is found is of a process that died meanwhile.
 
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::{Context, anyhow, bail, ensure};
-use rowmill_table::{DeltaFile, Resident};
+use rowmill_table::{DeltaFile, Resident, delta_chain};
 
 use super::{change, table_of};
 use crate::claim::Claim;
@@ -27,6 +28,8 @@ pub struct Store {
     working: Mutex<()>,
     /// Rows that became others.
     rows: AtomicU64,
+    /// Of each generation what tells the deltas that were applied to it from any others: see [`delta_chain`].
+    chains: Mutex<BTreeMap<u64, (u64, u32)>>,
     _claim: Claim,
 }
 
@@ -51,11 +54,17 @@ impl Store {
         make(&directory).with_context(unmade)?;
         let claim = Claim::take(&directory.join("deltas"));
         let claim = claim.context("deltas.directory: give each dataplane its own")?;
+        ensure!(
+            claim.is_locked,
+            "deltas.directory: {} is on a file system without locks, where nothing would keep two dataplanes apart: choose another",
+            directory.display()
+        );
         Ok(Store {
             model: model.to_owned(),
             directory,
             working: Mutex::new(()),
             rows: AtomicU64::new(0),
+            chains: Mutex::default(),
             _claim: claim,
         })
     }
@@ -78,6 +87,28 @@ impl Store {
 
     pub(super) fn count(&self, rows: u64) {
         self.rows.fetch_add(rows, Relaxed);
+    }
+
+    /// A delta was applied to tables of a generation, after those before it.
+    pub(super) fn applied(&self, tables: &Resident, delta: &DeltaFile) {
+        let mut chains = self.chains.lock().expect("a panic ends the process");
+        let sequence = delta.head().sequence;
+        let before = match chains.get(&tables.generation()) {
+            Some((_, chain)) if sequence > 1 => *chain,
+            _ => tables.fingerprint(),
+        };
+        let chain = delta_chain(before, delta.crc32());
+        chains.insert(tables.generation(), (sequence, chain));
+    }
+
+    /// What tells the first so many deltas of a generation from any others, if those are what was applied to it last.
+    pub(crate) fn chain(&self, tables: &Resident, sequence: u64) -> Option<u32> {
+        if sequence == 0 {
+            return Some(tables.fingerprint());
+        }
+        let chains = self.chains.lock().expect("a panic ends the process");
+        let (last, chain) = chains.get(&tables.generation())?;
+        (*last == sequence).then_some(*chain)
     }
 
     fn generation(&self, number: u64) -> PathBuf {
@@ -106,6 +137,7 @@ impl Store {
                 )
             })?;
             change(&delta, tables, &mut || (), &mut |_| ())?;
+            self.applied(tables, &delta);
             tables.set_delta(sequence);
             self.count(delta.head().rows());
         }

@@ -34,4 +34,10 @@ pub(super) const FAULTS: &[Fault] = &[
         "serves again; nothing leaked",
         deltas::follower_killed,
     ),
+    Fault::new(
+        "delta-diverged",
+        "told in the status; no delta after another one than the control plane's",
+        UNHARMED,
+        deltas::diverged,
+    ),
 ];
