@@ -97,6 +97,27 @@ pub struct Deltas {
     pub max_bytes: u64,
     /// A directory from which they are taken when they appear there, if there is one.
     pub watch: Option<PathBuf>,
+    /// A stream of Redis from which they are taken, if there is one.
+    pub redis: Option<Stream>,
+}
+
+/// A stream of Redis.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Stream {
+    /// Where Redis is: `redis://HOST:PORT` or `unix:///PATH`.
+    #[serde(rename = "url")]
+    pub redis: String,
+    /// The stream's name.
+    #[serde(default = "default_stream")]
+    pub stream: String,
+    /// The file with the password, if there has to be one.
+    #[serde(default)]
+    pub password_file: Option<PathBuf>,
+}
+
+fn default_stream() -> String {
+    "rowmill:deltas".into()
 }
 
 impl Default for Deltas {
@@ -106,6 +127,7 @@ impl Default for Deltas {
             // A hundredth of the rows of 100 GiB.
             max_bytes: 1 << 30,
             watch: None,
+            redis: None,
         }
     }
 }
@@ -261,6 +283,42 @@ impl Config {
         Ok(())
     }
 
+    fn check_stream(&self, stream: &Stream) -> Result<(), String> {
+        if self.deltas.directory.is_none() {
+            return Err("deltas.redis is set, and what comes from there would be kept nowhere: set deltas.directory, too".into());
+        }
+        if stream.stream.is_empty() || stream.stream.contains(['\n', '\r']) {
+            return Err("deltas.redis.stream: write the name of a stream".into());
+        }
+        if stream.redis.starts_with("unix:///") {
+            return Ok(());
+        }
+        let url = &stream.redis;
+        let host = url
+            .strip_prefix("redis://")
+            .map(|rest| rest.split('/').next().unwrap_or(rest));
+        let (host, port) = host
+            .and_then(|host| host.rsplit_once(':'))
+            .unwrap_or_default();
+        if host.is_empty() || host.contains('@') || port.parse::<u16>().is_err() {
+            return Err(format!(
+                "deltas.redis.url: `{url}`: write redis://HOST:PORT or unix:///PATH, and a password into password_file"
+            ));
+        }
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        let is_here = bare == "localhost"
+            || bare
+                .parse::<std::net::IpAddr>()
+                .is_ok_and(|address| address.is_loopback());
+        match is_here || self.insecure {
+            true => Ok(()),
+            false => Err(format!(
+                "deltas.redis.url: {url} is beyond this host, and whoever is in between could change rows: no TLS is spoken to Redis; use one on this \
+                 host (a replica, or a tunnel), or set insecure = true on a network that is trusted"
+            )),
+        }
+    }
+
     fn check(&self) -> Result<(), String> {
         let address = self.address()?;
         if address.is_none() && self.socket.is_none() {
@@ -301,6 +359,9 @@ impl Config {
         }
         if self.deltas.watch.is_some() && self.deltas.directory.is_none() {
             return Err("deltas.watch is set, and what appears there would be kept nowhere: set deltas.directory, too".into());
+        }
+        if let Some(stream) = &self.deltas.redis {
+            self.check_stream(stream)?;
         }
         let filter = tracing_subscriber::EnvFilter::try_new(&self.log.filter);
         filter.map(|_| ()).map_err(|error| {
@@ -347,7 +408,8 @@ mod tests {
             all.socket.is_some()
                 && all.record.file.is_some()
                 && all.tls.client_ca.is_some()
-                && all.deltas.watch.is_some(),
+                && all.deltas.watch.is_some()
+                && all.deltas.redis.is_some(),
             "{uncommented}"
         );
     }
@@ -382,6 +444,22 @@ mod tests {
             ("state = 'a'\nlimits.connections = 0", "from 1 to"),
             ("state = 'a'\ndeltas.max_bytes = 0", "from 1 to"),
             ("state = 'a'\ndeltas.watch = 'b'", "set deltas.directory"),
+            (
+                "state = 'a'\ndeltas.redis.url = 'redis://127.0.0.1:1'",
+                "set deltas.directory",
+            ),
+            (
+                "state = 'a'\n[deltas]\ndirectory = 'd'\nredis = { url = 'redis://:secret@127.0.0.1:1' }",
+                "password_file",
+            ),
+            (
+                "state = 'a'\n[deltas]\ndirectory = 'd'\nredis = { url = 'redis://10.0.0.1:6379' }",
+                "insecure = true",
+            ),
+            (
+                "state = 'a'\n[deltas]\ndirectory = 'd'\nredis = { url = '127.0.0.1' }",
+                "redis://HOST:PORT",
+            ),
             ("state = 'a'\nlog.filter = 'a=b=c'", "no filter"),
             ("state = 'a'\nlisten_ = 1", "unknown field"),
         ] {

@@ -7,6 +7,7 @@
 //!
 //! Dataplanes ask for the delta after their last one, a piece at a time. What they apply is decided by themselves, from what they have.
 
+mod stream;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -24,6 +25,7 @@ use utoipa::ToSchema;
 
 use crate::config::Deltas;
 
+pub(crate) use stream::Reader;
 pub(crate) use watch::watch;
 
 /// Bytes of a delta that a dataplane is given at a time.
@@ -125,6 +127,8 @@ pub struct Log {
     kept: Mutex<BTreeMap<(String, u64), Last>>,
     /// Held by who takes one.
     taking: Mutex<()>,
+    /// How it stands with each place that deltas come from by themselves, a sentence.
+    sources: Mutex<BTreeMap<&'static str, String>>,
     _claim: File,
 }
 
@@ -162,6 +166,7 @@ impl Log {
             most,
             kept: Mutex::default(),
             taking: Mutex::new(()),
+            sources: Mutex::default(),
             _claim: claim,
         };
         match fs::remove_file(log.draft()) {
@@ -189,6 +194,33 @@ impl Log {
 
     fn kept(&self) -> MutexGuard<'_, BTreeMap<(String, u64), Last>> {
         self.kept.lock().expect("a panic ends the process")
+    }
+
+    /// How it stands with a place that deltas come from by themselves. It is logged where it is another sentence than before.
+    pub(crate) fn says(&self, source: &'static str, text: String) {
+        let mut sources = self.sources.lock().expect("a panic ends the process");
+        if sources.get(source) != Some(&text) {
+            tracing::info!("deltas: {text}");
+            sources.insert(source, text);
+        }
+    }
+
+    /// All that was said so last.
+    pub(crate) fn sources(&self) -> Vec<String> {
+        let sources = self.sources.lock().expect("a panic ends the process");
+        sources.values().cloned().collect()
+    }
+
+    /// Takes a delta that is in memory, once others that come in have.
+    pub(crate) fn give(&self, bytes: &[u8]) -> Result<Taken, NotTaken> {
+        let alone = self.alone();
+        let taken = self.begin(&alone).and_then(|mut draft| {
+            let written = io::Write::write_all(&mut draft, bytes);
+            written.map_err(|source| self.unkept(source))?;
+            self.take(&draft, &alone)
+        });
+        self.drop_draft(&alone);
+        taken
     }
 
     /// Where one that comes in is written; see [`alone`](Self::alone).

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -71,13 +72,9 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
             planning.epoch,
             listeners.told()
         );
-        if let (Some(log), Some(directory)) = (&log, config.deltas.watch.clone()) {
-            // It ends with the runtime.
-            drop(tokio::spawn(deltas::watch(
-                Arc::clone(log),
-                directory,
-                stopped.clone(),
-            )));
+        let ended = Arc::<AtomicBool>::default();
+        if let Some(log) = &log {
+            take_deltas(config, log, &stopped, &ended)?;
         }
         let visits = Visits {
             router: api::router(planning.clone(), Deltas(log), Warnings(warnings.into())),
@@ -87,11 +84,34 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
             stopped,
         };
         let served = visits.serve(&listeners, &planning).await;
+        ended.store(true, Ordering::Relaxed);
         thread
             .join()
             .map_err(|_| anyhow::anyhow!("the planning thread has panicked"))?;
         served
     })
+}
+
+/// Starts to take deltas from where they appear by themselves.
+fn take_deltas(
+    config: &Config,
+    log: &Arc<Log>,
+    stopped: &watch::Receiver<bool>,
+    ended: &Arc<AtomicBool>,
+) -> anyhow::Result<()> {
+    if let Some(directory) = config.deltas.watch.clone() {
+        // It ends with the runtime.
+        let watching = deltas::watch(Arc::clone(log), directory, stopped.clone());
+        drop(tokio::spawn(watching));
+    }
+    if let Some(stream) = config.deltas.redis.clone() {
+        let reader = deltas::Reader::new(Arc::clone(log), stream, Arc::clone(ended));
+        // It ends with the process, wherever it waits.
+        let thread = std::thread::Builder::new().name("deltas".into());
+        let thread = thread.spawn(move || reader.run());
+        thread.context("cannot start the thread that reads a stream")?;
+    }
+    Ok(())
 }
 
 /// Starts the thread that signals come to.

@@ -7,9 +7,9 @@ use rowmill_admission::{DataplaneView, Event, RowView, Settings, TableView};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::Warnings;
 use super::bodies::{Json, read_json};
 use super::refusal::{Refusal, Told};
+use super::{Deltas, Warnings};
 use crate::planning::Planning;
 
 /// Longest settings.
@@ -39,6 +39,8 @@ pub(crate) struct Status {
     pub others: Vec<String>,
     /// What is open to whom, where that is more than most would want, each in a sentence.
     pub warnings: Vec<String>,
+    /// Where deltas come from by themselves, and how that stands, each in a sentence.
+    pub deltas: Vec<String>,
 }
 
 /// How the control plane is.
@@ -46,6 +48,7 @@ pub(crate) struct Status {
 pub(super) async fn status(
     State(planning): State<Planning>,
     Extension(Warnings(warnings)): Extension<Warnings>,
+    Extension(Deltas(log)): Extension<Deltas>,
 ) -> Result<Json<Status>, Refusal> {
     let control = planning.control.clone();
     let look = move |planner: &rowmill_admission::Planner, now_ns: u64| {
@@ -65,6 +68,7 @@ pub(super) async fn status(
             epoch: planner.epoch(),
             others: others.collect(),
             warnings: warnings.to_vec(),
+            deltas: log.map_or(Vec::new(), |log| log.sources()),
             dataplanes: dataplanes.len(),
             tables: planner.tables(now_ns).len(),
             control,

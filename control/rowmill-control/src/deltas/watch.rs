@@ -27,7 +27,6 @@ pub(crate) async fn watch(log: Arc<Log>, directory: PathBuf, mut stopped: Receiv
         log,
         directory,
         done: BTreeMap::new(),
-        told: String::new(),
     };
     loop {
         let looked = tokio::task::spawn_blocking(move || {
@@ -49,27 +48,17 @@ struct Watcher {
     directory: PathBuf,
     /// Files that need not be looked at again, unless they change: taken, known, or bad.
     done: BTreeMap<PathBuf, Seen>,
-    /// The last thing that was said of the directory.
-    told: String,
 }
 
 impl Watcher {
     fn look(&mut self) {
         let files = match self.files() {
-            Ok(files) => {
-                self.told.clear();
-                files
-            }
+            Ok(files) => files,
             Err(error) => {
-                let text = format!(
-                    "deltas.watch: cannot look into {}: {error}",
-                    self.directory.display()
-                );
-                if text != self.told {
-                    tracing::warn!("{text}; trying again each second");
-                    self.told = text;
-                }
-                return;
+                let directory = self.directory.display();
+                let text =
+                    format!("cannot look into {directory}: {error}; trying again each second");
+                return self.log.says("watch", text);
             }
         };
         let mut found = Vec::new();
@@ -92,16 +81,15 @@ impl Watcher {
                 // One before it may come yet.
                 Ok(false) => {}
                 Err(NotTaken::Io { directory, source }) => {
-                    let error = NotTaken::Io { directory, source }.to_string();
-                    if error != self.told {
-                        tracing::error!("deltas.watch: {}: {error}", path.display());
-                        self.told = error;
-                    }
-                    return;
+                    let error = NotTaken::Io { directory, source };
+                    let text = format!("{}: {error}; trying again each second", path.display());
+                    return self.log.says("watch", text);
                 }
                 Err(error) => self.refuse(path, seen, &error.to_string()),
             }
         }
+        let text = format!("directory {} is watched", self.directory.display());
+        self.log.says("watch", text);
     }
 
     fn refuse(&mut self, path: PathBuf, seen: Seen, why: &str) {
