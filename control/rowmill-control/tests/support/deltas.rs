@@ -41,7 +41,10 @@ impl Deltas {
 
     /// Its bytes.
     pub(crate) fn bytes(&self, sequence: u64, value: f32) -> Vec<u8> {
-        fs::read(self.make(sequence, value)).unwrap()
+        let file = self.make(sequence, value);
+        let bytes = fs::read(&file).unwrap();
+        fs::remove_file(file).unwrap();
+        bytes
     }
 }
 
