@@ -8,7 +8,7 @@ BENCH := $(PROGRAMS)/rowmill-bench
 SEEDS ?= 1000
 FUZZ_SECONDS ?= 60
 
-.PHONY: help run test tests test-arm test-c archive install peers check test-full bench targets faults sim build setup lab test-rxe bench-rxe test-python test-gpu gpu-kit docs
+.PHONY: help run test tests test-arm test-c archive install peers check test-full bench targets faults sim build setup setup-tests lab test-rxe bench-rxe test-python test-gpu gpu-kit docs
 
 help: ## List these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -26,7 +26,10 @@ run: build ## Demo: a model, a service, queries, every answer checked (TRACE=fil
 test: tests ## All tests of the crates and of the programs (what is misused and what dies: make faults)
 	$(CARGO) test --release --workspace
 
-tests: setup # What `make test` runs, built
+setup-tests: # What tests and faults need beside that
+	@deploy/setup-tests.sh
+
+tests: setup setup-tests # What `make test` runs, built
 	$(CARGO) build --release --bins
 	$(CARGO) test --release --workspace --no-run
 
@@ -98,6 +101,6 @@ peers: build ## PyTorch's embedding_bag and TorchRec's collection beside ours (i
 	deploy/stage-python.sh
 	$(BENCH) peers
 
-faults: archive ## Every fault that has to be survived, as a named test (FILTER=regex picks some)
+faults: archive setup-tests ## Every fault that has to be survived, as a named test (FILTER=regex picks some)
 	@deploy/stage-python.sh
 	$(PROGRAMS)/faults $(if $(FILTER),--filter '$(FILTER)')

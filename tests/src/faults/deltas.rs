@@ -1,4 +1,4 @@
-//! Deltas: applied under load, damaged, and the service is killed while one is applied.
+//! Deltas: applied under load, damaged, and the service is killed while one is applied. By way of the control plane: `deltas_control`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,8 +16,7 @@ use rowmill_table::{Container, DeltaTable, Generation, LoadOptions, silent, writ
 use rustix::process::Signal;
 
 use super::Verdict;
-use super::control::{control_plane_and, says};
-use super::site::{Running, Service, Settings, Site, patience, until};
+use super::site::{Service, Settings, Site, patience};
 use super::watch::{after, beside_an_innocent};
 
 /// The table that changes: rows of 64 bytes, which no innocent asks for.
@@ -32,7 +31,7 @@ const BASE: f32 = 100.0;
 const BAGS: u32 = 256;
 
 /// Settings of a service that takes deltas.
-fn settings(site: &Site) -> Result<Settings> {
+pub(super) fn settings(site: &Site) -> Result<Settings> {
     let directory = site.path("deltas");
     site.model_with(&[(TABLE, ROWS)])?;
     Ok(Settings {
@@ -57,13 +56,19 @@ fn npy(site: &Site, name: &str, header: &str, data: Vec<u8>) -> Result<PathBuf> 
 }
 
 /// Makes a delta.
-fn delta(site: &Site, model: &str, sequence: u64) -> Result<PathBuf> {
+pub(super) fn delta(site: &Site, model: &str, sequence: u64) -> Result<PathBuf> {
     let path = site.path(&format!("{model}-{sequence}.delta"));
     delta_of(site, &path, model, sequence, sequence)
 }
 
 /// Makes one whose rows are those of another sequence number.
-fn delta_of(site: &Site, path: &Path, model: &str, sequence: u64, rows_of: u64) -> Result<PathBuf> {
+pub(super) fn delta_of(
+    site: &Site,
+    path: &Path,
+    model: &str,
+    sequence: u64,
+    rows_of: u64,
+) -> Result<PathBuf> {
     let rows = ROWS / CHANGED_ONE_IN;
     let header = |kind: &str, shape: String| {
         format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}")
@@ -105,21 +110,21 @@ fn apply(site: &Site, service: &Service, file: &Path) -> Result<(bool, String)> 
     Ok((status.success(), said))
 }
 
-fn does(site: &Site, service: &Service, file: &Path) -> Result<String> {
+pub(super) fn does(site: &Site, service: &Service, file: &Path) -> Result<String> {
     let (is_done, said) = apply(site, service, file)?;
     ensure!(is_done, "{said}");
     Ok(said)
 }
 
 /// The last delta that is applied.
-fn applied(service: &Service) -> Result<u64> {
+pub(super) fn applied(service: &Service) -> Result<u64> {
     let status = service.status()?;
     let applied = status["deltas"]["generations"][0]["applied"].as_u64();
     applied.with_context(|| format!("the last delta: {}", status["deltas"]))
 }
 
 /// A client that looks rows up, each in a bag of its own, and knows what they may be.
-struct Looker {
+pub(super) struct Looker {
     session: Session<AnyPort>,
     schema: BoundSchema,
     target: Option<Target>,
@@ -128,7 +133,7 @@ struct Looker {
 }
 
 impl Looker {
-    fn new(site: &Site, endpoint: &str) -> Result<Looker> {
+    pub(super) fn new(site: &Site, endpoint: &str) -> Result<Looker> {
         let options = Options {
             name: "looker".into(),
             ..Options::default()
@@ -185,7 +190,7 @@ impl Looker {
     }
 
     /// That all rows are as this delta has left them.
-    fn all_are(&mut self, sequence: u64) -> Result<()> {
+    pub(super) fn all_are(&mut self, sequence: u64) -> Result<()> {
         let ids: Vec<u32> = (0..ROWS).collect();
         for ids in ids.chunks(BAGS as usize) {
             for (id, found) in ids.iter().zip(self.look(ids)?) {
@@ -205,7 +210,7 @@ impl Looker {
 
     /// Looks the same rows up until told otherwise. What was acknowledged is served from then on, and no row goes back. Returns how many
     /// requests there were, and how many of them had rows both old and new.
-    fn watch(
+    pub(super) fn watch(
         &mut self,
         first: u32,
         acknowledged: &AtomicU64,
@@ -274,175 +279,6 @@ pub(super) fn under_load(site: &Site) -> Result<Verdict> {
             "{DELTAS} deltas of {} rows, {requests} requests for rows that change, {mixed} of them with old and new ones",
             ROWS / CHANGED_ONE_IN
         ))
-    })
-}
-
-/// The control plane, with a log of deltas.
-fn keeping(site: &Site) -> Result<Running> {
-    let directory = site.path("log");
-    control_plane_and(
-        site,
-        &format!("[deltas]\ndirectory = \"{}\"\n", directory.display()),
-    )
-}
-
-/// Settings of a service that takes deltas, also from the control plane.
-fn following(site: &Site) -> Result<Settings> {
-    let own = settings(site)?;
-    let socket = site.path("control.sock");
-    let control = format!(
-        "[control]\naddress = \"unix:{}\"\nname = \"test\"\n",
-        socket.display()
-    );
-    Ok(Settings {
-        cached: own.cached + &control,
-        ..own
-    })
-}
-
-/// Runs `rowmill delta publish`. Returns whether it ended well, and what it said.
-fn publish(site: &Site, file: &Path) -> Result<(bool, String)> {
-    let file = file.to_str().context("a path in UTF-8")?;
-    let control = format!("unix:{}", site.path("control.sock").display());
-    let words = ["delta", "publish", file, "--control", &control];
-    let (status, said) = site.command("rowmill", &words)?;
-    Ok((status.success(), said))
-}
-
-fn until_applied(service: &Service, sequence: u64) -> Result<()> {
-    let is_so = until(2 * patience(), || {
-        applied(service).is_ok_and(|last| last >= sequence)
-    });
-    let page = || service.status().map(|page| page["control"].to_string());
-    is_so.with_context(|| format!("delta {sequence} does not come: {:?}", page()))
-}
-
-/// The control plane is killed while it is given deltas, and is back; the dataplane that follows it applies what was kept, each once.
-pub(super) fn control_killed(site: &Site) -> Result<Verdict> {
-    if !site.programs.path("rowmill-control").exists() {
-        return Ok(Verdict::Skipped("rowmill-control is not built".into()));
-    }
-    const DELTAS: u64 = 6;
-    let mut running = keeping(site)?;
-    beside_an_innocent(site, &following(site)?, |scene| {
-        let service = &*scene.service;
-        let mut looker = Looker::new(site, &service.endpoint)?;
-        let (acknowledged, ended) = (AtomicU64::new(0), AtomicBool::new(false));
-        let mut kept_before = 0;
-        let (requests, mixed) = thread::scope(|scope| {
-            let watching = scope.spawn(|| looker.watch(0, &acknowledged, &ended));
-            let give = |running: &mut Running, sequence: u64| -> Result<bool> {
-                let file = delta(site, "faults", sequence)?;
-                let path = file.to_str().context("a path in UTF-8")?;
-                let control = format!("unix:{}", site.path("control.sock").display());
-                let mut giving = site.programs.leashed("rowmill");
-                giving.args(["delta", "publish", path, "--control", &control]);
-                let quiet = || std::process::Stdio::null();
-                giving.stdin(quiet()).stdout(quiet()).stderr(quiet());
-                let mut giving = Running(giving.spawn().context("starting rowmill")?);
-                thread::sleep(Duration::from_millis(3 * sequence));
-                running.signal(Signal::KILL)?;
-                running.end(patience()).context("it was killed")?;
-                giving.end(patience()).context("it waits for ever")?;
-                *running = keeping(site)?;
-                let answers = || publish(site, &file).is_ok_and(|(is_done, _)| is_done);
-                until(patience(), answers)
-                    .with_context(|| format!("delta {sequence} is not taken"))?;
-                let (_, said) = publish(site, &file)?;
-                ensure!(said.contains("was kept before"), "{said}");
-                until_applied(service, sequence)?;
-                Ok(true)
-            };
-            let all = (1..=DELTAS).try_for_each(|sequence| {
-                kept_before += u64::from(give(&mut running, sequence)?);
-                acknowledged.store(sequence, Ordering::SeqCst);
-                Ok(())
-            });
-            ended.store(true, Ordering::Relaxed);
-            let seen = watching.join().expect("it does not panic");
-            all.and(seen)
-        })?;
-        looker.all_are(DELTAS)?;
-        drop(looker);
-        // What is held is compared, once all connections are there again.
-        says(service, "connected", |control| {
-            control["connected"] == true && control["deltas"] == "fetched"
-        })?;
-        Ok(format!(
-            "killed {kept_before} times, all {DELTAS} deltas applied; {requests} requests, {mixed} of them with old and new rows"
-        ))
-    })
-}
-
-/// The dataplane is killed while it comes to what the control plane has kept, again and again: it goes on from where it was.
-pub(super) fn follower_killed(site: &Site) -> Result<Verdict> {
-    if !site.programs.path("rowmill-control").exists() {
-        return Ok(Verdict::Skipped("rowmill-control is not built".into()));
-    }
-    const DELTAS: u64 = 12;
-    let _running = keeping(site)?;
-    let (settings, tables) = (following(site)?, site.tables()?);
-    let file = delta(site, "faults", 1)?;
-    until(patience(), || {
-        publish(site, &file).is_ok_and(|(is_done, _)| is_done)
-    })
-    .context("the first delta is not taken")?;
-    for sequence in 2..=DELTAS {
-        let (is_done, said) = publish(site, &delta(site, "faults", sequence)?)?;
-        ensure!(is_done, "{said}");
-    }
-    let mut found = Vec::new();
-    for after_ms in [0, 50, 400, 1100] {
-        let mut service = site.start(&settings)?;
-        let there = applied(&service)?;
-        ensure!(
-            found.last().is_none_or(|last| *last <= there),
-            "{there} after {found:?}"
-        );
-        found.push(there);
-        thread::sleep(Duration::from_millis(after_ms));
-        service.process().signal(Signal::KILL)?;
-        ensure!(service.process().end(patience()).is_some(), "it was killed");
-    }
-    let mut service = site.start(&settings)?;
-    until_applied(&service, DELTAS)?;
-    let mut looker = Looker::new(site, &service.endpoint)?;
-    looker.all_are(DELTAS)?;
-    drop(looker);
-    after(&mut service, &tables)?;
-    Ok(Verdict::Pass(format!(
-        "at its starts it had {found:?}, and then all {DELTAS}"
-    )))
-}
-
-/// An operator applies another delta on the host than the control plane has kept under its number: that is told, nothing comes after it, and
-/// serving goes on.
-pub(super) fn diverged(site: &Site) -> Result<Verdict> {
-    if !site.programs.path("rowmill-control").exists() {
-        return Ok(Verdict::Skipped("rowmill-control is not built".into()));
-    }
-    const LOOKS: u64 = 30;
-    let _running = keeping(site)?;
-    beside_an_innocent(site, &following(site)?, |scene| {
-        let service = &*scene.service;
-        // Nothing is kept there, so that this one is the first anywhere.
-        does(site, service, &delta(site, "faults", 1)?)?;
-        let other = delta_of(site, &site.path("other.delta"), "faults", 1, 5)?;
-        for file in [other, delta(site, "faults", 2)?, delta(site, "faults", 3)?] {
-            let (is_done, said) = publish(site, &file)?;
-            ensure!(is_done, "{said}");
-        }
-        says(service, "told", |control| {
-            let deltas = control["deltas"].as_str().unwrap_or_default();
-            deltas.contains("has applied other deltas")
-        })?;
-        let mut looker = Looker::new(site, &service.endpoint)?;
-        for _ in 0..LOOKS {
-            ensure!(applied(service)? == 1, "another one is applied");
-            thread::sleep(Duration::from_millis(100));
-        }
-        looker.all_are(1)?;
-        Ok("told, and nothing came after it".into())
     })
 }
 

@@ -15,6 +15,7 @@ mod capi;
 mod clients;
 mod control;
 mod deltas;
+mod deltas_control;
 mod disk;
 mod endings;
 mod far;

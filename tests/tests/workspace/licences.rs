@@ -7,6 +7,8 @@ pub(crate) const ALLOWED: &[&str] = &[
     "Apache-2.0 WITH LLVM-exception",
     "BSD-2-Clause",
     "BSD-3-Clause",
+    // Boost's, not the Business Source Licence, whose name here is BUSL-1.1.
+    "BSL-1.0",
     "ISC",
     "MIT",
     "Unicode-3.0",

@@ -1,7 +1,7 @@
 //! Rows that become others while they are served.
 
 use super::UNHARMED;
-use crate::faults::{Fault, deltas};
+use crate::faults::{Fault, deltas, deltas_control};
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault::new(
@@ -26,18 +26,24 @@ pub(super) const FAULTS: &[Fault] = &[
         "delta-control-sigkill",
         "every delta that is kept applied once; each row old or new and never back",
         UNHARMED,
-        deltas::control_killed,
+        deltas_control::control_killed,
     ),
     Fault::new(
         "delta-follower-sigkill",
         "goes on from the last one that was kept, to the end of the log",
         "serves again; nothing leaked",
-        deltas::follower_killed,
+        deltas_control::follower_killed,
     ),
     Fault::new(
         "delta-diverged",
         "told in the status; no delta after another one than the control plane's",
         UNHARMED,
-        deltas::diverged,
+        deltas_control::diverged,
+    ),
+    Fault::new(
+        "delta-log-sigkill",
+        "every delta that Redis acknowledged applied once; each row old or new and never back",
+        UNHARMED,
+        deltas_control::stream_killed,
     ),
 ];
