@@ -1,9 +1,11 @@
 //! Lookups that all hit: the cache's store and the kernels, beside the kernels alone over the same rows.
 
 use std::hint::black_box;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use rowmill_arena::{HugePages, Window, available_bytes};
+use rowmill_cache::Pins;
 use rowmill_cache::store::{MISS, Shape};
 use rowmill_pooling::{Bags, Isa, Kernels, Mode, Output, RowFormat, Rows};
 
@@ -140,6 +142,13 @@ impl Hits {
     /// Rows whose place is below the threshold are sampled from now on.
     pub(crate) fn sample(&mut self, threshold: u32) {
         self.cache.adaptive.sample(threshold);
+    }
+
+    /// A policy is made, with other rows that are to stay each time, and taken.
+    pub(crate) fn publish(&mut self, number: u32, tables: u32, pinned: u32) {
+        let rows: Vec<u32> = (0..pinned).map(|row| 2 * row + number % 2).collect();
+        let pins = (0..tables).map(|_| Arc::new(Pins::new(&rows))).collect();
+        self.cache.adaptive.obey(0, pins);
     }
 
     /// The slots of what is asked for.

@@ -88,6 +88,9 @@ struct Cli {
     /// count: the part of all rows that is sampled
     #[arg(long, default_value_t = 0.0, hide = true)]
     rate: f64,
+    /// count: publish policies, too
+    #[arg(long, hide = true)]
+    publish: bool,
     /// demo: seconds of queries
     #[arg(long, default_value_t = 10)]
     seconds: u64,
@@ -210,8 +213,11 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Suite::Changes => changes::run(&mut reporter)?,
         Suite::Control => control::run(&mut reporter)?,
         Suite::Count => {
-            return sampling::lookups(cli.rate, cli.rounds.unwrap_or(1))
-                .map(|()| ExitCode::SUCCESS);
+            let beside = sampling::Beside {
+                rate: cli.rate,
+                publishes: cli.publish,
+            };
+            return sampling::lookups(beside, cli.rounds.unwrap_or(1)).map(|()| ExitCode::SUCCESS);
         }
         Suite::Host => host::run(&mut reporter)?,
         Suite::Targets => return targets::run(cli.json),

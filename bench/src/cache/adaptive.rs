@@ -1,12 +1,13 @@
 //! A cached table as a worker has it, with its store, staging and built-in policy; rows come as soon as they are asked for.
 
 use std::iter;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use rowmill_arena::HugePages;
 use rowmill_cache::store::{self, Shape, Tags, WAYS};
 use rowmill_cache::tier::{EachRow, FetchesFull, Tier, Wanted};
-use rowmill_cache::{OnFailure, Options, Parts, TableOptions, Worker, fetch};
+use rowmill_cache::{OnFailure, Options, Parts, Pins, Rules, TableOptions, Worker, fetch};
 
 use super::reference;
 
@@ -113,6 +114,19 @@ impl Adaptive {
     pub(crate) fn count(&mut self, lookups: usize) {
         self.worker.count(0, lookups as u64, lookups as u64);
         while self.worker.samples().take().is_some() {}
+    }
+
+    /// Takes a policy for so many tables, as a worker does between two of its turns: each is this one.
+    pub(crate) fn obey(&mut self, threshold: u32, pins: Vec<Arc<Pins>>) {
+        for pins in pins {
+            let rules = Rules {
+                pins: Some(pins),
+                only_pins: false,
+            };
+            self.worker.sample(0, threshold);
+            self.worker.rule(0, &rules);
+        }
+        self.worker.load_pinned(Arc::new([]));
     }
 
     /// Rows whose place is below the threshold are sampled from now on.

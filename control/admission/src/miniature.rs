@@ -1,5 +1,6 @@
 //! A cache in small: the dataplane's policy over a few sets, without rows.
 
+use rowmill_arena::prefetch_line;
 use rowmill_policy::{Draw, Policy, Resident, Reuses, Usage, Word};
 
 use crate::hash::{hash, scaled};
@@ -55,6 +56,18 @@ impl Miniature {
         self.rows.len() as u32
     }
 
+    /// Asks for what [`access`](Self::access) reads of a row to be on its way: lines that nothing has touched since the row was looked up last, as a rule.
+    pub fn prefetch(&self, row: u32) {
+        self.policy.prefetch(row);
+        for set in self.sets_of(row) {
+            // Sets begin anywhere in a line.
+            for slot in [set * WAYS, set * WAYS + WAYS - 1] {
+                prefetch_line(&self.rows[slot as usize]);
+                prefetch_line(&self.words[slot as usize]);
+            }
+        }
+    }
+
     /// Looks a row up, and takes it in if the policy would. Tells whether it was there.
     pub fn access(&mut self, row: u32) -> bool {
         let hit = self.slots_of(row).find(|&slot| self.rows[slot] == row);
@@ -99,13 +112,19 @@ impl Miniature {
         (self.rows[slot], self.words[slot]) = (row, newcomer.word);
     }
 
-    /// The slots that a row may be in.
-    fn slots_of(&self, row: u32) -> impl Iterator<Item = usize> + use<> {
+    /// The two sets that a row may be in.
+    fn sets_of(&self, row: u32) -> [u32; 2] {
         let (hash, sets) = (hash(self.seed, row), self.slots() / WAYS);
         let first = scaled(hash as u32, sets);
         let other = scaled((hash >> 32) as u32, sets - 1);
         let second = other + u32::from(other >= first);
+        [first, second]
+    }
+
+    /// The slots that a row may be in.
+    fn slots_of(&self, row: u32) -> impl Iterator<Item = usize> + use<> {
         let slots = |set: u32| (set * WAYS) as usize..((set + 1) * WAYS) as usize;
+        let [first, second] = self.sets_of(row);
         slots(first).chain(slots(second))
     }
 }

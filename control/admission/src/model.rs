@@ -15,6 +15,8 @@ pub(crate) const SLOTS_LEAST: u32 = 128;
 const STEP: f64 = 1.5;
 /// Sampled lookups, expected of the exact count, before a size's hits count.
 const LOOKUPS_LEAST: f64 = 500.0;
+/// So many lookups ahead it is asked for what a miniature reads: as many as are from one body, mostly.
+const AHEAD: usize = 16;
 /// Half of what was counted of a size is forgotten in this time, but not before so many sampled lookups of it: with fewer its hits are
 /// known to a point or so, and a table whose lookups are few is not known better by forgetting them.
 const HALF_LIFE_NS: f64 = 2e9;
@@ -84,7 +86,15 @@ impl Model {
             let expected = lookups as f64 * probe.sampling.rate();
             probe.expected += expected;
             probe.since += expected;
-            for sample in sampled.iter().filter(|s| probe.sampling.takes(s.place)) {
+            let sampling = probe.sampling;
+            let taken = sampled.iter().filter(|s| sampling.takes(s.place));
+            let mut ahead = taken.clone();
+            let soon = ahead.by_ref().take(AHEAD);
+            soon.for_each(|s| probe.miniature.prefetch(s.row));
+            for sample in taken {
+                if let Some(later) = ahead.next() {
+                    probe.miniature.prefetch(later.row);
+                }
                 probe.sampled += 1.0;
                 probe.hits += f64::from(u8::from(probe.miniature.access(sample.row)));
             }

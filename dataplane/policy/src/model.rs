@@ -86,14 +86,25 @@ impl Model {
 
     /// Uses per row and tick of all classes together, by band.
     fn common_rates(&self) -> [f64; BANDS] {
-        let sum = |table: &Table, band: usize| table.iter().map(|bands| bands[band]).sum();
+        let (uses, row_ticks) = (of_all_classes(&self.uses), of_all_classes(&self.row_ticks));
         std::array::from_fn(|band| {
             // Before anything is known, older rows are used less, as with LRU. Half a use a lifetime, and 6 ticks, a tenth
             // of what it takes to look up as many rows as there are slots, are of a right order of magnitude.
             let assumed = 0.5 / (middle(band) + 6.0);
-            rate(sum(&self.uses, band), sum(&self.row_ticks, band), assumed)
+            rate(uses[band], row_ticks[band], assumed)
         })
     }
+}
+
+/// Sums over the classes, by band.
+fn of_all_classes(table: &Table) -> [f64; BANDS] {
+    let mut sums = [0.0; BANDS];
+    for bands in table {
+        for (sum, value) in sums.iter_mut().zip(bands) {
+            *sum += value;
+        }
+    }
+    sums
 }
 
 /// The rate of so many uses in so many row-ticks, drawn to what is assumed where there are few.
@@ -103,10 +114,10 @@ fn rate(uses: f64, row_ticks: f64, assumed: f64) -> f64 {
 
 /// For each band, the best rate that keeping a row from then on to the end of some later band has.
 fn best_rates(rates: &[f64; BANDS]) -> [f64; BANDS] {
+    let stay_unused: [f64; BANDS] = std::array::from_fn(|band| (-rates[band] * ticks(band)).exp());
     std::array::from_fn(|from| {
         let (mut uses, mut time, mut unused, mut best) = (0.0, 0.0, 1.0, 0.0f64);
-        for (band, rate) in rates.iter().enumerate().skip(from) {
-            let stays_unused = (-rate * ticks(band)).exp();
+        for (rate, stays_unused) in rates.iter().zip(stay_unused).skip(from) {
             let used = unused * (1.0 - stays_unused);
             uses += used;
             time += used / rate;

@@ -83,9 +83,10 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
     ),
     // The dataplane's policy tells how many hits a size has; it is pure, and knows nothing of the dataplane.
     (
+        // Of the arena how lines are prefetched.
         "rowmill-admission",
         "control/admission",
-        &["rowmill-link", "rowmill-policy"],
+        &["rowmill-arena", "rowmill-link", "rowmill-policy"],
     ),
     ("rowmill-state", "control/state", &[]),
     (
