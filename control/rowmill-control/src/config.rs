@@ -393,13 +393,13 @@ mod tests {
         let default: Config = toml::from_str("state = '/var/lib/rowmill/control.redb'").unwrap();
         assert_eq!(shown, default);
         // Options without a default are shown as comments.
+        let is_option = |line: &&str| {
+            let name = line.split_once(" = ").map_or(" ", |(name, _)| name);
+            name.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+        };
         let uncommented: String = text
             .lines()
-            .map(|line| {
-                line.strip_prefix("# ")
-                    .filter(|line| line.contains(" = "))
-                    .unwrap_or(line)
-            })
+            .map(|line| line.strip_prefix("# ").filter(is_option).unwrap_or(line))
             .filter(|line| !line.starts_with('#'))
             .map(|line| format!("{line}\n"))
             .collect();

@@ -33,6 +33,8 @@ pub struct Answer {
     pub outcome: Result<(), Failure>,
     /// The generation of the rows; where parts report several, the newest.
     pub generation: u64,
+    /// The last delta of that generation of which each row of the result is, or of a later one; 0 before the first. Where parts report several, the earliest.
+    pub delta: u64,
     /// Nanoseconds from a part's receipt to its end by the dataplane's clock; of the slowest part.
     pub service_ns: u64,
     /// In how many parts the request was sent.

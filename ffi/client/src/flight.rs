@@ -3,6 +3,7 @@
 //! Pure state, all of it allocated when the session starts: a lane has `credits` slots, so no more
 //! than `lanes * credits` parts, and with at least one part each no more requests, can be in flight.
 
+use std::cmp::Ordering;
 use std::collections::VecDeque;
 
 use rowmill_wire::control::Welcome;
@@ -57,6 +58,7 @@ struct Entry {
     left: u32,
     failure: Option<(u8, Failure)>,
     generation: u64,
+    delta: u64,
     service_ns: u64,
     /// Whether somebody wants to know of its slices as they come.
     watched: bool,
@@ -110,6 +112,7 @@ impl Flight {
             left: 0,
             failure: None,
             generation: 0,
+            delta: 0,
             service_ns: 0,
             watched: false,
             has_news: false,
@@ -218,7 +221,7 @@ impl Flight {
         entry.ids_before.extend_from_slice(departure.ids_before);
         entry.left = 0;
         entry.failure = None;
-        entry.generation = 0;
+        (entry.generation, entry.delta) = (0, 0);
         entry.service_ns = 0;
         entry.watched = false;
         Ticket { index, serial }
@@ -318,6 +321,11 @@ impl Flight {
         l.in_flight -= 1;
         l.free.push(c.slot);
         self.slots[at] = None;
+        entry.delta = match c.generation.cmp(&entry.generation) {
+            Ordering::Greater => c.delta,
+            Ordering::Equal => entry.delta.min(c.delta),
+            Ordering::Less => entry.delta,
+        };
         entry.generation = entry.generation.max(c.generation);
         entry.service_ns = entry.service_ns.max(c.service_ns);
         if c.status == Status::Ok {
@@ -391,6 +399,7 @@ impl Flight {
                 .expect("an ended request has its target"),
             outcome: entry.failure.map_or(Ok(()), |(_, failure)| Err(failure)),
             generation: entry.generation,
+            delta: entry.delta,
             service_ns: entry.service_ns,
             parts: entry.parts.len() as u32,
             slices: entry.parts.iter().map(|p| p.slices_done).sum(),

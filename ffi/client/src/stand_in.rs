@@ -242,7 +242,7 @@ impl StandIn {
             slice,
             request: frame.header.request,
             generation: self.newest,
-            delta: 0,
+            delta: 9 - u64::from(frame.header.part % 8),
             attempt: frame.header.attempt,
             credits: u16::from(kind == CompletionKind::Final),
             feature: refusal.feature,

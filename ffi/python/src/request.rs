@@ -71,6 +71,7 @@ impl Asked {
             vectors: None,
             held: None,
             generation,
+            delta: 0,
             service_s: 0.0,
         }
     }
@@ -97,6 +98,7 @@ impl Asked {
             vectors: self.vectors.clone(),
             held: Some(Held::new(keeper)),
             generation: reply.generation,
+            delta: reply.delta,
             service_s: reply.service_ns as f64 / 1e9,
         })
     }

@@ -33,6 +33,9 @@ pub(crate) struct Result {
     /// The generation of the rows.
     #[pyo3(get)]
     pub(crate) generation: u64,
+    /// The last delta of that generation of which each row is, or of a later one; 0 before the first.
+    #[pyo3(get)]
+    pub(crate) delta: u64,
     /// Seconds from the request's receipt to its end by the dataplane's clock.
     #[pyo3(get)]
     pub(crate) service_s: f64,

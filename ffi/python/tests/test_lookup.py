@@ -57,7 +57,7 @@ def test_flat_arrays(client, schema, service, id_type, length_type, by):
     assert np.array_equal(result.numpy(), wanted(service))
     assert np.array_equal(result["user"].numpy(), wanted(service)[:, 8:])
     assert result["clicked"].shape == (4, 8)
-    assert (result.bags, result.generation, result.keys()) == (4, 1, ["clicked", "user"])
+    assert (result.bags, result.generation, result.delta, result.keys()) == (4, 1, 0, ["clicked", "user"])
     assert 0 <= result.service_s < 10
 
 

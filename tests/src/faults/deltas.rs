@@ -176,6 +176,11 @@ impl Looker {
         let of = |(values, &id): (&[f32], &u32)| {
             let from = id as usize * DIM;
             if values == &self.files[from..from + DIM] {
+                ensure!(
+                    id % CHANGED_ONE_IN != 0 || answer.delta == 0,
+                    "row {id} is as in the file, and the answer says delta {}",
+                    answer.delta
+                );
                 return Ok(0);
             }
             let is_one = values.iter().all(|&value| value == values[0]);
@@ -184,7 +189,13 @@ impl Looker {
                 id % CHANGED_ONE_IN == 0 && values[0] > BASE,
                 "row {id} is {values:?}"
             );
-            Ok((values[0] - BASE) as u64)
+            let found = (values[0] - BASE) as u64;
+            ensure!(
+                found >= answer.delta,
+                "row {id} is of delta {found}, and the answer says {}",
+                answer.delta
+            );
+            Ok(found)
         };
         found.chunks(DIM).zip(ids).map(of).collect()
     }

@@ -34,6 +34,8 @@ pub struct Reply {
     pub outcome: Result<(), Failure>,
     /// The generation of the rows; where parts report several, the newest.
     pub generation: u64,
+    /// The last delta of that generation of which each row of the result is, or of a later one; 0 before the first. Where parts report several, the earliest.
+    pub delta: u64,
     /// Nanoseconds from a part's receipt to its end by the dataplane's clock; of the slowest part.
     pub service_ns: u64,
     /// In how many parts the request was sent.
@@ -239,6 +241,7 @@ fn take<P: ClientPort>(shared: &Shared<P>, inner: &mut Inner<P>, at: u32) -> Opt
         lease: inner.leases.lease(ended.lease, answer.target, memory),
         outcome: answer.outcome,
         generation: answer.generation,
+        delta: answer.delta,
         service_ns: answer.service_ns,
         parts: answer.parts,
         slices: answer.slices,

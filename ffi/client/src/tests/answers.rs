@@ -45,6 +45,7 @@ fn parts_answered_out_of_order_make_one_answer() {
         (answer.generation, answer.service_ns, s.pending()),
         (7, 1002, 0)
     );
+    assert_eq!(answer.delta, 7, "the earliest of 9, 8 and 7");
     assert_pooled(&s, &schema, &answer.target, 10);
     let mut means = [0.0; 3 * DIM as usize];
     s.read_feature(&answer.target, &schema, 1, 7, &mut means);
