@@ -1,5 +1,6 @@
 //! What it costs requests in progress that the model changes: another generation is loaded beside the one that is served, it is switched to
-//! and back, and rows become others by a delta.
+//! and back, and rows become others by a delta. The first two also where the table is cached, half of it, and requests are for an eighth: all that
+//! they look up is there, and is loaded into the cache of a generation that comes.
 //!
 //! A client has a few requests in flight at any time. Rounds of each kind take turns. What is told is the 99th percentile of the time from a
 //! request's receipt to its end, which the worker takes, beside what it is where nothing changes.
@@ -27,6 +28,9 @@ const ROWS: u32 = 1 << 20;
 const DIM: usize = 64;
 /// Of all rows a delta changes one in so many.
 const CHANGED_ONE_IN: u32 = 100;
+/// Where the table is cached, of all rows requests are for one in so many; its share in rows, with the bytes of a slot beside a row's.
+const HOT_ONE_IN: u32 = 8;
+const SHARE_BYTES: u32 = ROWS / 2 * (4 * DIM as u32 + 6);
 /// Bags of a request, and ids of each.
 const BAGS: u32 = 16;
 const BAG_LENGTH: u32 = 20;
@@ -67,8 +71,29 @@ impl Kind {
     }
 }
 
-fn case(kind: &str) -> String {
-    format!("port=shm/format=f32/dim={DIM}/dist=uniform/change={kind}")
+/// Where the rows are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rows {
+    Resident,
+    Cached,
+}
+
+impl Rows {
+    /// What happens to them: tables that are listed take no deltas.
+    fn kinds(self) -> &'static [Kind] {
+        match self {
+            Rows::Resident => &Kind::ALL,
+            Rows::Cached => &Kind::ALL[..3],
+        }
+    }
+
+    fn case(self, kind: &str) -> String {
+        let rows = match self {
+            Rows::Resident => "dist=uniform",
+            Rows::Cached => "dist=hot/rows=cached",
+        };
+        format!("port=shm/format=f32/dim={DIM}/{rows}/change={kind}")
+    }
 }
 
 /// What is served, and changed.
@@ -87,27 +112,38 @@ struct Scene {
 /// # Errors
 /// Where the service can't be started, or a change fails.
 pub(crate) fn run(reporter: &mut Reporter) -> Result<()> {
-    let wanted = |kind: &Kind| kind.name().is_some_and(|name| reporter.wants(&case(name)));
-    if !Kind::ALL.iter().any(wanted) {
+    [Rows::Resident, Rows::Cached]
+        .into_iter()
+        .try_for_each(|rows| run_with(rows, reporter))
+}
+
+fn run_with(rows: Rows, reporter: &mut Reporter) -> Result<()> {
+    let kinds = rows.kinds();
+    let wanted = |kind: &Kind| (kind.name()).is_some_and(|name| reporter.wants(&rows.case(name)));
+    if !kinds.iter().any(wanted) {
         return Ok(());
     }
     let folder = tempfile::tempdir().context("a folder for deltas")?;
-    let mut scene = Scene::new(folder.path())?;
+    let mut scene = Scene::new(folder.path(), rows)?;
     pin_to_first_cpu()?;
     scene.round(Kind::Nothing, 0)?;
-    let mut p99: [Vec<f64>; 4] = Default::default();
+    let mut p99: Vec<Vec<f64>> = vec![Vec::new(); kinds.len()];
     for turn in 0..TURNS {
-        for at in 0..Kind::ALL.len() {
+        for at in 0..kinds.len() {
             // Each kind comes after each other one.
-            let at = if turn % 2 == 0 { at } else { 3 - at };
-            let times = scene.round(Kind::ALL[at], turn)?;
+            let at = if turn % 2 == 0 {
+                at
+            } else {
+                kinds.len() - 1 - at
+            };
+            let times = scene.round(kinds[at], turn)?;
             p99[at].push(quantile_us(&times, 0.99));
         }
         eprintln!("changes: {} of {TURNS} rounds of each kind", turn + 1);
     }
-    let [nothing, changes @ ..] = p99;
-    for (kind, found) in Kind::ALL[1..].iter().zip(changes) {
-        let case = case(kind.name().expect("one that changes something"));
+    let nothing = p99.remove(0);
+    for (kind, found) in kinds[1..].iter().zip(p99) {
+        let case = rows.case(kind.name().expect("one that changes something"));
         // Of neighbours in time, since others use this machine too.
         let ratios = nothing.iter().zip(&found).map(|(nothing, it)| nothing / it);
         let ratio = median(ratios.collect());
@@ -119,22 +155,32 @@ pub(crate) fn run(reporter: &mut Reporter) -> Result<()> {
 }
 
 impl Scene {
-    fn new(folder: &Path) -> Result<Scene> {
+    fn new(folder: &Path, rows: Rows) -> Result<Scene> {
         let [first, second] = [1, 2].map(|n| Model::alike(&["rows"], ROWS.into(), DIM, n));
         let (first, second) = (first?, second?);
-        let deltas = (1..=TURNS).map(|sequence| delta(&first, folder, sequence));
-        let deltas = deltas.collect::<Result<_>>()?;
-        let kept = folder.join("kept");
-        let extra = format!(
-            "allow_changes = true\n[deltas]\ndirectory = \"{}\"\n",
-            kept.display()
-        );
+        let (mut deltas, mut extra) = (Vec::new(), "allow_changes = true\n".to_owned());
+        let one_in = match rows {
+            Rows::Resident => {
+                let made = (1..=TURNS).map(|sequence| delta(&first, folder, sequence));
+                deltas = made.collect::<Result<_>>()?;
+                let kept = folder.join("kept");
+                extra += &format!("[deltas]\ndirectory = \"{}\"\n", kept.display());
+                1
+            }
+            Rows::Cached => {
+                extra += &format!(
+                    "[cache]\npage_cache = \"allow\"\n[[tables]]\nname = \"rows\"\nplacement = \"cached\"\ncache_bytes = {SHARE_BYTES}\n"
+                );
+                HOT_ONE_IN
+            }
+        };
         let service = Service::start(&first.directory, &extra)?;
         let (schema, _) = first.schema(BAGS);
         let driver = Driver::new(service.connect("bench")?, schema, BAGS, DEPTH)?;
         let mut random = StdRng::seed_from_u64(1);
         let batches = (0..REQUESTS).map(|_| {
-            let ids = (0..BAGS * BAG_LENGTH).map(|_| random.random_range(0..ROWS));
+            let ids =
+                (0..BAGS * BAG_LENGTH).map(|_| random.random_range(0..ROWS / one_in) * one_in);
             let mut batch = Batch::new(1)?;
             Query::new(BAGS, vec![(BAG_LENGTH, ids.collect())]).fill(&mut batch)?;
             Ok(batch)
@@ -151,8 +197,9 @@ impl Scene {
 
     /// A round, and what requests took meanwhile.
     fn round(&mut self, kind: Kind, turn: u64) -> Result<Histogram<u64>> {
-        let (second, delta) = (path(&self.second)?, path(&self.deltas[turn as usize])?);
-        let (second, delta) = (second.to_owned(), delta.to_owned());
+        let second = path(&self.second)?.to_owned();
+        let delta = self.deltas.get(turn as usize).map(|delta| path(delta));
+        let delta = delta.transpose()?.unwrap_or_default().to_owned();
         let admin = self.service.admin().to_owned();
         let ask = move |arguments: &[&str]| -> Result<()> {
             Service::rowmill(&[arguments, &["--admin", &admin]].concat()).map(drop)

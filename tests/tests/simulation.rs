@@ -15,6 +15,7 @@ fn all_rules_are_kept() {
     let (mut unknown_ids, mut overflows, mut row_unavailable) = (0, 0, 0);
     let (mut silences, mut placed, mut placed_late) = (0, 0, 0);
     let (mut moves, mut resized, mut switched, mut released) = (0, 0, 0, 0);
+    let mut brought = 0;
     for seed in first..first + SEEDS {
         println!("seed {seed}");
         let outcome = run(seed, None, false).unwrap_or_else(|failed| panic!("{failed}"));
@@ -22,6 +23,7 @@ fn all_rules_are_kept() {
         resized += outcome.resized;
         switched += outcome.switched;
         released += outcome.released;
+        brought += outcome.brought;
         let tally = outcome.tally;
         frames += tally.frames;
         answered += tally.answered;
@@ -46,8 +48,10 @@ fn all_rules_are_kept() {
     );
     assert!(silences > SEEDS / 50 && placed > 100 * SEEDS && placed_late > SEEDS / 10);
     assert!(moves > SEEDS && resized > SEEDS);
-    println!("{switched} generations switched to, {released} given up");
-    assert!(switched > SEEDS && released > SEEDS / 2);
+    println!(
+        "{switched} generations switched to, {released} given up, {brought} brought with cached tables"
+    );
+    assert!(switched > SEEDS && released > SEEDS / 2 && brought > SEEDS / 2);
 }
 
 #[test]

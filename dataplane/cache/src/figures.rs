@@ -240,7 +240,8 @@ const fn tier_count(
     TierCount { name, help, of }
 }
 
-/// What one worker has done with one of its tiers: written by it alone, read by others whenever they like.
+/// What one worker has done with one of its tiers, and with those that were in its place before: written by it alone, read by others
+/// whenever they like.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct TierFigures {
@@ -248,11 +249,15 @@ pub struct TierFigures {
 }
 
 impl TierFigures {
-    /// Publishes what was counted. Only the worker may call this.
-    pub(crate) fn publish(&self, counts: &TierCounts) {
-        for (figure, count) in self.counts.iter().zip(&TIER_COUNTS) {
-            figure.store((count.of)(counts), Relaxed);
+    /// Publishes what was counted of a tier since `before`, which then is that. Only the worker may call this.
+    pub(crate) fn publish(&self, before: &mut TierCounts, counts: &TierCounts) {
+        if before == counts {
+            return;
         }
+        for (figure, count) in self.counts.iter().zip(&TIER_COUNTS) {
+            add(figure, (count.of)(counts) - (count.of)(before));
+        }
+        *before = *counts;
     }
 
     /// The counts of all workers together, in the order of [`TIER_COUNTS`].

@@ -30,6 +30,7 @@
 //! Of reads of a disk that takes 100 us for one, 9 at a time are 90,000 rows a second. Of a single table there is nobody to leave anything
 //! to: it may have all.
 
+use crate::sides::on_one_side;
 use crate::tier::FetchesFull;
 
 /// How many times what is free a table may hold of what is no table's own.
@@ -82,7 +83,8 @@ pub(crate) struct Quotas {
 }
 
 impl Quotas {
-    /// So much of it, for those tables of which `tables` says so, by their numbers. Up to `longest` is taken at once.
+    /// So much of it, for those tables of which `tables` says so, by their numbers on a [side](crate::SIDES); those of one name have one
+    /// part. Up to `longest` is taken at once.
     pub(crate) fn new(room: u32, longest: u32, tables: &[bool]) -> Quotas {
         let sharers = tables.iter().filter(|&&shares| shares).count() as u32;
         let own = own_part(room, longest, sharers);
@@ -102,14 +104,19 @@ impl Quotas {
         self.left
     }
 
+    /// Where it is noted what a table holds: with the other side's of the same name.
+    fn at(&self, table: usize) -> usize {
+        on_one_side(table, self.held.len())
+    }
+
     /// What a table holds.
     pub(crate) fn held(&self, table: usize) -> u32 {
-        self.held[table]
+        self.held[self.at(table)]
     }
 
     /// How much more a table could hold if it had to leave nothing to others, and how much if nobody held anything.
     pub(crate) fn room(&self, table: usize) -> (u32, u32) {
-        let own = self.own.saturating_sub(self.held[table]);
+        let own = self.own.saturating_sub(self.held(table));
         (own + self.free, self.own + self.shared)
     }
 
@@ -120,8 +127,8 @@ impl Quotas {
 
     /// Where there is room for so much more of a table's, if `kept` of what is no table's own is not for it.
     pub(crate) fn place(&self, table: usize, more: u32, kept: u32) -> Room {
-        let before = self.beside_own(self.held[table]);
-        let behind = self.beside_own(self.held[table] + more);
+        let held = self.held(table);
+        let (before, behind) = (self.beside_own(held), self.beside_own(held + more));
         let taken = behind - before;
         if taken == 0 {
             return Room::Own;
@@ -156,12 +163,12 @@ impl Quotas {
     /// # Panics
     /// If there is not so much for it.
     pub(crate) fn take(&mut self, table: usize, more: u32) {
-        let before = self.held[table];
+        let before = self.held(table);
         let taken = self.beside_own(before + more) - self.beside_own(before);
         let free = self.free.checked_sub(taken);
         self.free = free.expect("what is taken was free");
         self.left -= more;
-        self.held[table] = before + more;
+        self.held[self.at(table)] = before + more;
     }
 
     /// A table gives so much back.
@@ -169,12 +176,12 @@ impl Quotas {
     /// # Panics
     /// If it does not hold so much.
     pub(crate) fn give_back(&mut self, table: usize, less: u32) {
-        let before = self.held[table];
+        let before = self.held(table);
         let after = before.checked_sub(less);
         let after = after.expect("what is given back was taken");
         self.free += self.beside_own(before) - self.beside_own(after);
         self.left += less;
-        self.held[table] = after;
+        self.held[self.at(table)] = after;
     }
 }
 

@@ -17,7 +17,8 @@ pub struct WarmRows {
 /// How far a worker has come.
 #[derive(Debug)]
 pub(crate) struct Warming {
-    tables: Arc<[WarmRows]>,
+    /// Until all are loaded.
+    tables: Option<Arc<[WarmRows]>>,
     /// Which row of each table is next, and which table.
     positions: Vec<usize>,
     table: usize,
@@ -26,7 +27,8 @@ pub(crate) struct Warming {
 }
 
 impl Warming {
-    pub(crate) fn new(tables: Arc<[WarmRows]>) -> Warming {
+    #[cfg(test)]
+    fn new(tables: Arc<[WarmRows]>) -> Warming {
         let mut warming = Warming::with_room(tables.len());
         warming.begin(tables);
         warming
@@ -35,7 +37,7 @@ impl Warming {
     /// Nothing to load, and room for lists of so many tables.
     pub(crate) fn with_room(tables: usize) -> Warming {
         Warming {
-            tables: Arc::new([]),
+            tables: None,
             positions: Vec::with_capacity(tables),
             table: 0,
             left: 0,
@@ -43,12 +45,13 @@ impl Warming {
     }
 
     /// These instead of what is left. No memory is taken if there is room for as many tables, and none is freed while another thread
-    /// has the list of before.
+    /// has the list of before; nor where all are loaded, when the list is let go of.
     pub(crate) fn begin(&mut self, tables: Arc<[WarmRows]>) {
         self.positions.clear();
         self.positions.resize(tables.len(), 0);
         self.left = tables.iter().map(|table| table.rows.len()).sum();
-        (self.tables, self.table) = (tables, 0);
+        self.table = 0;
+        self.tables = Some(tables).filter(|_| self.left > 0);
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -57,12 +60,15 @@ impl Warming {
 
     /// Gives the next rows to `take`, the first of all tables, then the second ones, until it says of each table that there is no room for more.
     pub(crate) fn go_on(&mut self, mut take: impl FnMut(usize, u32) -> bool) {
+        let Some(tables) = self.tables.as_deref() else {
+            return;
+        };
         let mut refused = 0;
         for _ in 0..ROWS {
-            if self.is_done() || refused == self.tables.len() {
-                return;
+            if self.left == 0 || refused == tables.len() {
+                break;
             }
-            let WarmRows { table, rows } = &self.tables[self.table];
+            let WarmRows { table, rows } = &tables[self.table];
             let position = &mut self.positions[self.table];
             match rows.get(*position) {
                 Some(&row) if take(*table, row) => {
@@ -72,7 +78,10 @@ impl Warming {
                 // What there is no room for is its table's next again.
                 _ => refused += 1,
             }
-            self.table = (self.table + 1) % self.tables.len();
+            self.table = (self.table + 1) % tables.len();
+        }
+        if self.is_done() {
+            self.tables = None;
         }
     }
 }

@@ -16,9 +16,10 @@ use crate::owners::{self, Hint, Owners};
 use crate::parker::Parker;
 use crate::pins::Rules;
 use crate::samples::Samples;
+use crate::sides::{Tiers, on_one_side};
 use crate::store::{Drawn, Found, MISS, Resize, Store, Turn};
 use crate::table::{CachedTable, OnFailure, Taken};
-use crate::tier::{EachRow, FetchesFull, Tier, Wanted};
+use crate::tier::{EachRow, FetchesFull, Tier, TierError, Wanted};
 use crate::warming::{WarmRows, Warming};
 
 /// Rows of a piece that are drawn, at most: all of the longest.
@@ -51,21 +52,25 @@ type Keeping = Result<Taken, Count>;
 
 /// What one worker knows of cached tables: the rows that are there, and the fetches that it has begun.
 pub struct Worker {
-    /// By the table's number; `None` for those that are always resident.
+    /// By the table's number; `None` for those that are always resident. The other [side](crate::SIDES)'s follow, if there is one.
     tables: Box<[Option<Home>]>,
+    /// How many tables a side has.
+    on_a_side: usize,
     fetches: Fetches,
     /// By the number of a fetch: its table, with the slot that was taken for it, or what the row counts as when it comes.
     slots: Box<[Option<(u32, Keeping)>]>,
     ahead: Ahead,
     /// Rows that the tier was asked for and that have no slot yet, with when they are looked up next: the last is the first to get one.
     begun: Vec<(u32, fetch::Read)>,
-    tier: Box<dyn Tier + Send>,
+    tiers: Tiers,
     owners: Owners,
-    warming: Option<Warming>,
+    warming: Warming,
     /// The same of rows that are to stay.
     pinning: Warming,
     /// Whether a store may be changing its size.
     is_resizing: bool,
+    /// Whether a tier is to go that still has something to answer.
+    is_leaving: bool,
     /// What was sampled of the last piece that was looked up, until it is [counted](Worker::count).
     drawn: Drawn,
     samples: Arc<Samples>,
@@ -118,17 +123,18 @@ impl Worker {
         let listed: Vec<bool> = tables.iter().map(Option::is_some).collect();
         let owners = Owners::all(owners::Room::of(&limits), vec![Box::new(|| ())], &listed);
         let owners = owners.into_iter().next().expect("one worker");
+        let on_a_side = tables.len();
         let tables = tables.into_iter().map(|table| table.map(Home::cached));
-        Worker::new(tables.collect(), limits, tier, owners, seed)
+        Worker::new((tables.collect(), on_a_side), limits, tier, owners, seed)
     }
 
-    /// The tables of a model by their numbers, `None` for those that are resident. The others' rows come from `tier`, or from the
-    /// `owners` of their shards. `seed` is as [`Fetches::new`] has it.
+    /// The tables of a model by their numbers, `None` for those that are resident, on one side or on both, and how many there are on a side. The
+    /// others' rows come from `tier`, those of the first side, or from the `owners` of their shards. `seed` is as [`Fetches::new`] has it.
     ///
     /// # Panics
     /// If a table has longer rows than the limits say.
     pub(crate) fn new(
-        tables: Box<[Option<Home>]>,
+        (tables, on_a_side): (Box<[Option<Home>]>, usize),
         limits: Limits,
         tier: Box<dyn Tier + Send>,
         owners: Owners,
@@ -140,21 +146,25 @@ impl Worker {
                 "staging has room for any row"
             );
         }
-        let listed: Vec<bool> = tables.iter().map(Option::is_some).collect();
+        let listed = tables[..on_a_side].iter().map(Option::is_some);
+        let listed: Vec<bool> = listed.collect();
         let fetches = Fetches::new(limits, owners.most_taken(), &listed, seed);
         let asked_ns = vec![0; fetches.most()].into_boxed_slice();
+        let warming = Warming::with_room(on_a_side);
         let pinning = Warming::with_room(tables.len());
         Worker {
             ahead: Ahead::new(tables.iter().flatten().next().is_none()),
             tables,
+            on_a_side,
             slots: (0..fetches.most()).map(|_| None).collect(),
             begun: Vec::with_capacity(BEGUN),
             fetches,
-            tier,
+            tiers: Tiers::new(tier, on_a_side),
             owners,
-            warming: None,
+            warming,
             pinning,
             is_resizing: false,
+            is_leaving: false,
             drawn: Drawn::new(DRAWN),
             samples: Arc::new(Samples::new()),
             counters: Counters::default(),
@@ -165,9 +175,58 @@ impl Worker {
         }
     }
 
-    /// How many tables the model has; none where none is cached.
+    /// How many tables are known, of both [sides](crate::SIDES); none where none is cached.
     pub fn tables(&self) -> usize {
         self.tables.len()
+    }
+
+    /// The number of a table on a side, by that which it has on the first.
+    pub fn on_side(&self, side: usize, table: usize) -> usize {
+        side * self.on_a_side + table
+    }
+
+    /// The other way round: that of the table on the first side that it has its part of what tables share with.
+    pub fn shares_with(&self, table: usize) -> usize {
+        on_one_side(table, self.on_a_side)
+    }
+
+    /// Has rows of a side's tables come from another tier, or from none: takes it from `tier`, and leaves there what was before, for another
+    /// thread to free. What of the side's rows waits for its turn then does not come. Returns false, and the tier stays, as long as rows of
+    /// the side are on their way, or were asked of other workers. Between two turns.
+    pub fn replace_tier(&mut self, side: usize, tier: &mut Option<Box<dyn Tier + Send>>) -> bool {
+        let is_over = !self.tiers.has(side) || self.end_fetches(side);
+        let has_replaced = is_over && self.tiers.replace(side, tier);
+        self.is_leaving = !has_replaced;
+        has_replaced
+    }
+
+    /// Nobody wants rows of a side's tables any more: ends the fetches that were not begun, and drops hints. Returns whether none is left.
+    fn end_fetches(&mut self, side: usize) -> bool {
+        while let Some(Hint { table, .. }) = self.owners.next_hint() {
+            if let Some(home) = &self.tables[table as usize] {
+                home.figures().count(Count::HintsDropped, 1);
+            }
+        }
+        let mut left = self.owners.asked_on(side) as usize;
+        for number in 0..self.fetches.most() {
+            let Some(ticket) = self.fetches.of_number(number) else {
+                continue;
+            };
+            let (table, _) = self.fetches.row(ticket).expect("it is on its way");
+            if self.tiers.side(table as usize) != side {
+                continue;
+            }
+            if !self.fetches.is_queued(ticket) {
+                left += 1;
+                continue;
+            }
+            self.fetches.arrived(ticket, Err(TierError::Unreached));
+            while let Some(ask) = self.fetches.next_told() {
+                self.owners.answer_kept(ask, Err(TierError::Unreached));
+            }
+        }
+        self.owners.ring();
+        left == 0
     }
 
     /// Whether a table's rows are to be looked for here.
@@ -225,8 +284,9 @@ impl Worker {
     /// asked for any.
     pub fn is_idle(&self) -> bool {
         let fetches = &self.fetches;
-        let is_loading = self.warming.is_some() || !self.pinning.is_done();
-        let is_waited_for = is_loading || self.is_resizing || self.owners.has_mail();
+        let is_loading = self.is_warming() || !self.pinning.is_done();
+        let is_moving = self.is_resizing || self.is_leaving;
+        let is_waited_for = is_loading || is_moving || self.owners.has_mail();
         fetches.on_the_way() == 0 && fetches.parked() == 0 && !is_waited_for
     }
 
@@ -300,6 +360,7 @@ impl Worker {
         if self.drawn.rows().is_empty() {
             return;
         }
+        let table = on_one_side(table, self.on_a_side);
         let (put, dropped) = self.samples.put(table as u32, &self.drawn, lookups);
         figures.count(Count::Sampled, put);
         figures.count(Count::SamplesDropped, dropped);
@@ -410,14 +471,38 @@ impl Worker {
         self.owners.ring();
     }
 
-    /// Loads rows that were there before a restart, as far as they are of shards that this worker writes and there are empty slots for
-    /// them: in the polls from now on, when nothing is wanted more, [`Limits::prefetched`] at a time. Each worker is given the same list. To be called before the
-    /// worker serves; it lets go of the list when it has loaded it.
+    /// Keeps rows of a table that another thread has read, as far as they are of shards that this worker writes and neither there nor on
+    /// their way, and there are empty slots for them. `bytes` has them one behind the other. Where the table is not cached nothing is kept. Between
+    /// two turns.
+    ///
+    /// # Panics
+    /// If there are not as many bytes as the rows have, or the table is always resident.
+    pub fn keep(&mut self, table: usize, rows: &[u32], bytes: &[u8]) {
+        let home = self.tables[table].as_mut().expect("a listed table");
+        let Some(cached) = home.table_mut() else {
+            return;
+        };
+        let row_bytes = cached.row_bytes();
+        assert_eq!(bytes.len(), rows.len() * row_bytes, "each row's bytes");
+        for (&row, bytes) in rows.iter().zip(bytes.chunks_exact(row_bytes)) {
+            let is_own = self.owners.owner(cached.spread().shard(row)) == self.owners.number();
+            if !is_own || self.fetches.has(table as u32, row) || !cached.has_room(row) {
+                continue;
+            }
+            if let Ok(taken) = cached.begin(row, |_| None) {
+                cached.publish(taken, bytes);
+            }
+        }
+    }
+
+    /// Loads rows that were there before a restart, as far as they are of shards that this worker writes and
+    /// there are empty slots for them: in the polls from now on, when nothing is wanted more, [`Limits::prefetched`] at a time. Each worker is given
+    /// the same list, of no more tables than a side has, and lets go of it when it has loaded it. To be called before the worker serves.
     ///
     /// # Panics
     /// In a poll, if there is no such cached table or row.
     pub fn warm(&mut self, tables: Arc<[WarmRows]>) {
-        self.warming = Some(Warming::new(tables)).filter(|warming| !warming.is_done());
+        self.warming.begin(tables);
     }
 
     /// Which rows of a table come into the cache and which stay there from now on, each time that it is cached. Nothing is freed here as
@@ -442,9 +527,9 @@ impl Worker {
         }
     }
 
-    /// Whether rows are still to be loaded that were there before a restart.
+    /// Whether rows are still to be loaded that were there before.
     pub fn is_warming(&self) -> bool {
-        self.warming.is_some()
+        !self.warming.is_done()
     }
 
     /// Rows of a table that there is room for in staging, and for how many if nobody had any.

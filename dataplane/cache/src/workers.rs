@@ -9,6 +9,7 @@ use crate::fetch::Limits;
 use crate::figures::TableFigures;
 use crate::home::Home;
 use crate::owners::{Owners, Room};
+use crate::sides::{SIDES, on_one_side};
 use crate::store::{self, Epochs, Shape, Spread, Store, Tags, Writer};
 use crate::table::{CachedTable, OnFailure};
 use crate::tier::Tier;
@@ -64,6 +65,7 @@ impl fmt::Debug for Parts {
 #[derive(Debug)]
 pub struct Shares {
     options: Options,
+    /// By their numbers on a side.
     tables: Box<[Option<TableOptions>]>,
     epochs: Arc<Epochs>,
     /// Of each worker what it counts of each table that may be cached.
@@ -85,7 +87,7 @@ impl Shares {
     /// # Panics
     /// If the table is always resident, or has fewer shards than there are workers.
     pub fn table(&self, number: usize) -> Result<Vec<CachedTable>, ArenaError> {
-        let options = self.tables[number].expect("a listed table");
+        let options = self.options_of(number);
         self.table_of(number, options.shape.shard_sets())
     }
 
@@ -103,7 +105,7 @@ impl Shares {
             in_tier,
             on_failure,
             ..
-        } = self.tables[number].expect("a listed table");
+        } = self.options_of(number);
         let (seed, count) = (self.seed(number), self.figures.len());
         let Options {
             limbo,
@@ -127,6 +129,12 @@ impl Shares {
         Ok(writers_of.into_iter().enumerate().map(table).collect())
     }
 
+    /// Those of a table are the same on each side.
+    fn options_of(&self, number: usize) -> TableOptions {
+        let table = on_one_side(number, self.tables.len());
+        self.tables[table].expect("a listed table")
+    }
+
     fn seed(&self, number: usize) -> u64 {
         self.options.seed.wrapping_add(number as u64)
     }
@@ -143,7 +151,8 @@ impl Shares {
             shape.row_bytes() <= self.options.limits.row_bytes,
             "staging has room for any row"
         );
-        if options.begins_cached {
+        let is_held = number < self.tables.len();
+        if is_held && options.begins_cached {
             let tables = self.table(number)?.into_iter();
             return Ok(tables.map(Home::cached).collect());
         }
@@ -157,7 +166,8 @@ impl Shares {
 }
 
 /// Makes the workers of a dataplane: one for each of `parts`, with what tells the stores' writers that the worker reads a row no
-/// more. `tables` are those of a model by their numbers, `None` for those that are resident.
+/// more. `tables` are those of a model by their numbers, `None` for those that are resident. Their generation is on the first [side](SIDES); the
+/// other has the same tables with the same options, of which none is cached yet.
 ///
 /// # Errors
 /// As [`rowmill_arena::Arena::allocate`].
@@ -192,11 +202,12 @@ pub fn workers_with_shares(
         tables: tables.into(),
         epochs,
         figures: (0..count)
-            .map(|_| tables.iter().map(|_| Arc::default()).collect())
+            .map(|_| (0..SIDES * tables.len()).map(|_| Arc::default()).collect())
             .collect(),
     };
     let mut dealt: Vec<Vec<Option<Home>>> = (0..count).map(|_| Vec::new()).collect();
-    for (number, table) in tables.iter().enumerate() {
+    let sides = (0..SIDES).flat_map(|_| tables);
+    for (number, table) in sides.enumerate() {
         let Some(options) = table else {
             dealt.iter_mut().for_each(|own| own.push(None));
             continue;
@@ -215,10 +226,11 @@ pub fn workers_with_shares(
     let listed: Vec<bool> = tables.iter().map(Option::is_some).collect();
     let owners = Owners::all(Room::of(&limits), wakes, &listed);
     let parts = dealt.into_iter().zip(tiers).zip(owners);
-    let made = turns.into_iter().zip(parts).zip(0..);
+    let (made, on_a_side) = (turns.into_iter().zip(parts).zip(0..), tables.len());
     let made = made.map(|((turns, ((tables, tier), owners)), number)| {
         let seed = options.seed.wrapping_add(number);
-        let worker = Worker::new(tables.into(), limits, tier, owners, seed);
+        let tables = (tables.into(), on_a_side);
+        let worker = Worker::new(tables, limits, tier, owners, seed);
         (turns, worker)
     });
     Ok((made.collect(), shares))

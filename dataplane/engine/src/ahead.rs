@@ -13,11 +13,13 @@ pub(crate) fn tell(cached: &mut Cached, slots: &[Slot], connections: &[Connectio
     let checked = slots
         .iter()
         .filter(|slot| matches!(slot.stage, Stage::Pooling | Stage::Waiting));
-    cached.worker.ahead(checked.flat_map(|slot| {
+    let Cached { worker, homes, .. } = cached;
+    let homes = &*homes;
+    worker.ahead(checked.flat_map(|slot| {
         let features = bound(connections, slot).features.iter();
-        features.zip(slot.spans.iter()).map(|(feature, span)| {
+        features.zip(slot.spans.iter()).map(move |(feature, span)| {
             let rows = span.next_id as usize..(span.ids_from + span.ids) as usize;
-            (feature.table, &slot.data.ids[rows])
+            (homes.of(slot.side, feature.table), &slot.data.ids[rows])
         })
     }));
 }

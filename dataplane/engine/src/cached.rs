@@ -1,14 +1,19 @@
 //! What an engine needs for cached tables.
 
-use rowmill_cache::{CachedTable, Worker};
+use core::fmt;
+
+use rowmill_cache::tier::Tier;
+use rowmill_cache::{CachedTable, SIDES, Worker};
 use rowmill_table::ResidentTable;
 use rowmill_wire::limits::MAX_IDS_PER_BAG;
 
 use crate::crowd::{Crowd, Place, Wanted};
+use crate::generations::{HELD, Side};
 use crate::limits::Limits;
 use crate::parked::Parked;
 use crate::slot::Slot;
 
+const _: () = assert!(HELD == SIDES);
 /// Who waits for room in staging goes on when this part of it is free.
 const SOME_ROOM: u32 = 8;
 /// Fewest rows to look up at a time: they take about a microsecond.
@@ -23,12 +28,47 @@ pub struct Home {
     pub cached: Option<CachedTable>,
 }
 
+/// What rows of one generation's listed tables are fetched from.
+#[derive(Default)]
+pub struct SideTier {
+    /// The worker's own; none where the generation is gone.
+    pub tier: Option<Box<dyn Tier + Send>>,
+    /// By the number of a table in the generation, its home: the number by which the [cache](Worker) knows it, or a larger one where it is not
+    /// listed.
+    pub homes: Box<[u32]>,
+}
+
+impl fmt::Debug for SideTier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SideTier")
+            .field("homes", &self.homes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where the listed tables of each side's generation are known.
+#[derive(Debug)]
+pub(crate) struct Homes([Box<[u32]>; HELD]);
+
+impl Homes {
+    /// By which number the cache knows a table of the generation of a side, if it is listed.
+    pub(crate) fn of(&self, side: Side, table: usize) -> usize {
+        let homes = &self.0[side.index()];
+        homes.get(table).map_or(usize::MAX, |&home| home as usize)
+    }
+
+    pub(crate) fn replace(&mut self, side: Side, homes: &mut Box<[u32]>) {
+        core::mem::swap(&mut self.0[side.index()], homes);
+    }
+}
+
 /// The rows of cached tables, and bags that wait for some.
 #[derive(Debug)]
 pub(crate) struct Cached {
     pub(crate) worker: Worker,
     pub(crate) parked: Parked,
-    /// By the table's number: resident ones that may become cached. The others' rows are with the schema's tables.
+    pub(crate) homes: Homes,
+    /// By the table's home: resident ones that may become cached. The others' rows are with the schema's tables.
     resident: Box<[Option<Box<ResidentTable>>]>,
     /// Where the rows of ids are that are looked up together.
     pub(crate) places: Box<[u32]>,
@@ -44,6 +84,8 @@ impl Cached {
             places: vec![u32::MAX; MAX_IDS_PER_BAG as usize].into_boxed_slice(),
             crowd: Crowd::new(limits, worker.limits()),
             resident: (0..worker.tables()).map(|_| None).collect(),
+            // As the first generation numbers them.
+            homes: Homes([(0..worker.on_side(1, 0) as u32).collect(), Box::default()]),
             worker,
         }
     }

@@ -63,7 +63,7 @@ struct Waiting {
 /// A bag that is to be parked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
-    /// The number of its table.
+    /// The number of its table, that on the first side.
     pub(crate) table: usize,
     pub(crate) ids: u32,
 }

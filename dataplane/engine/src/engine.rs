@@ -12,9 +12,9 @@ use rowmill_wire::{Completion, Op, Refusal, Request, Status};
 use crate::accept;
 use crate::answer::Counters;
 use crate::bind::BoundSchema;
-use crate::cached::{Cached, Home};
+use crate::cached::{Cached, Home, SideTier};
 use crate::fetch;
-use crate::generations::{Generations, NO_SCHEMAS, Schemas};
+use crate::generations::{Generations, NO_SCHEMAS, Schemas, Side};
 use crate::limits::{BATCH_BYTES, BYTES_PER_NS_FIRST, Limits};
 use crate::memory::{Conn, Memory};
 use crate::schedule::Schedule;
@@ -136,6 +136,25 @@ impl Engine {
         self.cached.worker.load_pinned(tables);
     }
 
+    /// What rows of a side's listed tables come from, and which tables of its generation are which of the listed ones, from now on: takes both
+    /// from there, and leaves what was before, for another thread to free. Returns false, and nothing is done, as long as some that were asked for
+    /// are not answered. Between two turns, while no request is in progress on that side.
+    pub fn replace_tier(&mut self, side: Side, new: &mut SideTier) -> bool {
+        let has_replaced = (self.cached.worker).replace_tier(side.index(), &mut new.tier);
+        if has_replaced {
+            self.cached.homes.replace(side, &mut new.homes);
+        }
+        has_replaced
+    }
+
+    /// Keeps rows of a listed table that another thread has read, where it is cached, as far as there is room for them. Between two turns.
+    ///
+    /// # Panics
+    /// As [`Worker::keep`].
+    pub fn keep(&mut self, table: usize, rows: &[u32], bytes: &[u8]) {
+        self.cached.worker.keep(table, rows, bytes);
+    }
+
     /// Has a listed table's rows elsewhere from now on: takes them from `home`, and leaves there what was before, for another thread to
     /// free. Between two turns; requests in progress go on with the new rows, also those that wait for rows of it or for room to.
     ///
@@ -150,7 +169,11 @@ impl Engine {
             let slot = &mut self.slots[index as usize];
             let waits = slot.stage != Stage::Free && slot.crowded > 0;
             let feature = slot.walk.feature as usize;
-            if waits && bound(&self.connections, slot).features[feature].table == table {
+            if !waits {
+                continue;
+            }
+            let of = bound(&self.connections, slot).features[feature].table;
+            if self.cached.homes.of(slot.side, of) == table {
                 // Its bags need no room any more.
                 slot.crowded = 0;
                 self.cached.crowd.leave(index);

@@ -38,7 +38,7 @@ mod turn;
 
 pub use answer::Counters;
 pub use bind::{BoundFeature, BoundSchema, bind};
-pub use cached::Home;
+pub use cached::{Home, SideTier};
 pub use engine::{Engine, ProtocolError};
 pub use generations::{HELD, Side};
 pub use limits::Limits;

@@ -54,6 +54,7 @@ impl Piece {
     ) -> Bags<'s> {
         let feature = &schema.features[self.feature as usize];
         let table = &schema.tables.tables()[feature.table];
+        let home = cached.homes.of(slot.side, feature.table);
         let ids = self.first_id as usize..(self.first_id + self.ids) as usize;
         let lengths = match feature.mode {
             Mode::None => &jagged[..],
@@ -62,8 +63,8 @@ impl Piece {
         let partials = slot.header.flags & FLAG_PARTIALS != 0;
         Bags {
             rows: match self.from {
-                From::Table => rows(cached.with_rows(feature.table, table)),
-                From::Slots => rows_in(cached.worker.slots(feature.table), table),
+                From::Table => rows(cached.with_rows(home, table)),
+                From::Slots => rows_in(cached.worker.slots(home), table),
                 From::Staging => rows_in(cached.worker.staging(), table),
             },
             ids: &slot.data.ids[ids.clone()],
@@ -89,16 +90,17 @@ pub(crate) fn next(
     let mut pieces = ArrayVec::new();
     while made.bytes < work.budget && slot.walk.feature < panel.features.end && !pieces.is_full() {
         let feature = &schema.features[slot.walk.feature as usize];
-        let is_cached = work.cached.worker.is_cached(feature.table);
+        let home = work.cached.homes.of(slot.side, feature.table);
+        let is_cached = work.cached.worker.is_cached(home);
         let left = work.budget - made.bytes;
         let most_ids = if is_cached {
-            work.cached.lookups(feature.table)
+            work.cached.lookups(home)
         } else {
             u32::MAX
         };
         let next = fitting(slot, feature, left, most_ids);
         let taken = if is_cached {
-            look_up(work, slot, feature, next, &mut pieces, made)
+            look_up(work, slot, (feature, home), next, &mut pieces, made)
         } else {
             if slot.crowded > 0 {
                 // It was cached when the request came to wait for room.
@@ -179,7 +181,7 @@ fn fitting(slot: &Slot, feature: &BoundFeature, budget: u64, most_ids: u32) -> P
 fn look_up(
     work: &mut Work<'_>,
     slot: &mut Slot,
-    feature: &BoundFeature,
+    (feature, home): (&BoundFeature, usize),
     next: Piece,
     pieces: &mut ArrayVec<Piece, PIECES>,
     made: &mut Made,
@@ -194,12 +196,14 @@ fn look_up(
     let all = next.first_id as usize..(next.first_id + next.ids) as usize;
     let places = &mut places[..all.len()];
     let rows = &slot.data.ids[all.clone()];
-    let (found, mut parker) = worker.find(work.turn, feature.table, rows, places);
+    // Who waits for room keeps those back that it shares it with.
+    let shared = worker.shares_with(home);
+    let (found, mut parker) = worker.find(work.turn, home, rows, places);
     slot.crowded = 0;
     if found.misses() == 0 {
         crowd.go_on(work.index);
         slot.data.ids[all].copy_from_slice(found.places());
-        worker.count(feature.table, next.ids.into(), next.ids.into());
+        worker.count(home, next.ids.into(), next.ids.into());
         pieces.push(Piece {
             from: From::Slots,
             ..next
@@ -229,10 +233,7 @@ fn look_up(
         let places = &found.places()[taken.ids as usize..][..ids as usize];
         if places.contains(&MISS) {
             let at = taken.ids as usize;
-            let wanted = Wanted {
-                table: feature.table,
-                ids,
-            };
+            let wanted = Wanted { table: shared, ids };
             let room = |bag: Wanted, kept| parker.room_for_bag(bag.table, bag.ids, kept);
             let place = crowd.place(work.index, slot.conn, wanted, room);
             let parked_as = place.and_then(|place| {
@@ -290,9 +291,9 @@ fn look_up(
         taken.vectors += 1;
         taken.ids += ids;
     }
-    worker.count(feature.table, taken.ids.into(), hits);
+    worker.count(home, taken.ids.into(), hits);
     if slot.crowded > 0 {
-        worker.refuse(feature.table);
+        worker.refuse(home);
     }
     taken
 }

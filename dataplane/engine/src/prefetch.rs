@@ -12,7 +12,8 @@ pub(crate) fn run(work: &mut Work<'_>, slot: &mut Slot, schema: &BoundSchema) ->
     let mut left = PREFETCH_IDS;
     for (feature, span) in schema.features.iter().zip(slot.spans.iter_mut()) {
         let end = span.ids_from + span.ids;
-        if !cached.worker.is_cached(feature.table) {
+        let home = cached.homes.of(slot.side, feature.table);
+        if !cached.worker.is_cached(home) {
             span.next_id = end;
         }
         let ids = (end - span.next_id).min(left);
@@ -20,7 +21,7 @@ pub(crate) fn run(work: &mut Work<'_>, slot: &mut Slot, schema: &BoundSchema) ->
         if ids > 0 {
             let places = &mut cached.places[..ids as usize];
             let worker = &mut cached.worker;
-            worker.prefetch_lacking(work.turn, feature.table, rows, places);
+            worker.prefetch_lacking(work.turn, home, rows, places);
         }
         span.next_id += ids;
         left -= ids;

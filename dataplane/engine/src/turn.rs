@@ -136,7 +136,8 @@ impl Engine {
     fn fails(&self, bag: &Bag) -> bool {
         let slot = &self.slots[bag.slot as usize];
         let table = bound(&self.connections, slot).features[bag.feature as usize].table;
-        self.cached.worker.on_failure(table) == OnFailure::Error
+        let home = self.cached.homes.of(slot.side, table);
+        self.cached.worker.on_failure(home) == OnFailure::Error
     }
 
     /// A request can go on, if it waited.

@@ -1,21 +1,21 @@
 //! Cached tables: what was configured of them against what the generation has, the memory they take, and what each worker gets.
 
-use core::sync::atomic::{AtomicBool, AtomicU64};
+use core::sync::atomic::AtomicBool;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use anyhow::Context;
 use rowmill_arena::HugePages;
 use rowmill_cache::store::{self, Shape, Tags};
 use rowmill_cache::warm::ROWS_MAX;
 use rowmill_cache::{OnFailure, Options, Parts, Samples, Shares, TableOptions, fetch};
-use rowmill_engine::{Engine, Home, Limits};
+use rowmill_engine::{Engine, HELD, Home, Limits, Side};
 use rowmill_pooling::Kernels;
 use rowmill_port::rdma::remote::ReadLane;
 use rowmill_table::{Generation, Keep, Resident, ResidentTable, TableInfo};
 use rowmill_wire::limits::MAX_IDS_PER_BAG;
 
-use crate::cache_view::{CacheView, FileView, TableView, TierView, Wishes};
+use crate::cache_view::{CacheView, FileView, Kept, TableView, TierView};
 use crate::config::{Cache, Config, Failure, Placement, Remote};
 use crate::files::TableFile;
 use crate::mailbox::Mailbox;
@@ -47,8 +47,10 @@ struct Listed {
 /// What will be done about tables that are not simply resident.
 #[derive(Clone, Debug)]
 pub struct CachePlan {
-    /// By the table's number.
+    /// By the table's number in the generation that is served first.
     tables: Vec<Option<Listed>>,
+    /// Their names, also of those that are not listed.
+    names: Vec<String>,
     cache: Cache,
     remote: Option<Remote>,
     arena_bytes: u64,
@@ -65,8 +67,8 @@ pub struct Part {
     turns: store::Worker,
     /// Its way to rows of cached tables.
     pub(crate) worker: rowmill_cache::Worker,
-    /// What is counted of the tiers that rows are fetched from.
-    reads: Vec<TierReads>,
+    /// What is counted of the tiers that rows are fetched from, for the generations of each side.
+    reads: [Vec<TierReads>; HELD],
     /// Listed tables that are resident at start, with their rows.
     resident: Vec<(usize, ResidentTable)>,
 }
@@ -82,7 +84,7 @@ impl Part {
         Part {
             turns,
             worker: rowmill_cache::Worker::none(),
-            reads: Vec::new(),
+            reads: Default::default(),
             resident: Vec::new(),
         }
     }
@@ -101,6 +103,10 @@ impl Part {
     }
 }
 
+/// What workers count of the tiers that rows are fetched from: of each side's generations, of each worker.
+#[derive(Clone, Debug, Default)]
+pub struct Reads(pub(crate) [Vec<Vec<TierReads>>; HELD]);
+
 /// What [`CachePlan::open`] has made.
 #[derive(Debug)]
 pub struct Opened {
@@ -108,10 +114,12 @@ pub struct Opened {
     pub parts: Vec<Part>,
     /// What makes tables for them while they serve, where some are listed.
     pub shares: Option<Shares>,
+    /// Of each worker, what is counted of the tiers that rows are fetched from, for the generations of each side.
+    pub reads: Reads,
     /// What was found out about the files.
     pub choices: Vec<Choice>,
     /// The files of listed tables, and copies.
-    pub(crate) files: Vec<TableFile>,
+    pub files: Vec<TableFile>,
 }
 
 impl CachePlan {
@@ -164,6 +172,11 @@ impl CachePlan {
             workers: workers as u64,
             row_bytes,
             changing: config.takes_deltas(),
+            names: generation
+                .tables()
+                .iter()
+                .map(|info| info.name.clone())
+                .collect(),
             tables,
         })
     }
@@ -293,8 +306,7 @@ impl CachePlan {
 
     /// Bytes that each worker has for tables whose longest rows have so many bytes.
     fn worker_bytes(&self, row_bytes: u64) -> u64 {
-        let is_passed_on = self.listed().any(|(_, listed)| listed.on_failure.next_tier);
-        let tiers = 1 + u64::from(is_passed_on);
+        let tiers = self.tier_count();
         let landing = self.remote.as_ref().map_or(0, |r| u64::from(r.reads));
         let own = self
             .cache
@@ -309,7 +321,11 @@ impl CachePlan {
         number: usize,
         place: (Placement, Shape),
     ) -> Choice {
-        let listed = self.tables[number].as_ref().expect("a listed table");
+        let name = &generation.tables()[number].name;
+        let listed = self
+            .listed()
+            .find(|(number, _)| self.names[*number] == *name);
+        let (_, listed) = listed.expect("a listed table");
         describe(generation, number, listed, place)
     }
 
@@ -324,12 +340,42 @@ impl CachePlan {
         }
     }
 
-    fn tiers(&self, generation: &Generation) -> anyhow::Result<Tiers<'_>> {
+    /// Memory for listed tables of a generation that comes beside the newest, other than for their rows and indexes: checksums, and what each
+    /// worker reads into.
+    pub(crate) fn side_bytes(&self, generation: &Generation) -> u64 {
+        let listed: Vec<&String> = self
+            .listed()
+            .map(|(number, _)| &self.names[number])
+            .collect();
+        let is_listed = |info: &&TableInfo| listed.contains(&&info.name);
+        let listed = generation.tables().iter().filter(is_listed);
+        let checksums: u64 = listed
+            .map(|info| info.page_count() * size_of::<u32>() as u64)
+            .sum();
+        let buffers = u64::from(self.cache.reads) * u64::from(self.cache.read_bytes);
+        checksums + self.workers * self.tier_count() * buffers
+    }
+
+    /// The model's own files, and copies where there are some.
+    fn tier_count(&self) -> u64 {
+        1 + u64::from(self.listed().any(|(_, listed)| listed.on_failure.next_tier))
+    }
+
+    /// Whether rows of listed tables are read from another dataplane's memory, too.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.remote.is_some()
+    }
+
+    /// The files of a generation's listed tables, opened.
+    ///
+    /// # Errors
+    /// Where one is not to be had.
+    pub(crate) fn tiers(&self, generation: &Generation) -> anyhow::Result<Tiers<'_>> {
         let mut by_tier: Vec<(usize, &Listed)> = self.listed().collect();
         by_tier.sort_by_key(|(_, listed)| listed.in_tier);
         let tables = by_tier
             .into_iter()
-            .map(|(number, listed)| (&*generation.tables()[number].name, listed.on_failure));
+            .map(|(number, listed)| (&*self.names[number], listed.on_failure));
         waiting::told(|tell| Tiers::open(&self.cache, generation, tables, tell))
     }
 
@@ -350,6 +396,7 @@ impl CachePlan {
             return Ok(Opened {
                 parts: Vec::new(),
                 shares: None,
+                reads: Reads::default(),
                 choices: Vec::new(),
                 files: Vec::new(),
             });
@@ -358,7 +405,7 @@ impl CachePlan {
         let mut lanes = lanes.into_iter();
         let part = |mailbox: &Arc<Mailbox>| -> anyhow::Result<(Parts, Vec<TierReads>)> {
             let remote = self.remote.as_ref().zip(lanes.next());
-            let (tier, reads) = tiers.for_worker(remote)?;
+            let (tier, reads) = tiers.for_worker(remote, None)?;
             let mailbox = Arc::clone(mailbox);
             let wake = Box::new(move || mailbox.wake());
             Ok((Parts { tier, wake }, reads))
@@ -369,6 +416,8 @@ impl CachePlan {
             .collect::<anyhow::Result<Vec<_>>>();
         let parts = parts.context("cannot read files of cached tables")?;
         let (parts, reads): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+        let other = TierReads::of_other_side(&reads);
+        let reads = Reads([reads, other]);
         let options = Options {
             limits: fetch::Limits {
                 staged: self.cache.staged_rows,
@@ -402,6 +451,8 @@ impl CachePlan {
             .filter(|(_, l)| l.placement == Placement::Resident);
         let resident = resident.map(|(number, _)| (number, tables.take_rows(number)));
         let resident: Vec<(usize, ResidentTable)> = resident.collect();
+        let [first, other] = reads.0.clone();
+        let of_workers = first.into_iter().zip(other).map(|(a, b)| [a, b]);
         let part = |((turns, worker), reads)| Part {
             turns,
             worker,
@@ -409,8 +460,9 @@ impl CachePlan {
             resident: resident.clone(),
         };
         Ok(Opened {
-            parts: workers.into_iter().zip(reads).map(part).collect(),
+            parts: workers.into_iter().zip(of_workers).map(part).collect(),
             shares: Some(shares),
+            reads,
             choices: tiers.choices(),
             files: tiers.files(),
         })
@@ -419,14 +471,19 @@ impl CachePlan {
     /// Listed tables as others see them, counted by these workers.
     pub fn view(&self, generation: &Generation, parts: &[Part]) -> CacheView {
         let figures = |number| {
-            let of = parts.iter().map(|part| part.worker.figures(number));
-            of.flatten().collect()
+            Side::ALL.map(|side| {
+                let figures = |part: &Part| {
+                    let home = part.worker.on_side(side.index(), number);
+                    part.worker.figures(home)
+                };
+                parts.iter().filter_map(figures).collect()
+            })
         };
-        // Of each tier that there is, what each worker counts.
+        // Of each tier that there is, what each worker counts for each side.
         let tiers = || {
             let of = |at: usize| {
-                let reads: Vec<&TierReads> =
-                    parts.iter().filter_map(|part| part.reads.get(at)).collect();
+                let sides = parts.iter().flat_map(|part| &part.reads);
+                let reads: Vec<&TierReads> = sides.filter_map(|reads| reads.get(at)).collect();
                 (reads.first().map_or(NAMES[0], |reads| reads.name), reads)
             };
             (0..NAMES.len())
@@ -436,10 +493,11 @@ impl CachePlan {
         let files = |in_tier: u32| {
             tiers().filter_map(move |(tier, workers)| {
                 let of_table = |worker: &&TierReads| worker.files[in_tier as usize].clone();
-                let (reads, failures): (Vec<_>, Vec<_>) =
+                let (reads, mut failures): (Vec<_>, Vec<_>) =
                     workers.iter().filter_map(of_table).unzip();
-                let failures = failures.into_iter().next()?;
-                Some(FileView {
+                // The first worker's of each side are those of all.
+                failures.truncate(HELD);
+                (!reads.is_empty()).then(|| FileView {
                     tier,
                     reads,
                     failures,
@@ -450,22 +508,20 @@ impl CachePlan {
         let table = |(number, listed): (usize, &Listed)| {
             let info = &generation.tables()[number];
             let store = parts.first().and_then(|part| part.worker.store(number));
-            TableView {
-                number,
-                name: info.name.clone(),
-                rows: info.stored_rows(),
-                rows_bytes: info.row_region_bytes(),
-                share: Mutex::new(Share {
-                    shape: listed.shape,
-                    wanted: None,
-                    most: listed.most,
-                }),
-                figures: figures(number),
-                files: files(listed.in_tier).collect(),
-                store: Mutex::new(store.map(Arc::clone)),
-                left: AtomicU64::new(0),
-                wishes: Wishes::default(),
-            }
+            let kept = Kept::of(info, store.map(Arc::clone));
+            let share = Share {
+                shape: listed.shape,
+                wanted: None,
+                most: listed.most,
+            };
+            TableView::new(
+                (number, generation.tables().len()),
+                info.name.clone(),
+                kept,
+                share,
+                figures(number),
+                files(listed.in_tier).collect(),
+            )
         };
         CacheView {
             arena_bytes: self.arena_bytes,

@@ -1,7 +1,7 @@
 //! Cached tables as the admin pages show them.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rowmill_arena::Backing;
 use rowmill_cache::figures::{
@@ -9,6 +9,8 @@ use rowmill_cache::figures::{
 };
 use rowmill_cache::store::{Shape, Store};
 use rowmill_cache::tier::{Failures, FileFailures, FileReads};
+use rowmill_engine::{HELD, Side};
+use rowmill_table::TableInfo;
 use serde_json::{Value, json};
 
 use crate::config::Placement;
@@ -19,26 +21,52 @@ use crate::tiers::NAMES;
 /// A listed table.
 #[derive(Debug)]
 pub struct TableView {
-    /// Its number in the generation.
+    /// Its number in the generation that was served first.
     pub number: usize,
     /// Its name.
     pub name: String,
+    /// Its share of the arena when it is cached, in the newest generation.
+    pub share: Mutex<Share>,
+    /// What each worker has done about it, in the generations of each side.
+    pub figures: [Vec<Arc<TableFigures>>; HELD],
+    /// The files that its rows are fetched from: the model's own, and its copy where there is one.
+    pub files: Vec<FileView>,
+    /// How many tables that generation has.
+    tables: usize,
+    sides: Mutex<Sides>,
+    /// What a policy wants of it.
+    pub wishes: Wishes,
+}
+
+/// A listed table in one generation.
+#[derive(Clone, Debug, Default)]
+pub struct Kept {
     /// How many rows it has, and their bytes.
     pub rows: u64,
     /// See above.
     pub rows_bytes: u64,
-    /// Its share of the arena when it is cached.
-    pub share: Mutex<Share>,
-    /// What each worker has done about it.
-    pub figures: Vec<Arc<TableFigures>>,
-    /// The files that its rows are fetched from: the model's own, and its copy where there is one.
-    pub files: Vec<FileView>,
     /// What is kept of it while it is cached.
-    pub store: Mutex<Option<Arc<Store>>>,
-    /// Rows that left the cache when the table did.
-    pub left: AtomicU64,
-    /// What a policy wants of it.
-    pub wishes: Wishes,
+    pub store: Option<Arc<Store>>,
+}
+
+impl Kept {
+    /// As its generation has it.
+    pub(crate) fn of(info: &TableInfo, store: Option<Arc<Store>>) -> Kept {
+        Kept {
+            rows: info.stored_rows(),
+            rows_bytes: info.row_region_bytes(),
+            store,
+        }
+    }
+}
+
+/// A listed table in the generations that are held.
+#[derive(Debug)]
+struct Sides {
+    newest: Side,
+    kept: [Kept; HELD],
+    /// Rows that left the cache when the table did, or its generation.
+    left: [u64; HELD],
 }
 
 /// What a policy wants of a table beside its share.
@@ -53,11 +81,85 @@ pub struct Wishes {
 }
 
 impl TableView {
-    /// Where its rows are.
+    /// One of `tables` of the first generation, of which it is the one of that number.
+    pub fn new(
+        (number, tables): (usize, usize),
+        name: String,
+        kept: Kept,
+        share: Share,
+        figures: [Vec<Arc<TableFigures>>; HELD],
+        files: Vec<FileView>,
+    ) -> TableView {
+        TableView {
+            number,
+            name,
+            share: Mutex::new(share),
+            figures,
+            files,
+            tables,
+            sides: Mutex::new(Sides {
+                newest: Side::A,
+                kept: [kept, Kept::default()],
+                left: [0; HELD],
+            }),
+            wishes: Wishes::default(),
+        }
+    }
+
+    fn sides(&self) -> MutexGuard<'_, Sides> {
+        self.sides.lock().expect("a panic ends the process")
+    }
+
+    /// The number by which workers know it in the generation of a side.
+    pub(crate) fn home_on(&self, side: Side) -> usize {
+        side.index() * self.tables + self.number
+    }
+
+    /// The same of the newest generation, and what it is there.
+    pub(crate) fn newest(&self) -> (usize, Kept) {
+        let sides = self.sides();
+        let newest = sides.newest;
+        (self.home_on(newest), sides.kept[newest.index()].clone())
+    }
+
+    /// That of the newest generation.
+    pub(crate) fn newest_side(&self) -> Side {
+        self.sides().newest
+    }
+
+    /// The rows that it has in the newest generation.
+    pub(crate) fn rows(&self) -> u64 {
+        self.newest().1.rows
+    }
+
+    /// Where its rows are, in the newest generation.
     pub fn placement(&self) -> Placement {
         match self.store() {
             Some(_) => Placement::Cached,
             None => Placement::Resident,
+        }
+    }
+
+    /// The generation of a side is held, and this is what it has of the table.
+    pub(crate) fn brought(&self, side: Side, kept: Kept) {
+        self.sides().kept[side.index()] = kept;
+    }
+
+    /// The generation of a side is not held any more. No worker has anything of the table there.
+    pub(crate) fn gone(&self, side: Side) {
+        self.swap_store(side, None);
+        self.sides().kept[side.index()] = Kept::default();
+    }
+
+    /// The generation of a side is the newest.
+    pub(crate) fn switch(&self, side: Side) {
+        let store = {
+            let mut sides = self.sides();
+            sides.newest = side;
+            sides.kept[side.index()].store.clone()
+        };
+        if let Some(store) = store {
+            self.has(store.shape());
         }
     }
 
@@ -77,36 +179,61 @@ impl TableView {
         (share.shape, share.wanted) = (shape, None);
     }
 
-    /// What is kept of it, if it is cached.
-    pub(crate) fn store(&self) -> Option<Arc<Store>> {
-        self.store.lock().expect("a panic ends the process").clone()
+    /// What is kept of it, if it is cached in the newest generation.
+    pub fn store(&self) -> Option<Arc<Store>> {
+        self.newest().1.store
     }
 
-    /// It is cached in another store from now on, or in none. Of the one before no worker has anything any more.
+    /// It is cached in another store from now on, or in none, in the newest generation. Of the one before no worker has anything any more.
     pub(crate) fn set_store(&self, store: Option<Arc<Store>>) {
-        let mut own = self.store.lock().expect("a panic ends the process");
-        if store.is_none() {
-            let held = self.held();
-            self.left.fetch_add(held, Relaxed);
-        }
-        *own = store;
+        let newest = self.sides().newest;
+        self.swap_store(newest, store);
     }
 
-    /// How often something happened, on all workers.
+    fn swap_store(&self, side: Side, store: Option<Arc<Store>>) {
+        let held = self.held_on(side);
+        let mut sides = self.sides();
+        if store.is_none() {
+            sides.left[side.index()] += held;
+        }
+        sides.kept[side.index()].store = store;
+    }
+
+    /// How often something happened, on all workers and in all generations.
     pub fn get(&self, what: Count) -> u64 {
-        self.figures.iter().map(|figures| figures.get(what)).sum()
+        Side::ALL.map(|side| self.get_on(side, what)).iter().sum()
+    }
+
+    /// The same in those of a side.
+    pub(crate) fn get_on(&self, side: Side, what: Count) -> u64 {
+        let figures = self.figures[side.index()].iter();
+        figures.map(|figures| figures.get(what)).sum()
     }
 
     /// How long fetches took, in buckets, and in all, in nanoseconds.
     pub(crate) fn fetch_times(&self) -> ([u64; BUCKETS + 1], u64) {
-        sum_of(self.figures.iter().map(|figures| &figures.fetch_times))
+        let figures = self.figures.iter().flatten();
+        sum_of(figures.map(|figures| &figures.fetch_times))
     }
 
-    /// Rows that are in the cache: a moment's difference of what came and what left.
+    /// Rows of the newest generation that are in the cache: a moment's difference of what came and what left.
     pub(crate) fn held(&self) -> u64 {
-        self.get(Count::Admitted)
-            .saturating_sub(self.get(Count::Evicted))
-            .saturating_sub(self.left.load(Relaxed))
+        let newest = self.sides().newest;
+        self.held_on(newest)
+    }
+
+    fn held_on(&self, side: Side) -> u64 {
+        let left = self.sides().left[side.index()];
+        self.get_on(side, Count::Admitted)
+            .saturating_sub(self.get_on(side, Count::Evicted))
+            .saturating_sub(left)
+    }
+
+    /// Bytes of memory that its slots take in all generations.
+    fn memory_bytes(&self) -> usize {
+        let sides = self.sides();
+        let stores = sides.kept.iter().filter_map(|kept| kept.store.as_ref());
+        stores.map(|store| store.present()).sum()
     }
 
     fn misses(&self) -> u64 {
@@ -116,7 +243,7 @@ impl TableView {
 
     fn status(&self) -> Value {
         let (times, sum_ns) = self.fetch_times();
-        let (share, store) = (self.share(), self.store());
+        let share = self.share();
         let wanted = share.wanted.unwrap_or(share.shape);
         let mut table = json!({
             "table": self.name,
@@ -126,7 +253,7 @@ impl TableView {
             "wanted_bytes": wanted.bytes(),
             "wanted_rows": wanted.slots(),
             "most_bytes": share.most.bytes(),
-            "memory_bytes": store.map_or(0, |store| store.present()),
+            "memory_bytes": self.memory_bytes(),
             "held_rows": self.held(),
             "pinned": self.wishes.pinned.load(Relaxed),
             "pinned_held": self.wishes.pinned_held.load(Relaxed),
@@ -148,10 +275,10 @@ impl TableView {
 pub struct FileView {
     /// The tier that has it.
     pub tier: &'static str,
-    /// What each worker has asked of it.
+    /// What each worker has asked of it, and of the others of the same table, of other generations.
     pub reads: Vec<Arc<FileReads>>,
-    /// What it failed to give.
-    pub failures: Arc<FileFailures>,
+    /// What they failed to give, of each side's generations.
+    pub failures: Vec<Arc<FileFailures>>,
     /// Whether rows of it wait in vain for reads that other tables' rows hold.
     pub is_starved: AtomicBool,
 }
@@ -188,7 +315,8 @@ impl FileView {
 
     /// How it is, in a word.
     fn state(&self) -> &'static str {
-        match (self.bypassing(), self.failures.is_failing()) {
+        let is_failing = self.failures.iter().any(|side| side.is_failing());
+        match (self.bypassing(), is_failing) {
             (0, false) if self.is_starved.load(Relaxed) => "starved",
             (0, false) => "read",
             (0, true) => "failing",
@@ -202,14 +330,19 @@ impl FileView {
 
     /// In the order of [`FILE_COUNTS`].
     fn counts(&self) -> [u64; FILE_COUNTS.len()] {
-        let Failures {
-            late,
-            corrupt,
-            gone,
-            failed,
-        } = self.failures.read();
         let arrived = self.times().0.iter().sum();
-        [self.fetched(), arrived, late, corrupt, gone, failed]
+        let mut counts = [self.fetched(), arrived, 0, 0, 0, 0];
+        for side in &self.failures {
+            let Failures {
+                late,
+                corrupt,
+                gone,
+                failed,
+            } = side.read();
+            let more = [late, corrupt, gone, failed];
+            counts[2..].iter_mut().zip(more).for_each(|(c, m)| *c += m);
+        }
+        counts
     }
 
     fn status(&self, table: &str) -> Value {
@@ -255,7 +388,7 @@ fn quantile_us(counts: &[u64; BUCKETS + 1], quantile: f64) -> Option<u64> {
 pub struct TierView {
     /// How it is called.
     pub name: &'static str,
-    /// What each worker has done with it.
+    /// What each worker has done with it, for the generations of each side.
     pub figures: Vec<Arc<TierFigures>>,
 }
 
@@ -281,6 +414,11 @@ impl CacheView {
     pub fn placement(&self, name: &str) -> Option<Placement> {
         let table = self.tables.iter().find(|table| table.name == name);
         table.map(TableView::placement)
+    }
+
+    /// The generation of a side is the newest.
+    pub(crate) fn switch(&self, side: Side) {
+        self.tables.iter().for_each(|table| table.switch(side));
     }
 
     /// Bytes of all shares of cached tables.
@@ -317,7 +455,7 @@ impl CacheView {
     pub(crate) fn resident_bytes(&self) -> u64 {
         let resident = |table: &&TableView| table.placement() == Placement::Resident;
         let tables = self.tables.iter().filter(resident);
-        tables.map(|table| table.rows_bytes).sum()
+        tables.map(|table| table.newest().1.rows_bytes).sum()
     }
 
     pub(crate) fn status(&self) -> Vec<Value> {
@@ -376,7 +514,7 @@ impl CacheView {
         });
         let help = "Bytes of memory that the table's share takes, which is rounded up to pages.";
         gauge("rowmill_cache_memory_bytes", help, &|table| {
-            table.store().map_or(0, |store| store.present() as u64)
+            table.memory_bytes() as u64
         });
         let help = "Rows that the table's share has room for.";
         gauge("rowmill_cache_share_rows", help, &|table| {

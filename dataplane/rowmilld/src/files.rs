@@ -5,13 +5,13 @@ use core::sync::atomic::Ordering::Relaxed;
 use std::io::{Error, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use anyhow::Context;
 use rowmill_cache::figures::Count;
 use rowmill_cache::tier::{Failures, FileFailures};
-use rowmill_table::Generation;
+use rowmill_engine::Side;
 
 use crate::cache_view::{CacheView, FileView, TableView};
 use crate::tiers::NAMES;
@@ -63,7 +63,7 @@ pub(crate) enum Role {
 
 /// A file that rows of a table come from.
 #[derive(Debug)]
-pub(crate) struct TableFile {
+pub struct TableFile {
     pub(crate) table: String,
     pub(crate) role: Role,
     pub(crate) path: PathBuf,
@@ -80,23 +80,12 @@ pub(crate) fn identity(path: &Path) -> std::io::Result<Identity> {
     Ok((about.dev(), about.ino()))
 }
 
-/// The files of listed tables as they are now, in the tables' order.
-///
-/// # Errors
-/// Where one can't be looked at.
-pub(crate) fn identities(
-    generation: &Generation,
-    cache: &CacheView,
-) -> std::io::Result<Vec<Identity>> {
-    let of_table =
-        |table: &TableView| identity(&generation.path(&generation.tables()[table.number]));
-    cache.tables.iter().map(of_table).collect()
-}
-
 /// A file that is looked at.
 #[derive(Debug)]
 struct Watched {
     own: TableFile,
+    /// That of its generation.
+    side: Side,
     /// The device and inode that rows come from, and the bytes that it has to have.
     file: Identity,
     bytes: u64,
@@ -109,15 +98,19 @@ struct Watched {
 
 impl Watched {
     /// A file that was just opened.
-    fn new(own: TableFile) -> Result<Watched, Error> {
+    fn new(own: TableFile, side: Side, unasked: Unasked) -> Result<Watched, Error> {
         let about = own.path.metadata()?;
+        // What was before it in its place may have failed to give rows.
+        let mut seen = own.failures.read();
+        seen.late += unasked.stalled;
         Ok(Watched {
             file: (about.dev(), about.ino()),
             bytes: about.len(),
             own,
+            side,
             state: State::Whole,
             told: Vec::new(),
-            seen: Default::default(),
+            seen: (seen, unasked.starved),
             calm: 0,
         })
     }
@@ -165,7 +158,8 @@ impl Watched {
     fn show_in(&self, cache: &CacheView) {
         let table = own_table(&self.own, cache);
         let own = |file: &&FileView| file.tier == NAMES[0];
-        if let Some(file) = table.and_then(|table| table.files.iter().find(own)) {
+        let of_newest = table.filter(|table| table.newest_side() == self.side);
+        if let Some(file) = of_newest.and_then(|table| table.files.iter().find(own)) {
             let is_starved = self.state == State::Starved;
             file.is_starved.store(is_starved, Relaxed);
         }
@@ -262,27 +256,60 @@ impl Passed {
     }
 }
 
+/// The files that are looked at.
+#[derive(Debug, Default)]
+pub struct Watch(Mutex<Vec<Watched>>);
+
+impl Watch {
+    fn files(&self) -> MutexGuard<'_, Vec<Watched>> {
+        self.0.lock().expect("a panic ends the process")
+    }
+
+    /// Looks at these, too, of the generation of a side.
+    ///
+    /// # Errors
+    /// Where one is gone already.
+    pub(crate) fn add(
+        &self,
+        side: Side,
+        files: Vec<TableFile>,
+        cache: &CacheView,
+    ) -> anyhow::Result<()> {
+        let file = |file: TableFile| {
+            let context = format!("cannot look at {}", file.path.display());
+            let unasked = unasked(&file, side, cache);
+            Watched::new(file, side, unasked).context(context)
+        };
+        let files: Vec<Watched> = files.into_iter().map(file).collect::<anyhow::Result<_>>()?;
+        self.files().extend(files);
+        Ok(())
+    }
+
+    /// Looks at those of a side's generation no more.
+    pub(crate) fn leave(&self, side: Side) {
+        self.files().retain(|file| file.side != side);
+    }
+}
+
 /// Looks at files of listed tables from now on, as long as the process lives.
 ///
 /// # Errors
 /// Where a file is gone already, or no thread can be started.
-pub(crate) fn watch(files: Vec<TableFile>, cache: Arc<CacheView>) -> anyhow::Result<()> {
+pub(crate) fn watch(files: Vec<TableFile>, cache: Arc<CacheView>) -> anyhow::Result<Arc<Watch>> {
+    let watch = Arc::<Watch>::default();
     if files.is_empty() {
-        return Ok(());
+        return Ok(watch);
     }
-    let file = |file: TableFile| {
-        let context = format!("cannot look at {}", file.path.display());
-        Watched::new(file).context(context)
-    };
-    let files: anyhow::Result<Vec<Watched>> = files.into_iter().map(file).collect();
-    let mut files = files?;
+    watch.add(Side::A, files, &cache)?;
     let mut passing = Passing::default();
+    let watched = Arc::clone(&watch);
     let look = move || {
         loop {
             std::thread::sleep(EVERY);
+            let mut files = watched.files();
             let changes: Vec<Option<State>> = files
                 .iter_mut()
-                .map(|file| file.look(unasked(&file.own, &cache)))
+                .map(|file| file.look(unasked(&file.own, file.side, &cache)))
                 .collect();
             let holders = holders(&files);
             for (file, state) in files.iter().zip(changes) {
@@ -293,6 +320,7 @@ pub(crate) fn watch(files: Vec<TableFile>, cache: Arc<CacheView>) -> anyhow::Res
                     None => {}
                 }
             }
+            drop(files);
             if let Some(passed) = passing.look(cache.asked_of_copies()) {
                 passed.log();
             }
@@ -301,7 +329,7 @@ pub(crate) fn watch(files: Vec<TableFile>, cache: Arc<CacheView>) -> anyhow::Res
     let thread = std::thread::Builder::new().name("rowmilld-files".into());
     let started = thread.spawn(look);
     started.context("cannot start the thread that looks at the files of cached tables")?;
-    Ok(())
+    Ok(watch)
 }
 
 /// The tables whose rows come late, and hold reads.
@@ -318,26 +346,25 @@ fn own_table<'c>(file: &TableFile, cache: &'c CacheView) -> Option<&'c TableView
 }
 
 /// Rows that were given up before they were asked of their table's own file.
-fn unasked(file: &TableFile, cache: &CacheView) -> Unasked {
+fn unasked(file: &TableFile, side: Side, cache: &CacheView) -> Unasked {
     let of = |table: &TableView| Unasked {
-        stalled: table.get(Count::Stalled),
-        starved: table.get(Count::Starved),
+        stalled: table.get_on(side, Count::Stalled),
+        starved: table.get_on(side, Count::Starved),
     };
     own_table(file, cache).map_or_else(Unasked::default, of)
 }
 
 #[cfg(test)]
 mod tests {
-    use core::sync::atomic::{AtomicBool, AtomicU64};
+    use core::sync::atomic::AtomicBool;
     use std::fs;
-    use std::sync::Mutex;
 
     use rowmill_cache::store::Shape;
     use rowmill_cache::tier::TierError;
     use serde_json::Value;
 
     use super::*;
-    use crate::cache_view::{FileView, Wishes};
+    use crate::cache_view::{FileView, Kept};
     use crate::share::Share;
 
     const NONE: Unasked = Unasked {
@@ -359,7 +386,10 @@ mod tests {
             path: path.into(),
             failures: Arc::clone(&failures),
         };
-        (Watched::new(file).unwrap(), failures)
+        (
+            Watched::new(file, Side::A, Unasked::default()).unwrap(),
+            failures,
+        )
     }
 
     /// What is said in so many looks, and in which of them.
@@ -471,26 +501,27 @@ mod tests {
     /// Listed tables of these names, each with its own file.
     fn shown(names: &[&str]) -> CacheView {
         let shape = Shape::new(64, 1, 4, 4).unwrap();
-        let table = |(number, &name): (usize, &&str)| TableView {
-            number,
-            name: name.into(),
-            rows: 100,
-            rows_bytes: 400,
-            share: Mutex::new(Share {
+        let table = |(number, &name): (usize, &&str)| {
+            let share = Share {
                 shape,
                 wanted: None,
                 most: shape,
-            }),
-            figures: vec![],
-            files: vec![FileView {
+            };
+            let file = FileView {
                 tier: NAMES[0],
                 reads: vec![],
-                failures: Arc::default(),
+                failures: vec![],
                 is_starved: AtomicBool::new(false),
-            }],
-            store: Mutex::new(None),
-            left: AtomicU64::new(0),
-            wishes: Wishes::default(),
+            };
+            let (kept, figures) = (Kept::default(), Default::default());
+            TableView::new(
+                (number, names.len()),
+                name.into(),
+                kept,
+                share,
+                figures,
+                vec![file],
+            )
         };
         CacheView {
             arena_bytes: 0,

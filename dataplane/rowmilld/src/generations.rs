@@ -25,6 +25,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::deltas;
+use crate::listed::Listed;
 use crate::mailbox::Mailbox;
 use crate::places::{Stand, leave};
 use crate::plan::{Choice, bytes_text};
@@ -49,8 +50,8 @@ pub struct Means {
     pub sessions: Arc<Sessions>,
     /// The workers'.
     pub mailboxes: Vec<Arc<Mailbox>>,
-    /// Tables that are listed in `[[tables]]`.
-    pub listed: Vec<String>,
+    /// Tables that are listed in `[[tables]]`, if some are.
+    pub listed: Option<Arc<Listed>>,
     /// Where deltas are kept, if rows can change.
     pub deltas: Option<Arc<deltas::Store>>,
     /// Pages of rows.
@@ -124,7 +125,6 @@ pub struct Change {
 /// See the module's text.
 pub struct Generations {
     view: Arc<View>,
-    listed: Vec<String>,
     wanted: SyncSender<Wish>,
     changes: Arc<Mutex<VecDeque<Change>>>,
 }
@@ -143,7 +143,6 @@ impl Generations {
         let changes = Arc::default();
         let generations = Generations {
             view: Arc::clone(&means.view),
-            listed: means.listed.clone(),
             wanted: sender,
             changes: Arc::clone(&changes),
         };
@@ -170,12 +169,6 @@ impl Generations {
             && last.state == Stand::Running
         {
             return Err(ChangeError::Busy(last.wish.clone()));
-        }
-        if let (Wish::Load(_), [listed, ..]) = (&wish, &self.listed[..]) {
-            return Err(ChangeError::Impossible(format!(
-                "table {listed} is listed in [[tables]], and cached tables are of one generation as long as the service runs: put the other \
-                 one into the configuration, and restart"
-            )));
         }
         if !self.view.allows(&wish).map_err(ChangeError::Impossible)? {
             return Ok(None);

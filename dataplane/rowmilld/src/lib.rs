@@ -21,6 +21,7 @@ pub mod descriptors;
 pub mod figures;
 mod files;
 pub mod generations;
+pub mod listed;
 pub mod log;
 pub mod mailbox;
 mod metrics;

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use crossbeam_queue::ArrayQueue;
 use rowmill_cache::store::Resize;
 use rowmill_cache::{Rules, WarmRows};
-use rowmill_engine::{BoundSchema, Conn, Engine, HELD, Home, Side};
+use rowmill_engine::{BoundSchema, Conn, Engine, HELD, Home, Side, SideTier};
 use rowmill_port::{ConnId, Waker};
 
 use crate::turnover::Turnover;
@@ -81,22 +81,27 @@ impl Binding {
     }
 }
 
-/// What a worker is to know of a table from now on.
+/// What a worker is to know of listed tables from now on. It comes back, so that the worker neither makes memory nor frees any.
 #[derive(Debug)]
-pub struct Move {
-    /// The table's number.
-    pub table: usize,
-    /// What changes.
-    pub to: To,
+pub enum Move {
+    /// The rows of the table of this number are found here. It comes back with where they were.
+    Home(usize, Box<Home>),
+    /// Its store is about to have another size, if it is cached.
+    Size(usize, Resize),
+    /// What rows of a side's tables come from. It comes back with what they came from before and true; or, as long as that has something to
+    /// answer, as it was.
+    Tier(Side, Box<SideTier>, bool),
 }
 
-/// What changes of a table.
-#[derive(Debug)]
-pub enum To {
-    /// Its rows are found here. It comes back with where they were, so that the worker neither makes memory nor frees any.
-    Home(Box<Home>),
-    /// Its store is about to have another size, if it is cached.
-    Size(Resize),
+impl Move {
+    /// A worker's: has its engine know it. Between two turns.
+    pub(crate) fn tell(&mut self, engine: &mut Engine) {
+        match self {
+            Move::Home(table, home) => engine.place(*table, home),
+            Move::Size(table, resize) => engine.resize(*table, *resize),
+            Move::Tier(side, tier, is_taken) => *is_taken = engine.replace_tier(*side, tier),
+        }
+    }
 }
 
 /// What all workers are to do about listed tables from now on, of a policy.
@@ -105,7 +110,7 @@ pub enum To {
 /// memory.
 #[derive(Debug)]
 pub struct Directive {
-    /// By table: its number, the threshold below which its lookups are sampled, and which rows come and stay.
+    /// By table: its number in the first generation, the threshold below which its lookups are sampled, and which rows come and stay.
     tables: Box<[(usize, u32, Rules)]>,
     /// Rows that are to stay and are not there.
     lacking: Arc<[WarmRows]>,
@@ -138,9 +143,13 @@ impl Directive {
 
     /// A worker's: has its engine know it.
     pub(crate) fn tell(&self, engine: &mut Engine) {
+        let tables = engine.cache().on_side(1, 0);
         for (table, threshold, rules) in &self.tables {
-            engine.sample(*table, *threshold);
-            engine.rule(*table, rules);
+            for side in Side::ALL {
+                let home = side.index() * tables + table;
+                engine.sample(home, *threshold);
+                engine.rule(home, rules);
+            }
         }
         engine.load_pinned(Arc::clone(&self.lacking));
         self.missing.fetch_sub(1, Release);

@@ -19,19 +19,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rowmill_arena::HugePages;
-use rowmill_cache::Shares;
 use rowmill_cache::store::Shape;
-use rowmill_table::{Generation, Progress, Resident, Stage};
+use rowmill_table::{Progress, Stage};
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::cache::CachePlan;
-use crate::cache_view::CacheView;
 use crate::config::Placement;
-use crate::files::{self, Identity};
-use crate::mailbox::Mailbox;
+use crate::listed::Listed;
 use crate::plan::{Choice, bytes_text};
 use crate::progress;
 
@@ -39,29 +34,13 @@ use crate::progress;
 const TOLD: usize = 8;
 /// A change that comes no further for so long hangs: the slowest disks give some MB in that time.
 const HANGS: Duration = Duration::from_secs(5);
-/// How often it is looked for what workers give back.
+/// How often it is looked how far workers are.
 const LOOK: Duration = Duration::from_millis(1);
-/// When a worker that does not is told of: it looks once a turn, and sleeps for a second at most.
-const SLOW: Duration = Duration::from_secs(5);
 
 /// What changes are made with.
 pub struct Means {
-    /// Which tables are listed.
-    pub plan: CachePlan,
-    /// Their files.
-    pub generation: Generation,
-    /// What is in memory of all tables, of listed ones without their rows.
-    pub tables: Arc<Resident>,
-    /// What makes the workers' parts.
-    pub shares: Shares,
-    /// Where the tables are, for others to see.
-    pub cache: Arc<CacheView>,
-    /// The workers'.
-    pub mailboxes: Vec<Arc<Mailbox>>,
-    /// Pages of rows.
-    pub huge_pages: HugePages,
-    /// Whether checksums are compared while rows are read.
-    pub verify: bool,
+    /// The tables.
+    pub listed: Arc<Listed>,
     /// CPUs of workers, on which no rows are read where there are others.
     pub workers_cpus: Vec<usize>,
 }
@@ -85,6 +64,11 @@ pub enum PlaceError {
         /// What can't be, and what can.
         why: String,
     },
+    /// It would be at two places.
+    #[error(
+        "table {0} is to be {1}, and two generations are held, in which a table is at the same place: unload one first (`rowmill generation unload`)"
+    )]
+    Generations(String, Placement),
     /// Another one is not through yet.
     #[error("table {0} is on its way; one moves at a time, so try again when it is there")]
     Busy(String),
@@ -131,7 +115,8 @@ pub struct Change {
 
 /// What is wanted of the thread.
 struct Wanted {
-    table: usize,
+    /// The table's place in the view.
+    at: usize,
     to: Placement,
     shape: Shape,
 }
@@ -158,7 +143,6 @@ impl Places {
     /// # Errors
     /// Where there can be no thread, or a table's file can't be looked at.
     pub fn start(means: Means, tell: impl Fn(Choice) + Send + 'static) -> io::Result<Arc<Places>> {
-        let files = files::identities(&means.generation, &means.cache)?;
         let means = Arc::new(means);
         // One at a time, which `change` sees to.
         let (sender, wanted) = sync_channel(1);
@@ -169,7 +153,7 @@ impl Places {
             let further = Arc::clone(&further);
             move || {
                 leave(&means.workers_cpus);
-                work(&means, &files, &wanted, (&changes, &further), &tell);
+                work(&means, &wanted, (&changes, &further), &tell);
             }
         };
         thread::Builder::new()
@@ -197,13 +181,14 @@ impl Places {
         to: Placement,
         share_bytes: Option<u64>,
     ) -> Result<Option<u64>, PlaceError> {
-        let tables = self.means.generation.tables();
-        if !tables.iter().any(|info| info.name == table) {
+        let listed = &self.means.listed;
+        let newest = listed.newest();
+        if newest.generation.table(table).is_err() {
             return Err(PlaceError::UnknownTable(table.into()));
         }
-        let listed = &self.means.cache.tables;
-        let view = listed.iter().find(|view| view.name == table);
-        let view = view.ok_or_else(|| PlaceError::NotListed(table.into()))?;
+        let at = listed.views().iter().position(|view| view.name == table);
+        let at = at.ok_or_else(|| PlaceError::NotListed(table.into()))?;
+        let view = &listed.views()[at];
         let mut changes = self.changes.lock().expect("a panic ends the process");
         if let Some(last) = changes.back()
             && last.state == Stand::Running
@@ -227,9 +212,13 @@ impl Places {
         if (before, share.shape) == (to, shape) {
             return Ok(None);
         }
+        if before != to && listed.is_another_held() {
+            return Err(PlaceError::Generations(table.into(), to));
+        }
         let grows = before == Placement::Resident || shape.slots() > share.shape.slots();
         if to == Placement::Cached && grows {
-            self.means.cache.has_room(view, shape).map_err(no_share)?;
+            let cache = &listed.means.cache;
+            cache.has_room(view, shape).map_err(no_share)?;
         }
         let number = changes.back().map_or(0, |last| last.number) + 1;
         if changes.len() == TOLD {
@@ -244,11 +233,7 @@ impl Places {
             detail: String::new(),
         });
         *self.further() = Instant::now();
-        let wanted = Wanted {
-            table: view.number,
-            to,
-            shape,
-        };
+        let wanted = Wanted { at, to, shape };
         let sent = self.wanted.try_send(wanted);
         sent.expect("the thread waits for one, and lives as long as this");
         Ok(Some(number))
@@ -284,13 +269,12 @@ pub(crate) fn leave(cpus: &[usize]) {
 /// The thread's work, until nobody can want anything any more.
 fn work(
     means: &Means,
-    files: &[Identity],
     wanted: &Receiver<Wanted>,
     (changes, further): (&Mutex<VecDeque<Change>>, &Mutex<Instant>),
     tell: &dyn Fn(Choice),
 ) {
-    for Wanted { table, to, shape } in wanted {
-        let view = means.view(table);
+    for Wanted { at, to, shape } in wanted {
+        let view = &means.listed.views()[at];
         match view.placement() {
             before if before == to => tracing::debug!("table {}: {shape:?}", view.name),
             _ => tracing::info!("table {}: to become {to}", view.name),
@@ -309,10 +293,12 @@ fn work(
             progress: &progress,
             is_going_on: &is_going_on,
         };
-        let (state, detail) = match means.make(view, (to, shape), files, &reports) {
+        let (state, detail) = match means.make(at, (to, shape), &reports) {
             Ok(()) => {
                 let place = (to, view.share().shape);
-                let choice = means.plan.choice(&means.generation, table, place);
+                let (listed, newest) = (&means.listed, means.listed.newest());
+                let number = newest.number(view);
+                let choice = listed.means.plan.choice(&newest.generation, number, place);
                 let detail = format!("{}: {}", choice.chosen, choice.why);
                 tell(choice);
                 (Stand::Done, detail)

@@ -27,6 +27,7 @@ use crate::control;
 use crate::deltas::{self, Deltas, Store};
 use crate::files;
 use crate::generations::{self, Generations, Held, View};
+use crate::listed::{self, Listed};
 use crate::log;
 use crate::mailbox::{Mailbox, Orders};
 use crate::overview::{Clients, Overview, State, Visitors};
@@ -94,6 +95,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     let Opened {
         mut parts,
         shares,
+        reads,
         choices,
         files,
     } = plan
@@ -117,9 +119,8 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     overview.set_cache(Arc::clone(&cache));
     let backing = overview.backing().expect("tables were set");
     overview.choose(describe_backing(&backing));
-    files::watch(files, Arc::clone(&cache))?;
-    let number = plan.generation.number();
-    let (warm, choice) = warm::begin(config, number, &cache, &mut parts, claim)?;
+    let watch = files::watch(files, Arc::clone(&cache))?;
+    let (warm, choice) = warm::begin(config, &view, &cache, &mut parts, claim)?;
     choice
         .into_iter()
         .for_each(|choice| overview.choose(choice));
@@ -138,15 +139,25 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     let mut workers = start_workers(config, &plan, &overview, &mailboxes, parts)?;
     let shares = shares.filter(|_| config.may_change());
     let workers_cpus: Vec<usize> = plan.seats.iter().copied().flatten().collect();
-    let means = shares.map(|shares| Means {
-        plan: plan.cache.clone(),
-        generation: plan.generation.clone(),
-        tables: Arc::clone(&tables),
-        shares,
-        cache: Arc::clone(&cache),
-        mailboxes: mailboxes.clone(),
-        huge_pages,
-        verify: config.model.verify,
+    let listed = shares.map(|shares| {
+        Listed::new(listed::Means {
+            plan: plan.cache.clone(),
+            generation: plan.generation.clone(),
+            tables: Arc::clone(&tables),
+            shares,
+            reads,
+            cache: Arc::clone(&cache),
+            watch,
+            mailboxes: mailboxes.clone(),
+            huge_pages,
+            verify: config.model.verify,
+        })
+    });
+    let listed = listed
+        .transpose()
+        .context("cannot look at the files of cached tables")?;
+    let means = listed.clone().map(|listed| Means {
+        listed,
         workers_cpus: workers_cpus.clone(),
     });
     let told = Arc::clone(&overview);
@@ -170,11 +181,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
             export,
             sessions: Arc::clone(&sessions),
             mailboxes: mailboxes.clone(),
-            listed: config
-                .tables
-                .iter()
-                .map(|table| table.name.clone())
-                .collect(),
+            listed,
             deltas: store.clone(),
             huge_pages,
             verify: config.model.verify,

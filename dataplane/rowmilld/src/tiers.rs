@@ -35,6 +35,35 @@ pub(crate) struct TierReads {
     pub(crate) files: Vec<Option<(Arc<FileReads>, Arc<FileFailures>)>>,
 }
 
+impl TierReads {
+    /// For the generations of the other side: the same of each worker, counted apart.
+    pub(crate) fn of_other_side(workers: &[Vec<TierReads>]) -> Vec<Vec<TierReads>> {
+        let first = workers.first().map_or(&[][..], |tiers| tiers);
+        // What a file fails to give is counted once for all workers.
+        let failures = |tier: &TierReads| -> Vec<Arc<FileFailures>> {
+            tier.files.iter().map(|_| Arc::default()).collect()
+        };
+        let failures: Vec<Vec<_>> = first.iter().map(failures).collect();
+        let of_worker = |tiers: &Vec<TierReads>| {
+            let tiers = tiers.iter().zip(&failures);
+            let of_tier = |(tier, failures): (&TierReads, &Vec<Arc<FileFailures>>)| {
+                let files = tier.files.iter().zip(failures);
+                let file = |(file, failures): (&Option<_>, &Arc<FileFailures>)| {
+                    file.as_ref()
+                        .map(|_| (Arc::default(), Arc::clone(failures)))
+                };
+                TierReads {
+                    name: tier.name,
+                    figures: Arc::default(),
+                    files: files.map(file).collect(),
+                }
+            };
+            tiers.map(of_tier).collect()
+        };
+        workers.iter().map(of_worker).collect()
+    }
+}
+
 /// A tier, and its number of each table.
 type Numbered = (Box<dyn Tier + Send>, Vec<Option<u32>>);
 
@@ -91,16 +120,38 @@ impl Tiers<'_> {
         })
     }
 
+    /// The same, of which what workers read is counted as before, where generations of the side were held already; `reads` has it by worker.
+    pub(crate) fn counted_in(mut self, reads: &[Vec<TierReads>]) -> Self {
+        for TierReads { name, files, .. } in reads.first().into_iter().flatten() {
+            for (at, (_, failures)) in files
+                .iter()
+                .enumerate()
+                .filter_map(|(at, file)| Some((at, file.as_ref()?)))
+            {
+                let own = match *name {
+                    name if name == NAMES[0] => Some(&mut self.files[at]),
+                    name if name == NAMES[1] => self.copies[at].as_mut(),
+                    _ => None,
+                };
+                if let Some(own) = own {
+                    own.fails_in(Arc::clone(failures));
+                }
+            }
+        }
+        self
+    }
+
     /// What a worker fetches rows from, and what it counts of that, in the order in which it asks. `remote` is its lane to another
-    /// dataplane, if there is one.
+    /// dataplane, if there is one. It counts where the worker did `before`, if it did.
     ///
     /// # Errors
     /// Where there are no more descriptors, or no memory.
     pub(crate) fn for_worker(
         &self,
         remote: Option<(&config::Remote, ReadLane)>,
+        before: Option<&[TierReads]>,
     ) -> anyhow::Result<(Box<dyn Tier + Send>, Vec<TierReads>)> {
-        let (first, numbers, own) = self.tier(NAMES[0], self.files.iter().map(Some))?;
+        let (first, numbers, own) = self.tier(NAMES[0], self.files.iter().map(Some), before)?;
         let has_copies = self.copies.iter().any(Option::is_some);
         if !has_copies && remote.is_none() {
             return Ok((Box::new(first), vec![own]));
@@ -116,7 +167,7 @@ impl Tiers<'_> {
         }
         if has_copies {
             let copies = self.copies.iter().map(Option::as_ref);
-            let (next, of_copies, copies) = self.tier(NAMES[1], copies)?;
+            let (next, of_copies, copies) = self.tier(NAMES[1], copies, before)?;
             links.push((Box::new(next), of_copies));
             reads.push(copies);
         }
@@ -150,6 +201,7 @@ impl Tiers<'_> {
         &self,
         name: &'static str,
         files: impl Iterator<Item = Option<&'f FileTable>> + Clone,
+        before: Option<&[TierReads]>,
     ) -> anyhow::Result<(FileTier, Vec<Option<u32>>, TierReads)> {
         let present = || files.clone().flatten();
         let mut tier = FileTier::new(FileTierOptions {
@@ -161,13 +213,21 @@ impl Tiers<'_> {
             polled: why_unpolled(present()).is_none(),
             huge_pages: HugePages::Off,
         })?;
+        let before = before.and_then(|before| before.iter().find(|tier| tier.name == name));
+        if let Some(before) = before {
+            tier = tier.shown_in(Arc::clone(&before.figures));
+        }
         let mut reads = TierReads {
             name,
             figures: Arc::clone(tier.figures()),
             files: Vec::new(),
         };
         let add = |file: Option<&FileTable>| -> anyhow::Result<Option<u32>> {
-            let own = file.map(FileTable::for_another).transpose()?;
+            let mut own = file.map(FileTable::for_another).transpose()?;
+            let counted_before = before.and_then(|before| before.files[reads.files.len()].as_ref());
+            if let (Some(own), Some((counted, _))) = (&mut own, counted_before) {
+                own.reads_in(Arc::clone(counted));
+            }
             let counted = |own: &FileTable| (Arc::clone(own.reads()), Arc::clone(own.failures()));
             reads.files.push(own.as_ref().map(counted));
             Ok(own.map(|own| tier.add(own)).transpose()?)

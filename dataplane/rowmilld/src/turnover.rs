@@ -23,6 +23,17 @@ pub struct Also {
     pub(crate) bound: Arc<BoundSchema>,
 }
 
+/// Rows that were read from a table's file.
+#[derive(Debug)]
+pub struct Rows {
+    /// The number by which workers know the table.
+    pub table: usize,
+    /// Their numbers.
+    pub rows: Vec<u32>,
+    /// Their bytes, one behind the other.
+    pub bytes: Vec<u8>,
+}
+
 /// What there is to do for a side.
 #[derive(Debug)]
 pub enum Stage {
@@ -30,6 +41,8 @@ pub enum Stage {
     Prepare(u64),
     /// These schemas are bound to it; at most [`SCHEMAS`].
     Bind(Box<[Also]>),
+    /// These rows of one of its tables are kept in the cache, as far as there is room: no more than take a fraction of a micro-batch.
+    Keep(Rows),
     /// It is the newest.
     Switch,
     /// It is to be given up.
@@ -71,6 +84,7 @@ impl Turnover {
                     engine.bind_also(self.side, schema, &also.before, &also.bound);
                 }
             }
+            Stage::Keep(Rows { table, rows, bytes }) => engine.keep(*table, rows, bytes),
             Stage::Switch => engine.switch(self.side),
             Stage::Release => engine.close(self.side),
         }

@@ -19,6 +19,7 @@ use crate::cache::Part;
 use crate::cache_view::{CacheView, TableView};
 use crate::claim::{self, Claim, ClaimError};
 use crate::config::{Config, Placement};
+use crate::generations::View;
 use crate::metrics::Metrics;
 use crate::plan::{Choice, Plan};
 
@@ -168,7 +169,7 @@ fn refusal(error: &ClaimError) -> anyhow::Error {
 /// Where no thread can be started.
 pub(crate) fn begin(
     config: &Config,
-    generation: u64,
+    generations: &Arc<View>,
     cache: &Arc<CacheView>,
     parts: &mut [Part],
     claim: Option<Claim>,
@@ -179,7 +180,7 @@ pub(crate) fn begin(
     if cache.tables.is_empty() {
         return Ok((None, Some(nothing_listed())));
     }
-    let name = name(config, generation);
+    let name = name(&config.model.name(), generations.newest().number);
     let Found {
         rows,
         choice,
@@ -200,7 +201,12 @@ pub(crate) fn begin(
         loading: Arc::downgrade(&rows),
     });
     let every = Duration::from_secs(config.cache.warm_every_s.into());
-    let keeper = Keeper::start(view, every, name, Arc::clone(cache), claim)?;
+    let kept = Kept {
+        model: config.model.name(),
+        generations: Arc::clone(generations),
+        cache: Arc::clone(cache),
+    };
+    let keeper = Keeper::start(view, every, kept, claim)?;
     Ok((Some(keeper), Some(choice)))
 }
 
@@ -218,7 +224,7 @@ pub fn check(config: &Config, plan: &Plan) -> anyhow::Result<Option<Choice>> {
     }
     let is_cached =
         |table: &TableView| plan.cache.placement(table.number) == Some(Placement::Cached);
-    let name = name(config, plan.generation.number());
+    let name = name(&config.model.name(), plan.generation.number());
     Ok(Some(find(&path, &name, &cache, is_cached).choice))
 }
 
@@ -228,8 +234,8 @@ fn nothing_listed() -> Choice {
 }
 
 /// What a file says that it is of.
-fn name(config: &Config, generation: u64) -> String {
-    format!("{}, generation {generation}", config.model.name())
+fn name(model: &str, generation: u64) -> String {
+    format!("{model}, generation {generation}")
 }
 
 /// Reads what a file lists of the tables that are cached.
@@ -286,7 +292,7 @@ fn find(
         let Some(table) = cache.tables.iter().find(is_meant) else {
             continue;
         };
-        list.retain(|&row| u64::from(row) < table.rows);
+        list.retain(|&row| u64::from(row) < table.rows());
         texts.push(format!("{} of {name}", list.len()));
         rows.push(WarmRows {
             table: table.number,
@@ -330,12 +336,18 @@ fn unwritable(path: &Path) -> Option<String> {
     ))
 }
 
+/// Whose rows are listed.
+struct Kept {
+    model: String,
+    generations: Arc<View>,
+    cache: Arc<CacheView>,
+}
+
 impl Keeper {
     fn start(
         view: Arc<WarmView>,
         every: Duration,
-        generation: String,
-        cache: Arc<CacheView>,
+        kept: Kept,
         mut claim: Option<Claim>,
     ) -> anyhow::Result<Keeper> {
         let ((ending, wait), (done, ended)) = (channel(), channel());
@@ -347,7 +359,14 @@ impl Keeper {
         let work = move || {
             loop {
                 let waited = wait.recv_timeout(every);
-                write(&view, &generation, &cache, &mut claim);
+                // Whose rows they are, unless another became the newest meanwhile.
+                loop {
+                    let number = kept.generations.newest().number;
+                    write(&view, &name(&kept.model, number), &kept.cache, &mut claim);
+                    if kept.generations.newest().number == number {
+                        break;
+                    }
+                }
                 if waited != Err(RecvTimeoutError::Timeout) {
                     break;
                 }
@@ -431,13 +450,11 @@ fn write(view: &WarmView, generation: &str, cache: &CacheView, claim: &mut Optio
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use rowmill_arena::HugePages;
     use rowmill_cache::store::{Epochs, Shape, Store, Tags};
 
     use super::*;
-    use crate::cache_view::Wishes;
+    use crate::cache_view;
     use crate::share::Share;
 
     #[test]
@@ -446,21 +463,25 @@ mod tests {
         let (epochs, _) = Epochs::new(1);
         let shape = Shape::new(512, 1, 4, 4).unwrap();
         let (store, _) = Store::new(shape, 1, 4, &epochs, Tags::detect(), HugePages::Off).unwrap();
-        let table = |number, name: &str, store| TableView {
-            number,
-            name: name.into(),
-            rows: 100,
-            rows_bytes: 400,
-            share: Mutex::new(Share {
+        let table = |number, name: &str, store| {
+            let kept = cache_view::Kept {
+                rows: 100,
+                rows_bytes: 400,
+                store,
+            };
+            let share = Share {
                 shape,
                 wanted: None,
                 most: shape,
-            }),
-            figures: Vec::new(),
-            files: Vec::new(),
-            store: Mutex::new(store),
-            left: AtomicU64::new(0),
-            wishes: Wishes::default(),
+            };
+            TableView::new(
+                (number, 5),
+                name.into(),
+                kept,
+                share,
+                Default::default(),
+                vec![],
+            )
         };
         let path = folder.path().join("warm");
         let listed = Warm {

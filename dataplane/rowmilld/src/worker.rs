@@ -16,7 +16,7 @@ use rowmill_wire::{CompletionKind, Status};
 use crate::clock::Clock;
 use crate::config;
 use crate::figures::Figures;
-use crate::mailbox::{Binding, Mailbox, Orders, To};
+use crate::mailbox::{Binding, Mailbox, Orders};
 use crate::turnover::Turnover;
 
 /// A poll ends once it has moved this many bytes, so that it takes less than a micro-batch (50 us):
@@ -185,10 +185,7 @@ impl<P: ServerPort> Worker<P> {
             self.engine.drain();
         }
         if let Some(mut moving) = self.mailbox.next_move() {
-            match &mut moving.to {
-                To::Home(home) => self.engine.place(moving.table, home),
-                To::Size(resize) => self.engine.resize(moving.table, *resize),
-            }
+            moving.tell(&mut self.engine);
             self.mailbox.has_moved(moving);
         }
         if let Some(directive) = self.mailbox.next_directive() {

@@ -248,7 +248,7 @@ fn what_can_not_be_loaded_changes_nothing_and_is_told() {
 }
 
 #[test]
-fn changes_have_to_be_allowed_and_cached_tables_stay_of_one_generation() {
+fn changes_have_to_be_allowed() {
     let place = Place::new();
     generation(&place.path("two"), 2, &[spec("f", 10, 16)]);
     let (_running, address) = ready(&place.configure("", support::MODEST));
@@ -258,21 +258,135 @@ fn changes_have_to_be_allowed_and_cached_tables_stay_of_one_generation() {
         403,
         "admin.allow_changes is false",
     );
-    drop(_running);
-    let listed = format!(
-        "{ALLOWED}\n[[tables]]\nname = \"f\"\nplacement = \"resident\"\ncache_bytes = 30000\n[cache]\npage_cache = \"allow\""
+}
+
+/// The table `f` is listed, at first at this place.
+fn listed(place: &Place, placement: &str) -> std::path::PathBuf {
+    let table = format!(
+        "{ALLOWED}\n[cache]\npage_cache = \"allow\"\n[[tables]]\nname = \"f\"\nplacement = \"{placement}\"\ncache_bytes = 30000\n"
     );
-    let (_running, address) = ready(&place.configure("", &listed));
-    refused(
-        address,
-        "load?number=2",
-        409,
-        "table f is listed in [[tables]]",
+    place.configure("", &table)
+}
+
+fn moves(address: SocketAddr, to: &str) -> (u16, String) {
+    let head = format!("POST /tables/f?placement={to} HTTP/1.1\r\nHost: x\r\n\r\n");
+    let reply = ask(address, &head);
+    let code = reply.split(' ').nth(1).unwrap().parse().unwrap();
+    (code, reply.split_once("\r\n\r\n").unwrap().1.trim().into())
+}
+
+/// Moves `f` and waits until it is there.
+fn moved(address: SocketAddr, to: &str) {
+    let (code, body) = moves(address, to);
+    assert_eq!(code, 202, "{body}");
+    let until = Instant::now() + PATIENCE;
+    while status(address)["cache"][0]["placement"] != to {
+        assert!(Instant::now() < until, "{:#}", status(address));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn listed_tables_have_a_cache_for_each_generation() {
+    let place = Place::new();
+    // There it has another number, and more rows.
+    let others = [spec("new", 5, 8), spec("f", 3000, 16), spec("q", 10, 16)];
+    generation(&place.path("two"), 2, &others);
+    for before in ["cached", "resident"] {
+        let (mut running, address) = ready(&listed(&place, before));
+        let memory = |what: &str| status(address)["memory"][what].as_u64().unwrap();
+        let cache = |what: &str| status(address)["cache"][0][what].clone();
+        let (share, all) = (cache("share_bytes"), memory("arena_bytes"));
+        for round in 0..3 {
+            done(address, "load?number=2");
+            assert_eq!(cache("placement"), before);
+            done(address, "activate?number=2");
+            assert_eq!(
+                (cache("placement"), cache("share_bytes")),
+                (before.into(), share.clone())
+            );
+            let rows = status(address)["tables"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .find_map(|table| (table["name"] == "f").then(|| table["rows"].clone()));
+            assert_eq!(rows, Some(3000.into()), "{:#}", status(address)["tables"]);
+            let other = if before == "cached" {
+                "resident"
+            } else {
+                "cached"
+            };
+            let (code, said) = moves(address, other);
+            let both = "two generations are held, in which a table is at the same place";
+            assert!(code == 409 && said.contains(both), "{code}: {said}");
+            done(address, "rollback");
+            if round == 1 {
+                done(address, "unload?number=2");
+                continue;
+            }
+            // The other side's is given up, and it is moved where the second is.
+            done(address, "activate?number=2");
+            done(address, "unload?number=1");
+            moved(address, other);
+            moved(address, before);
+            done(
+                address,
+                &format!("load?directory={}", place.path("model").display()),
+            );
+            done(address, "activate?number=1");
+            done(address, "unload?number=2");
+        }
+        assert_eq!(held(address), named(&[(1, "newest")]));
+        assert_eq!((cache("share_bytes"), memory("arena_bytes")), (share, all));
+        running.signal(Signal::TERM);
+        assert_eq!(running.code(), Some(0));
+    }
+}
+
+#[test]
+fn listed_tables_of_another_kind_are_refused_and_nothing_stays() {
+    let place = Place::new();
+    let half = TableSpec {
+        format: RowFormat::F16,
+        ..spec("f", 1000, 32)
+    };
+    generation(&place.path("half"), 2, &[half, spec("q", 10, 16)]);
+    generation(&place.path("none"), 3, &[spec("q", 10, 16)]);
+    generation(
+        &place.path("keyed"),
+        4,
+        &[
+            TableSpec {
+                kind: TableKind::Hashed(rowmill_table::Missing::Zero),
+                ..spec("f", 10, 16)
+            },
+            spec("q", 10, 16),
+        ],
     );
-    refused(
-        address,
-        "load?directory=two",
-        409,
-        "table f is listed in [[tables]]",
+    generation(
+        &place.path("five"),
+        5,
+        &[spec("f", 10, 16), spec("q", 10, 16)],
     );
+    let (_running, address) = ready(&listed(&place, "cached"));
+    let mut memory = None;
+    for round in 0..2 {
+        fails(
+            address,
+            "load?number=2",
+            "table f has rows of 64 bytes (f16) in generation 2",
+        );
+        fails(
+            address,
+            "load?number=3",
+            "table f is listed in [[tables]], and generation 3 has none",
+        );
+        // After its tables came.
+        fails(address, "load?number=4", "so that ids mean something else");
+        let now = status(address)["cache"][0]["memory_bytes"].clone();
+        assert_eq!(*memory.get_or_insert(now.clone()), now);
+        done(address, "load?number=5");
+        done(address, "unload?number=5");
+        assert_eq!(held(address), named(&[(1, "newest")]), "round {round}");
+    }
 }

@@ -3,15 +3,17 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rowmill_table::{Generation, Resident};
 use rustix::process::Signal;
 
 use super::Verdict;
+use super::cached::{self, COLD, COLD_ROWS, PATIENT};
 use super::cached_moves::anonymous_bytes;
 use super::control::{control_plane, says};
-use super::patron::{Innocent, bound};
+use super::patron::{Innocent, bound, bound_of_files};
 use super::site::{Service, Settings, Site, patience, until};
 use super::watch::{after, beside_an_innocent};
 
@@ -55,15 +57,28 @@ fn held(service: &Service) -> Result<Vec<u64>> {
 
 /// Two generations take turns under the load of three clients, and each is loaded anew.
 pub(super) fn switched(site: &Site) -> Result<Verdict> {
-    const ROUNDS: u32 = 3;
-    const SWITCHES: u32 = 8;
     let settings = settings(site)?;
     site.generation(2, &[("more", MORE_ROWS)])?;
+    take_turns(site, &settings, bound())
+}
+
+/// The same where three tables are cached, of which one is longer in the second generation.
+pub(super) fn cached(site: &Site) -> Result<Verdict> {
+    let mut settings = cached::settings(site, PATIENT, "error")?;
+    // In the section of the admin pages, which is the one before.
+    settings.cached = format!("allow_changes = true\n{}", settings.cached);
+    site.generation(2, &[(COLD, COLD_ROWS + 20_000), ("more", MORE_ROWS)])?;
+    take_turns(site, &settings, bound_of_files())
+}
+
+fn take_turns(site: &Site, settings: &Settings, limit: Duration) -> Result<Verdict> {
+    const ROUNDS: u32 = 3;
+    const SWITCHES: u32 = 8;
     let others: Vec<Arc<Resident>> = site.others()?;
-    beside_an_innocent(site, &settings, |scene| {
+    beside_an_innocent(site, settings, |scene| {
         let endpoint = scene.service.endpoint.clone();
         let tables = (scene.tables, &others[..]);
-        let start = |_| Innocent::start_with(&endpoint, tables, false, bound());
+        let start = |_| Innocent::start_with(&endpoint, tables, false, limit);
         let crowd = (0..2).map(start).collect::<Result<Vec<_>>>()?;
         let process = scene.service.process().id();
         let service = &*scene.service;

@@ -166,7 +166,7 @@ impl Dataplane {
     fn step(&mut self, i: usize) {
         self.after_client();
         self.moves.go_on();
-        self.generations.go_on();
+        self.generations.go_on(&mut self.moves);
         let now_ns = self.net.now_ns();
         let lane = &mut self.lanes[i];
         let quantum = lane.worker.engine().micro_batch_bytes();

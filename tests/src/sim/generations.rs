@@ -10,12 +10,18 @@ use rowmill_rowmilld::service::{Pending, Sessions};
 use rowmill_rowmilld::turnover::{SCHEMAS, Stage, Turnover};
 use rowmill_table::Resident;
 
+use super::moves::Moves;
+
 /// What is to be done when all workers have made the steps.
 #[derive(Clone, Copy, Debug)]
 enum Then {
+    /// Its cached tables are with the workers.
+    Bring(usize),
     Hold(usize),
     Switch,
     Release,
+    /// Workers have what they had of its cached tables no more.
+    Leave,
 }
 
 /// Changes generations, one step at a time, as `rowmilld`'s thread does.
@@ -73,13 +79,14 @@ impl Generations {
     }
 
     /// Makes the next step, or begins to change something now and then.
-    pub(super) fn go_on(&mut self) {
+    pub(super) fn go_on(&mut self, moves: &mut Moves) {
         let is_pending = self
             .pending
             .as_ref()
             .is_some_and(|pending| !pending.is_settled());
         let is_told = self.told.as_ref().is_some_and(|told| !told.is_done());
-        if is_pending || is_told {
+        let is_moving = self.then.is_some() && moves.is_under_way();
+        if is_pending || is_told || is_moving {
             return;
         }
         (self.pending, self.told) = (None, None);
@@ -94,6 +101,18 @@ impl Generations {
             return;
         }
         match self.then.take() {
+            Some(Then::Bring(which)) => {
+                let tables = &self.all[which];
+                let prepared = self.sessions.prepare(other, tables);
+                let prepared = prepared.expect("the same tables with other rows");
+                self.pending = Some(prepared.pending);
+                let schemas = prepared.also.chunks(SCHEMAS);
+                self.steps
+                    .extend(schemas.map(|also| Stage::Bind(also.into())));
+                // Whoever names it before gets Retry.
+                self.steps.push_back(Stage::Prepare(tables.generation()));
+                self.then = Some(Then::Hold(which));
+            }
             Some(Then::Hold(which)) => self.held[other.index()] = Some(which),
             Some(Then::Switch) => {
                 self.sessions.switch(other);
@@ -102,29 +121,28 @@ impl Generations {
             }
             Some(Then::Release) => {
                 self.sessions.release(other);
+                moves.leave(other);
+                self.then = Some(Then::Leave);
+            }
+            Some(Then::Leave) => {
                 self.held[other.index()] = None;
                 self.released += 1;
             }
-            None if self.rng.u32(0..10_000) < self.often => self.begin(other),
+            None if self.rng.u32(0..10_000) < self.often && !moves.is_under_way() => {
+                self.begin(other, moves);
+            }
             None => {}
         }
     }
 
-    fn begin(&mut self, other: Side) {
+    fn begin(&mut self, other: Side, moves: &mut Moves) {
         if self.held[other.index()].is_none() {
             let newest = self.held[other.other().index()];
             let others = (0..self.all.len()).filter(|&which| Some(which) != newest);
             let others: Vec<usize> = others.collect();
             let which = others[self.rng.usize(0..others.len())];
-            let tables = &self.all[which];
-            let prepared = self.sessions.prepare(other, tables);
-            let prepared = prepared.expect("the same tables with other rows");
-            self.pending = Some(prepared.pending);
-            self.steps.push_back(Stage::Prepare(tables.generation()));
-            let schemas = prepared.also.chunks(SCHEMAS);
-            self.steps
-                .extend(schemas.map(|also| Stage::Bind(also.into())));
-            self.then = Some(Then::Hold(which));
+            moves.bring(other, &self.all[which]);
+            self.then = Some(Then::Bring(which));
         } else if self.rng.u8(0..3) > 0 {
             self.steps.push_back(Stage::Switch);
             self.then = Some(Then::Switch);

@@ -1,25 +1,34 @@
 //! Tables of the simulated world that become cached, and resident again, and whose stores change their sizes, while requests are in
-//! progress.
+//! progress; and those of generations that come and go.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use fastrand::Rng;
 use rowmill_cache::Shares;
 use rowmill_cache::store::{ResizeError, Store};
-use rowmill_engine::Home;
-use rowmill_rowmilld::mailbox::{Mailbox, Move, To};
+use rowmill_cache::tier::Tier;
+use rowmill_engine::{Home, Side, SideTier};
+use rowmill_rowmilld::mailbox::{Mailbox, Move};
 use rowmill_table::Resident;
 
 use super::shelf::MOST_SETS;
 
+/// Makes what a worker reads rows of these tables from.
+pub type MakeTier = Box<dyn FnMut(&Arc<Resident>) -> Box<dyn Tier + Send>>;
+
 /// Moves tables, one at a time.
 pub struct Moves {
     shares: Shares,
-    tables: Arc<Resident>,
+    /// The tables of each generation that workers have, by side.
+    tables: [Option<Arc<Resident>>; 2],
+    tier: MakeTier,
     mailboxes: Vec<Arc<Mailbox>>,
     listed: Vec<Listed>,
     /// After how many of 10,000 steps of workers a table moves, if none is on its way.
     often: u32,
+    /// What workers are told next, each its own.
+    next: VecDeque<Vec<Move>>,
     /// Workers that don't know yet where the last one is.
     unaware: usize,
     rng: Rng,
@@ -27,13 +36,15 @@ pub struct Moves {
     pub made: u64,
     /// Changes of size that were begun.
     pub resized: u64,
+    /// Generations with cached tables that came beside another.
+    pub brought: u64,
 }
 
 /// A table that may be cached.
 struct Listed {
     table: usize,
-    /// What is kept of it, if it is.
-    store: Option<Arc<Store>>,
+    /// What is kept of it in the generation of each side, if it is cached there.
+    stores: [Option<Arc<Store>>; 2],
     /// Whether it may be resident.
     moves: bool,
 }
@@ -42,7 +53,7 @@ impl Moves {
     /// Of tables whose `stores` are given as they are at first, if they are cached then, and of which `moves` says whether they may be
     /// resident. None of the others ever is cached.
     pub(super) fn new(
-        shares: Shares,
+        (shares, tier): (Shares, MakeTier),
         tables: Arc<Resident>,
         mailboxes: Vec<Arc<Mailbox>>,
         stores: Vec<Option<Arc<Store>>>,
@@ -55,87 +66,173 @@ impl Moves {
             let moves = (*moves)?;
             Some(Listed {
                 table,
-                store,
+                stores: [store, None],
                 moves,
             })
         });
         Moves {
             shares,
-            tables,
+            tables: [Some(tables), None],
+            tier,
             mailboxes,
             listed: listed.collect(),
             often,
+            next: VecDeque::new(),
             unaware: 0,
             rng,
             made: 0,
             resized: 0,
+            brought: 0,
         }
+    }
+
+    /// Whether workers have still to be told something.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.unaware > 0 || !self.next.is_empty()
     }
 
     /// Takes back what workers had, and has a table move or a store change its size now and then.
     pub(super) fn go_on(&mut self) {
-        for store in self
-            .listed
-            .iter()
-            .filter_map(|listed| listed.store.as_ref())
-        {
+        let stores = self.listed.iter().flat_map(|listed| &listed.stores);
+        for store in stores.flatten() {
             store.settle().expect("memory can be given back");
         }
         if self.unaware > 0 {
-            let aware = self.mailboxes.iter().filter_map(|mailbox| mailbox.moved());
-            self.unaware -= aware.count();
-            self.made += u64::from(self.unaware == 0);
-        } else if !self.listed.is_empty() && self.rng.u32(0..10_000) < self.often {
-            let which = self.rng.usize(0..self.listed.len());
-            let Listed { store, moves, .. } = &self.listed[which];
-            match store {
-                Some(store) if !moves || self.rng.bool() => {
-                    let store = Arc::clone(store);
-                    self.resize(which, &store);
-                }
-                _ if *moves => self.place(which),
-                _ => {}
+            let back: Vec<Box<Move>> = self
+                .mailboxes
+                .iter()
+                .filter_map(|mailbox| mailbox.moved())
+                .collect();
+            self.unaware -= back.len();
+            // One whose tier has something to answer is asked again; and the others, which have given theirs back.
+            let busy = back.iter().find_map(|moved| match **moved {
+                Move::Tier(side, _, false) => Some(side),
+                _ => None,
+            });
+            if let Some(side) = busy {
+                self.leave_tier(side);
             }
+            self.made += u64::from(self.unaware == 0);
+        } else if let Some(news) = self.next.pop_front() {
+            self.tell(news);
+        } else if !self.listed.is_empty() && self.rng.u32(0..10_000) < self.often {
+            self.begin();
         }
     }
 
+    fn tell(&mut self, news: Vec<Move>) {
+        for (mailbox, new) in self.mailboxes.iter().zip(news) {
+            mailbox.move_table(Box::new(new));
+        }
+        self.unaware = self.mailboxes.len();
+    }
+
+    fn begin(&mut self) {
+        let which = self.rng.usize(0..self.listed.len());
+        let held: Vec<Side> = (Side::ALL.into_iter())
+            .filter(|side| self.tables[side.index()].is_some())
+            .collect();
+        let side = held[self.rng.usize(0..held.len())];
+        let Listed { stores, moves, .. } = &self.listed[which];
+        match &stores[side.index()] {
+            Some(store) if !moves || held.len() > 1 || self.rng.bool() => {
+                let store = Arc::clone(store);
+                self.resize((which, side), &store);
+            }
+            _ if *moves && held.len() == 1 => {
+                let is_cached = stores[side.index()].is_some();
+                let news = self.homes((which, side), !is_cached);
+                self.tell(news);
+            }
+            _ => {}
+        }
+    }
+
+    /// The number by which workers know a table of a side.
+    fn home(&self, table: usize, side: Side) -> usize {
+        let any = self.tables.iter().flatten().next();
+        side.index() * any.expect("a generation").tables().len() + table
+    }
+
     /// Gives a store another size, if it is not changing it already.
-    fn resize(&mut self, which: usize, store: &Store) {
+    fn resize(&mut self, (which, side): (usize, Side), store: &Store) {
         let resize = match store.resize(self.rng.u32(2..=MOST_SETS)) {
             Ok(Some(resize)) => resize,
             Ok(None) | Err(ResizeError::Busy) => return,
             Err(error) => panic!("{error}"),
         };
-        let table = self.listed[which].table;
-        for mailbox in &self.mailboxes {
-            let to = To::Size(resize);
-            mailbox.move_table(Box::new(Move { table, to }));
-        }
-        self.unaware = self.mailboxes.len();
+        let home = self.home(self.listed[which].table, side);
+        let sizes = self.mailboxes.iter().map(|_| Move::Size(home, resize));
+        self.tell(sizes.collect());
         self.resized += 1;
     }
 
-    /// Has a table resident where it is cached, and cached where it is resident.
-    fn place(&mut self, which: usize) {
-        let Listed { table, store, .. } = &mut self.listed[which];
-        let table = *table;
-        let parts = match store {
-            Some(_) => None,
-            None => Some(self.shares.table(table).expect("little memory")),
-        };
+    /// What each worker has of a table that is cached or resident in the generation of a side.
+    fn homes(&mut self, (which, side): (usize, Side), is_cached: bool) -> Vec<Move> {
+        let table = self.listed[which].table;
+        let home = self.home(table, side);
+        let parts = is_cached.then(|| self.shares.table(home).expect("little memory"));
         let first = parts.as_ref().and_then(|parts| parts.first());
-        *store = first.map(|part| Arc::clone(part.store()));
+        self.listed[which].stores[side.index()] = first.map(|part| Arc::clone(part.store()));
         let mut parts = parts.map(Vec::into_iter);
-        for mailbox in &self.mailboxes {
+        let tables = self.tables[side.index()].as_ref();
+        let tables = tables.expect("a generation that is held");
+        let of_worker = |_| {
             let cached = parts.as_mut().and_then(Iterator::next);
-            let rows = || Box::new(self.tables.tables()[table].clone());
-            let home = Home {
+            let rows = || Box::new(tables.tables()[table].clone());
+            let own = Home {
                 resident: cached.is_none().then(rows),
                 cached,
             };
-            let to = To::Home(Box::new(home));
-            mailbox.move_table(Box::new(Move { table, to }));
+            Move::Home(home, Box::new(own))
+        };
+        self.mailboxes.iter().map(of_worker).collect()
+    }
+
+    /// A generation comes, on a side where none is: what is cached of the other is cached of it, too.
+    pub(super) fn bring(&mut self, side: Side, tables: &Arc<Resident>) {
+        if self.listed.is_empty() {
+            return;
         }
-        self.unaware = self.mailboxes.len();
+        self.tables[side.index()] = Some(Arc::clone(tables));
+        let from = self.home(0, side) as u32;
+        let homes: Box<[u32]> = (from..from + tables.tables().len() as u32).collect();
+        let tier = |_| {
+            let new = SideTier {
+                tier: Some((self.tier)(tables)),
+                homes: homes.clone(),
+            };
+            Move::Tier(side, Box::new(new), false)
+        };
+        let tiers = (0..self.mailboxes.len()).map(tier).collect();
+        self.next.push_back(tiers);
+        for which in 0..self.listed.len() {
+            let is_cached = self.listed[which].stores[side.other().index()].is_some();
+            let homes = self.homes((which, side), is_cached);
+            self.next.push_back(homes);
+        }
+        self.brought += 1;
+    }
+
+    /// The generation of a side goes, of which no request is in progress.
+    pub(super) fn leave(&mut self, side: Side) {
+        if self.listed.is_empty() {
+            return;
+        }
+        for which in 0..self.listed.len() {
+            let home = self.home(self.listed[which].table, side);
+            let nothing = |_| Move::Home(home, Box::default());
+            let news = self.mailboxes.iter().map(nothing).collect();
+            self.next.push_back(news);
+            self.listed[which].stores[side.index()] = None;
+        }
+        self.leave_tier(side);
+        self.tables[side.index()] = None;
+    }
+
+    fn leave_tier(&mut self, side: Side) {
+        let nothing = |_| Move::Tier(side, Box::default(), false);
+        let news = (0..self.mailboxes.len()).map(nothing).collect();
+        self.next.push_back(news);
     }
 }

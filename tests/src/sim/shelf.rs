@@ -171,20 +171,8 @@ impl Drawn {
         };
         let cached: Vec<Option<TableOptions>> = self.sets.iter().enumerate().map(cached).collect();
         let parts = |_| {
-            let shelf = Shelf {
-                tables: Arc::clone(tables),
-                numbers: (0..self.sets.len()).collect(),
-                rng: rng.fork(),
-                fetches: self.fetches,
-                delay_ns: self.delay_ns.clone(),
-                bad: self.bad,
-                lacks: self.lacks.clone(),
-                lost: self.lost,
-                held: 0,
-                wanted: vec![],
-            };
             Parts {
-                tier: self.chain(shelf),
+                tier: self.tier(tables, rng.fork()),
                 // Workers of the simulation look themselves whether there is something for them.
                 wake: Box::new(|| ()),
             }
@@ -195,6 +183,22 @@ impl Drawn {
 }
 
 impl Drawn {
+    /// What a worker reads rows of these tables from.
+    pub(super) fn tier(&self, tables: &Arc<Resident>, rng: Rng) -> Box<dyn Tier + Send> {
+        self.chain(Shelf {
+            tables: Arc::clone(tables),
+            numbers: (0..self.sets.len()).collect(),
+            rng,
+            fetches: self.fetches,
+            delay_ns: self.delay_ns.clone(),
+            bad: self.bad,
+            lacks: self.lacks.clone(),
+            lost: self.lost,
+            held: 0,
+            wanted: vec![],
+        })
+    }
+
     /// A tier, and the next one of a quarter of the tables where rows can't be read, which knows them by other numbers and gives half of
     /// these rows.
     fn chain(&self, mut first: Shelf) -> Box<dyn Tier + Send> {

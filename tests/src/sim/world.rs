@@ -116,6 +116,8 @@ pub struct Outcome {
     pub switched: u64,
     /// Generations that were given up.
     pub released: u64,
+    /// Of those that came, how many with cached tables.
+    pub brought: u64,
 }
 
 /// A run that broke a rule.
@@ -259,8 +261,10 @@ impl World {
         let (caches, shares) = cached.workers(&mut draws, &tables, &begin_cached, mailboxes.len());
         let (_, first) = caches.first().expect("a worker");
         let stores = (0..begin_cached.len()).map(|table| first.store(table).cloned());
+        let (make, mut tiers) = (cached.clone(), Rng::with_seed(seed.rotate_left(8)));
+        let tier = move |tables: &Arc<Resident>| make.tier(tables, tiers.fork());
         let moves = Moves::new(
-            shares,
+            (shares, Box::new(tier)),
             Arc::clone(&tables),
             mailboxes.clone(),
             stores.collect(),
@@ -421,6 +425,7 @@ impl World {
             resized: dataplane.moves.resized,
             switched: dataplane.generations.switched,
             released: dataplane.generations.released,
+            brought: dataplane.moves.brought,
         })
     }
 }
@@ -450,7 +455,8 @@ fn draw_far(rng: &mut Rng, mistake: Option<Mistake>) -> Option<Far> {
     }
 }
 
-/// The generations that there may be: those of a world without cached tables, and whose tables have an answer for any key, take turns.
+/// The generations that there may be: those of a world whose tables have an answer for any key take turns. Tables that may be cached have rows of
+/// one format.
 fn draw_generations(
     seed: u64,
     first: &Arc<Resident>,
@@ -459,15 +465,18 @@ fn draw_generations(
 ) -> Vec<Arc<Resident>> {
     let mut all = vec![Arc::clone(first)];
     let refuses = |spec: &TableSpec| spec.kind == TableKind::Hashed(Missing::Error);
-    if cached.contains(&true) || specs.iter().any(refuses) {
+    if specs.iter().any(refuses) {
         return all;
     }
     let mut rng = Rng::with_seed(seed.rotate_left(48));
     for number in 2..=3 {
-        let specs: Vec<TableSpec> = (specs.iter().cloned())
-            .map(|spec| TableSpec {
-                format: RowFormat::ALL[rng.usize(0..RowFormat::ALL.len())],
-                ..spec
+        let specs: Vec<TableSpec> = (specs.iter().cloned().zip(cached))
+            .map(|(spec, is_listed)| {
+                let drawn = RowFormat::ALL[rng.usize(0..RowFormat::ALL.len())];
+                TableSpec {
+                    format: if *is_listed { spec.format } else { drawn },
+                    ..spec
+                }
             })
             .collect();
         let tables = Resident::in_memory(&specs, rng.u64(..), HugePages::Off, &silent);

@@ -50,7 +50,7 @@ fn other(placement: Placement) -> Placement {
 
 /// What is kept of a table while it is cached.
 fn store(table: &TableView) -> Weak<Store> {
-    let store = table.store.lock().expect("no thread panicked");
+    let store = table.store();
     store.as_ref().map_or_else(Weak::new, Arc::downgrade)
 }
 

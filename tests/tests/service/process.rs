@@ -14,6 +14,7 @@ use rowmill_rowmilld::cache_view::CacheView;
 use rowmill_rowmilld::clock::Clock;
 use rowmill_rowmilld::config::{Config, Idle, Limits};
 use rowmill_rowmilld::figures::Figures;
+use rowmill_rowmilld::listed::{self, Listed};
 use rowmill_rowmilld::mailbox::{Mailbox, Orders};
 use rowmill_rowmilld::places::{Means, Places};
 use rowmill_rowmilld::service::Sessions;
@@ -145,15 +146,20 @@ impl InProcess {
         let clock = Clock::system();
         let cache = Arc::new(plan.view(&generation, &opened.parts));
         let places = opened.shares.map(|shares| {
-            let means = Means {
+            let listed = Listed::new(listed::Means {
                 plan,
                 generation,
                 tables: served,
                 shares,
+                reads: opened.reads,
                 cache: Arc::clone(&cache),
+                watch: Arc::default(),
                 mailboxes: mailboxes.clone(),
                 huge_pages: HugePages::Off,
                 verify: true,
+            });
+            let means = Means {
+                listed: listed.expect("files that were generated"),
                 workers_cpus: Vec::new(),
             };
             Places::start(means, |_| ()).expect("a thread")

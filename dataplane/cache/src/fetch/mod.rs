@@ -47,6 +47,7 @@ use slab::Slab;
 
 use crate::quotas::Quotas;
 pub use crate::quotas::{Room, room_for};
+use crate::sides::{SIDES, on_one_side};
 use crate::tier::TierError;
 
 /// Where a row stands.
@@ -108,8 +109,10 @@ const NONE: u32 = u32::MAX;
 #[derive(Debug)]
 pub struct Fetches {
     limits: Limits,
-    /// By the number of a table, its number among those that rows are fetched of.
+    /// By the number of a table on a side, its number among those that rows are fetched of.
     numbers: Box<[u16]>,
+    /// How many there are of these.
+    listed: usize,
     slab: Slab,
     rows: Rows,
     fetches: Box<[Fetch]>,
@@ -147,7 +150,7 @@ pub struct Fetches {
 }
 
 impl Fetches {
-    /// Takes all memory that it will ever use. Rows are fetched of those tables of which `tables` says so, by their numbers. Other workers
+    /// Takes all memory that it will ever use. Rows are fetched of those tables of which `tables` says so, by their numbers, on both [sides](crate::SIDES). Other workers
     /// ask for `others` rows at a time at most. `seed` keeps clients from choosing rows that collide in its hash table.
     ///
     /// # Panics
@@ -191,6 +194,7 @@ impl Fetches {
         Fetches {
             limits,
             numbers,
+            listed,
             slab: Slab::new(limits.staged, limits.longest, limits.row_bytes, tables),
             rows: Rows::new(fetches, seed),
             fetches: vec![fetch; fetches as usize].into_boxed_slice(),
@@ -203,17 +207,17 @@ impl Fetches {
             bags: vec![bag; limits.bags as usize].into_boxed_slice(),
             free_bags: (0..limits.bags).rev().collect(),
             bag_quotas: Quotas::new(limits.bags, 1, tables),
-            queued: Lanes::new(fetches, listed),
-            away: Lanes::new(fetches, listed),
-            is_passed: vec![false; listed].into_boxed_slice(),
-            is_away_passed: vec![false; listed].into_boxed_slice(),
+            queued: Lanes::new(fetches, SIDES * listed),
+            away: Lanes::new(fetches, SIDES * listed),
+            is_passed: vec![false; SIDES * listed].into_boxed_slice(),
+            is_away_passed: vec![false; SIDES * listed].into_boxed_slice(),
             prefetched: Quotas::new(limits.prefetched, 1, tables),
             read_ahead: Quotas::new(ahead, 1, &vec![true; listed]),
-            ages: Ages::new(fetches, listed),
+            ages: Ages::new(fetches, SIDES * listed),
             looked: 0,
             away_by_age: VecDeque::with_capacity(2 * limits.staged as usize),
             heard_ns: 0,
-            heard: vec![Heard::default(); tables.len()].into_boxed_slice(),
+            heard: vec![Heard::default(); SIDES * tables.len()].into_boxed_slice(),
             owners_ns: 0,
             ready: VecDeque::with_capacity(2 * limits.bags as usize),
             counters: Counters::default(),
@@ -285,6 +289,17 @@ impl Fetches {
             self.queued.push(ticket.index, number, None);
         }
         has_room
+    }
+
+    /// Whether one on its way waits for its turn still.
+    pub fn is_queued(&self, ticket: Ticket) -> bool {
+        is_live(&self.fetches, ticket) && self.fetches[ticket.index as usize].state == State::Queued
+    }
+
+    /// Whether a row is on its way.
+    pub fn has(&self, table: u32, row: u32) -> bool {
+        let key = RowKey { table, row };
+        self.rows.find(key, &self.fetches).is_some()
     }
 
     /// Whether [`Fetches::prefetch`] can begin another row, if only of some tables.
@@ -370,9 +385,11 @@ impl Fetches {
         ticket
     }
 
-    /// A table's number among those that rows are fetched of.
+    /// A table's number among those that rows are fetched of, on both sides.
     fn number(&self, table: u32) -> usize {
-        self.numbers[table as usize].into()
+        let (table, tables) = (table as usize, self.numbers.len());
+        let number = usize::from(self.numbers[on_one_side(table, tables)]);
+        number + usize::from(table >= tables) * self.listed
     }
 
     /// A row of another worker's shard is to be looked at, later than all others.

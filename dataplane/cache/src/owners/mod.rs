@@ -31,6 +31,7 @@ use crossbeam_utils::CachePadded;
 
 use crate::fetch::{Lane, Limits};
 use crate::quotas::Quotas;
+use crate::sides::SIDES;
 use crate::tier::{FetchesFull, TierError};
 use bell::Bell;
 
@@ -112,8 +113,11 @@ pub(crate) struct Owners {
     /// Memory for rows that can be asked for, and how much there is of it at all.
     free: Vec<Box<[u8]>>,
     most: usize,
-    /// For which tables' rows it was taken.
+    /// For which tables' rows it was taken, and for how many of each side's.
     quotas: Quotas,
+    asked_on: [u32; SIDES],
+    /// How many tables a side has.
+    on_a_side: usize,
     /// Asks of others that this worker has taken, by their numbers.
     asks: Box<[Option<Ask>]>,
     free_asks: Vec<u32>,
@@ -152,7 +156,9 @@ impl Owners {
             hints: ArrayQueue::new(queue(room.hints)),
             bell: CachePadded::new(Bell::new()),
             heard_ns: CachePadded::new(AtomicU64::new(0)),
-            silent_ns: tables.iter().map(|_| AtomicU64::new(0)).collect(),
+            silent_ns: (0..SIDES * tables.len())
+                .map(|_| AtomicU64::new(0))
+                .collect(),
             wake,
         };
         let inboxes: Arc<[Inbox]> = wakes.into_iter().map(inbox).collect();
@@ -165,6 +171,8 @@ impl Owners {
             free: (0..asked).map(memory).collect(),
             most: asked as usize,
             quotas: Quotas::new(asked, 1, tables),
+            asked_on: [0; SIDES],
+            on_a_side: tables.len(),
             asks: (0..asks).map(|_| None).collect(),
             free_asks: (0..asks).rev().collect(),
             is_behind: false,
@@ -181,6 +189,15 @@ impl Owners {
     /// Rows that this worker has asked for and that were not answered.
     pub(crate) fn asked(&self) -> usize {
         self.most - self.free.len()
+    }
+
+    fn side(&self, table: u32) -> usize {
+        usize::from(table as usize >= self.on_a_side)
+    }
+
+    /// The same of a side's tables.
+    pub(crate) fn asked_on(&self, side: usize) -> u32 {
+        self.asked_on[side]
     }
 
     /// The worker that writes a shard.
@@ -252,6 +269,7 @@ impl Owners {
     ) -> Result<(), FetchesFull> {
         self.quotas.lets(table as usize, 1)?;
         self.quotas.take(table as usize, 1);
+        self.asked_on[self.side(table)] += 1;
         let memory = self.free.pop().expect("there is some");
         let ask = Ask {
             from: self.number,
@@ -299,6 +317,7 @@ impl Owners {
     /// The memory of an answer that was taken, for a row of that table: another row can be asked for.
     pub(crate) fn give_back(&mut self, table: u32, memory: Box<[u8]>) {
         self.quotas.give_back(table as usize, 1);
+        self.asked_on[self.side(table)] -= 1;
         self.free.push(memory);
     }
 

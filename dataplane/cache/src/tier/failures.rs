@@ -44,6 +44,11 @@ impl FileFailures {
         self.is_failing.load(Relaxed)
     }
 
+    /// The file is not read any more: nothing tells that it is well again.
+    pub fn forget(&self) {
+        self.is_failing.store(false, Relaxed);
+    }
+
     /// A row was given, or not.
     pub fn note(&self, answer: &Result<&[u8], TierError>) {
         let is_failing = answer.is_err();

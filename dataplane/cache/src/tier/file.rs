@@ -119,6 +119,8 @@ pub struct FileTier<D: Device = DirectReader> {
     patience: Patience,
     counts: TierCounts,
     figures: Arc<TierFigures>,
+    /// What it has published there.
+    published: TierCounts,
     budget_ns: u64,
 }
 
@@ -208,6 +210,7 @@ impl<D: Device> FileTier<D> {
             members: (0..tables).map(|_| None).collect(),
             counts: TierCounts::default(),
             figures: Arc::default(),
+            published: TierCounts::default(),
             budget_ns,
         }
     }
@@ -236,6 +239,12 @@ impl<D: Device> FileTier<D> {
             is_full: false,
         });
         place as u32
+    }
+
+    /// The same, which is shown where another tier of the worker's was before, on top of what that has done.
+    #[must_use]
+    pub fn shown_in(self, figures: Arc<TierFigures>) -> FileTier<D> {
+        FileTier { figures, ..self }
     }
 
     /// Reads that take a slot of the device, or will.
@@ -300,6 +309,7 @@ impl<D: Device> Tier for FileTier<D> {
             patience,
             counts,
             figures,
+            published,
             ..
         } = self;
         let member = |span: &Span| {
@@ -338,7 +348,7 @@ impl<D: Device> Tier for FileTier<D> {
             });
         });
         counts.stalls += u64::from(polled.is_err());
-        figures.publish(counts);
+        figures.publish(published, counts);
         // What has come is taken first, however late it is looked at.
         if polled.is_ok_and(|taken| taken == answers) {
             return;

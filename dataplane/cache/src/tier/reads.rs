@@ -28,6 +28,11 @@ impl FileReads {
         }
     }
 
+    /// The file is not read any more.
+    pub fn forget(&self) {
+        self.bypass(false);
+    }
+
     /// Whether the worker asks the next tier at once, and this file for a row now and then: so many in a row were late.
     pub fn is_bypassed(&self) -> bool {
         self.is_bypassed.load(Relaxed)

@@ -81,6 +81,8 @@ pub struct RemoteTier<R> {
     patience: Patience,
     counts: TierCounts,
     figures: Arc<TierFigures>,
+    /// What it has published there.
+    published: TierCounts,
     budget_ns: u64,
     /// Whether the last fetch was refused.
     is_full: bool,
@@ -127,6 +129,7 @@ impl<R: RemoteReads> RemoteTier<R> {
             patience: Patience::default(),
             counts: TierCounts::default(),
             figures: Arc::default(),
+            published: TierCounts::default(),
             budget_ns: options.budget_ns,
             is_full: false,
             soonest_ns: u64::MAX,
@@ -141,6 +144,20 @@ impl<R: RemoteReads> RemoteTier<R> {
     /// What it has asked for rows of each table, and what of that failed.
     pub fn tables(&self) -> &[Readers] {
         &self.tables
+    }
+
+    /// The same, counted where another tier of the worker's was before, on top of what that has done.
+    ///
+    /// # Panics
+    /// If that had not as many tables.
+    #[must_use]
+    pub fn counted_in(self, figures: Arc<TierFigures>, tables: Box<[Readers]>) -> RemoteTier<R> {
+        assert_eq!(tables.len(), self.tables.len(), "the same tables");
+        RemoteTier {
+            figures,
+            tables,
+            ..self
+        }
     }
 
     /// What it reads by.
@@ -236,7 +253,7 @@ impl<R: RemoteReads> Tier for RemoteTier<R> {
     fn poll(&mut self, now_ns: u64, each: EachRow<'_>) {
         let Some(room) = self.reads.room(now_ns) else {
             self.give_up(each);
-            return self.figures.publish(&self.counts);
+            return self.figures.publish(&mut self.published, &self.counts);
         };
         self.ask(room, each);
         let RemoteTier {
@@ -267,7 +284,7 @@ impl<R: RemoteReads> Tier for RemoteTier<R> {
             read.times.record(now_ns.saturating_sub(at.asked_ns));
             each(at.wanted.token, answer);
         });
-        self.figures.publish(&self.counts);
+        self.figures.publish(&mut self.published, &self.counts);
         self.expire(now_ns, each);
     }
 

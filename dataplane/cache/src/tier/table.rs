@@ -83,6 +83,16 @@ impl FileTable {
         })
     }
 
+    /// What it fails to give is counted where that of another file of the table was before.
+    pub fn fails_in(&mut self, failures: Arc<FileFailures>) {
+        self.failures = failures;
+    }
+
+    /// What the worker that has it in a tier asks of it is counted where that of another file of the table was before.
+    pub fn reads_in(&mut self, reads: Arc<FileReads>) {
+        self.reads = reads;
+    }
+
     /// What the table is.
     pub fn info(&self) -> &TableInfo {
         &self.info

@@ -7,9 +7,9 @@ use crate::fetch::Ticket;
 use crate::figures::Count;
 use crate::home::Home;
 use crate::owners::{Hint, Mail};
+use crate::sides::Refused;
 use crate::table::CachedTable;
-use crate::tier::{FetchesFull, TierError, Wanted};
-use crate::warming::Warming;
+use crate::tier::{FetchesFull, TierError};
 
 /// Messages of other workers that a poll takes: copying the row of each takes a tenth of a microsecond or so, all together less than
 /// a micro-batch.
@@ -75,9 +75,9 @@ impl Worker {
 
     /// Takes rows that have come, and begins to fetch others. Returns whether there were some.
     fn go_on(&mut self, now_ns: u64) -> bool {
-        let reads = self.tier.counts().reads;
+        let reads = self.tiers.reads();
         let taken = self.take_rows(now_ns);
-        let has_read = self.tier.counts().reads > reads;
+        let has_read = self.tiers.reads() > reads;
         self.give_up_rows(now_ns);
         self.take_hints(now_ns);
         self.load_listed(now_ns);
@@ -171,14 +171,14 @@ impl Worker {
             tables,
             fetches,
             slots,
-            tier,
+            tiers,
             owners,
             asked_ns,
             spare,
             ..
         } = self;
         let mut has_answered = false;
-        tier.poll(now_ns, &mut |token, outcome| {
+        tiers.poll(now_ns, &mut |token, outcome| {
             taken += 1;
             has_answered |= outcome != Err(TierError::Late);
             let ticket = Ticket::of(token);
@@ -300,12 +300,7 @@ impl Worker {
             is_left_out || fetches.prefetch(now_ns, table as u32, row)
         };
         pinning.go_on(&mut load);
-        if let Some(going) = warming {
-            going.go_on(&mut load);
-        }
-        if warming.as_ref().is_some_and(Warming::is_done) {
-            *warming = None;
-        }
+        warming.go_on(&mut load);
     }
 
     /// Asks the tier and other workers for some of what is wanted. Returns whether there was something to ask for.
@@ -333,21 +328,24 @@ impl Worker {
                 has_asked = true;
                 continue;
             }
-            let wanted = Wanted {
-                table: home.in_tier(),
-                row: read.row,
-                token: read.ticket.token(),
-                deadline_ns: read.deadline_ns,
-            };
-            match self.tier.fetch(now_ns, wanted) {
+            match self.tiers.fetch(now_ns, &read, home.in_tier()) {
                 Ok(()) => {}
-                Err(FetchesFull::ForTable) => {
+                Err(Refused::Full) => {
                     self.fetches.pass_by(read);
                     continue;
                 }
-                Err(FetchesFull::ForAll) => {
+                Err(Refused::AllFull) => {
                     self.fetches.put_back(read);
                     break;
+                }
+                Err(Refused::Gone) => {
+                    // Nobody waits for it: the generation goes when its requests have ended.
+                    self.fetches.arrived(read.ticket, Err(TierError::Unreached));
+                    while let Some(ask) = self.fetches.next_told() {
+                        self.owners.answer_kept(ask, Err(TierError::Unreached));
+                    }
+                    has_asked = true;
+                    continue;
                 }
             }
             self.asked_ns[read.ticket.number()] = now_ns;

@@ -200,10 +200,14 @@ impl Applier {
     fn pins(&self, table: &TableView, wanted: &TablePolicy) -> Result<Vec<u32>, String> {
         let (name, rows) = (&table.name, &wanted.pinned);
         let is_ascending = rows.is_sorted_by(|row, next| row < next);
-        if !is_ascending || rows.last().is_some_and(|&row| u64::from(row) >= table.rows) {
+        if !is_ascending
+            || rows
+                .last()
+                .is_some_and(|&row| u64::from(row) >= table.rows())
+        {
             return Err(format!(
                 "table {name}: pinned rows are not ascending numbers below {}, so that none of them is",
-                table.rows
+                table.rows()
             ));
         }
         let share = table.share();
@@ -312,14 +316,17 @@ impl Applier {
         let (mut lists, mut lacking) = (Vec::new(), 0);
         for Pinned { at, rows } in &self.pinned {
             let table = &self.cache.tables[*at];
-            let (held, missed) = match table.store() {
+            let (table_there, kept) = table.newest();
+            let (held, mut missed) = match kept.store {
                 Some(store) => store.lacking(rows),
                 None => (0, Vec::new()),
             };
+            // The generation may be another one since the policy came.
+            missed.retain(|&row| u64::from(row) < kept.rows);
             table.wishes.pinned_held.store(held as u64, Relaxed);
             lacking += missed.len();
             if !missed.is_empty() {
-                let (table, rows) = (table.number, missed);
+                let (table, rows) = (table_there, missed);
                 lists.push(WarmRows { table, rows });
             }
         }

@@ -31,9 +31,9 @@ impl Teller {
         policy: Option<Applied>,
         is_changing: bool,
     ) -> Vec<u8> {
-        let listed = |number| self.cache.tables.iter().find(|view| view.number == number);
+        let listed = |name: &str| self.cache.tables.iter().find(|view| view.name == name);
         let newest = self.holder.view.newest();
-        let tables = newest.tables.iter().enumerate();
+        let tables = newest.tables.iter();
         let report = Report {
             instance: format!("{instance:032x}"),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -47,7 +47,7 @@ impl Teller {
             workers: self.workers,
             policy,
             tables: tables
-                .map(|(number, info)| table(info, listed(number), is_changing))
+                .map(|info| table(info, listed(&info.name), is_changing))
                 .collect(),
         };
         serde_json::to_vec(&report).expect("plain values")

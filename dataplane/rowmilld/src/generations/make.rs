@@ -18,6 +18,8 @@ use crate::waiting;
 
 /// How often it is looked whether workers have made a step.
 const LOOK: Duration = Duration::from_millis(1);
+/// The same of steps that are many.
+const SHORT: Duration = Duration::from_micros(250);
 /// When a worker that has not is told of: it looks once a turn, and sleeps for a second at most.
 const SLOW: Duration = Duration::from_secs(5);
 /// Directories beside the model's that are looked at for a generation.
@@ -64,9 +66,25 @@ impl Means {
             "generation 0 cannot be told from the newest by requests, whatever that is: give generations numbers from 1 on (`rowmill table ... \
              --generation`)"
         );
-        let needs = Needs {
-            arenas: generation.arenas_bytes(|_| self.keep()),
-            ..Needs::default()
+        let coming = self.listed.as_ref().map(|listed| {
+            ensure!(
+                !listed.means.plan.is_remote(),
+                "rows of listed tables are read from another dataplane's memory, too ([remote]), which is of one generation as long as the service \
+                 runs: put the other one into the configuration, and restart"
+            );
+            listed.coming(&generation)
+        });
+        let coming = coming.transpose()?;
+        let keep = |number| {
+            let listed = coming.as_ref().and_then(|coming| coming.keep(number));
+            listed.unwrap_or(self.keep())
+        };
+        let needs = match (&self.listed, &coming) {
+            (Some(listed), Some(coming)) => listed.needs(coming, &generation, self.keep()),
+            _ => Needs {
+                arenas: generation.arenas_bytes(keep),
+                ..Needs::default()
+            },
         };
         let what = format!("the tables of generation {number}");
         let room = Memory::now().has_room(self.huge_pages, &what, &needs);
@@ -79,22 +97,27 @@ impl Means {
                 tell(directory);
                 progress(stage, done, total);
             };
-            generation.load_parts(|_| self.keep(), self.huge_pages, &progress, options)
+            generation.load_parts(keep, self.huge_pages, &progress, options)
         });
         let tables = tables.with_context(|| format!("cannot load {}", directory.display()))?;
         // Until it is held, so that no delta comes between.
-        let _alone = self.deltas.as_ref().map(|deltas| deltas.alone());
+        let alone = self.deltas.as_ref().map(|deltas| deltas.alone());
         if let Some(deltas) = &self.deltas {
             running("applying its deltas".into());
             deltas.replay(&tables)?;
         }
         let bytes = tables.arena_bytes() as u64;
-        let tables = Arc::new(tables);
         let side = self.view.other();
-        let prepared = self
-            .sessions
-            .prepare(side, &tables)
-            .map_err(|why| anyhow!(why))?;
+        let tables = match (&self.listed, coming) {
+            (Some(listed), Some(coming)) => listed.bring(side, coming, &generation, tables)?,
+            _ => Arc::new(tables),
+        };
+        let prepared = self.sessions.prepare(side, &tables).map_err(|why| {
+            if let Some(listed) = &self.listed {
+                listed.leave(side, running);
+            }
+            anyhow!(why)
+        })?;
         settle(&prepared.pending, running);
         for schemas in prepared.also.chunks(turnover::SCHEMAS) {
             self.tell(side, turnover::Stage::Bind(schemas.into()), running);
@@ -104,14 +127,20 @@ impl Means {
         if let Some(export) = &self.export {
             export.add(&generation, &tables);
         }
-        let held = Held::new(&generation, tables);
+        self.view.set_other(Some(Held::new(&generation, tables)));
+        drop(alone);
+        let mut warmed = String::new();
+        if let Some(listed) = &self.listed {
+            let tell = |rows| self.tell_in(SHORT, side, turnover::Stage::Keep(rows), running);
+            let (hot, given) = listed.warm(side, &tell, running);
+            warmed = format!(", {given} of {hot} rows that are hot in its cache");
+        }
         let detail = format!(
-            "generation {number} of {} is held, {} loaded in {:.1} s; it is served when it is activated, or named",
+            "generation {number} of {} is held, {} loaded{warmed} in {:.1} s; it is served when it is activated, or named",
             directory.display(),
             bytes_text(bytes),
             began.elapsed().as_secs_f64()
         );
-        self.view.set_other(Some(held));
         Ok((detail, None))
     }
 
@@ -126,7 +155,12 @@ impl Means {
     /// Makes the other generation the newest.
     fn switch(&self, can_return: bool) -> Made {
         let (before, side) = (self.view.newest().number, self.view.other());
+        // No share changes meanwhile.
+        let hands = self.listed.as_ref().map(|listed| listed.hands());
         self.tell(side, turnover::Stage::Switch, &|_| ());
+        if let Some(hands) = hands {
+            hands.switch(side);
+        }
         self.sessions.switch(side);
         self.view.switch(can_return);
         let newest = self.view.newest();
@@ -154,6 +188,9 @@ impl Means {
         settle(&self.sessions.withdraw(side), running);
         self.tell(side, turnover::Stage::Release, running);
         self.sessions.release(side);
+        if let Some(listed) = &self.listed {
+            listed.leave(side, running);
+        }
         self.leave_readers(number, running);
         // With it the last who has its tables goes, but for who looks at them right now: their memory is given back.
         self.view.set_other(None);
@@ -177,6 +214,11 @@ impl Means {
 
     /// Tells all workers, and returns when they have done it.
     fn tell(&self, side: Side, stage: turnover::Stage, running: Running<'_>) {
+        self.tell_in(LOOK, side, stage, running);
+    }
+
+    /// The same, looking so often whether they have.
+    fn tell_in(&self, look: Duration, side: Side, stage: turnover::Stage, running: Running<'_>) {
         let turnover = Turnover::new(side, stage, self.mailboxes.len() as u32);
         let turnover = Arc::new(turnover);
         for mailbox in &self.mailboxes {
@@ -193,7 +235,7 @@ impl Means {
                 );
                 running(format!("waiting for workers, for {waited} s"));
             }
-            thread::sleep(LOOK);
+            thread::sleep(look);
         }
     }
 

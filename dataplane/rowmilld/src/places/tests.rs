@@ -1,11 +1,14 @@
 use std::path::Path;
 use std::sync::mpsc::channel;
 
-use rowmill_table::{LoadOptions, TableSpec, generate, silent};
+use rowmill_arena::HugePages;
+use rowmill_table::{Generation, LoadOptions, TableSpec, generate, silent};
 
 use super::*;
+use crate::cache::CachePlan;
 use crate::config::Config;
-use crate::mailbox::To;
+use crate::listed;
+use crate::mailbox::{Mailbox, Move};
 
 #[test]
 fn one_table_moves_at_a_time() {
@@ -28,15 +31,20 @@ fn one_table_moves_at_a_time() {
     let opened = plan.open(&generation, &mut tables, HugePages::Off, &mailboxes, vec![]);
     let opened = opened.unwrap();
     let cache = Arc::new(plan.view(&generation, &opened.parts));
-    let means = Means {
+    let listed = Listed::new(listed::Means {
         plan,
         generation,
         tables: Arc::new(tables),
         shares: opened.shares.unwrap(),
+        reads: opened.reads,
         cache: Arc::clone(&cache),
+        watch: Arc::default(),
         mailboxes,
         huge_pages: HugePages::Off,
         verify: true,
+    });
+    let means = Means {
+        listed: listed.unwrap(),
         workers_cpus: Vec::new(),
     };
     let (tell, told) = channel();
@@ -57,8 +65,8 @@ fn one_table_moves_at_a_time() {
         }
     };
     let is_cached =
-        matches!(&moving.to, To::Home(home) if home.cached.is_some() && home.resident.is_none());
-    assert!(moving.table == 0 && is_cached);
+        matches!(&*moving, Move::Home(0, home) if home.cached.is_some() && home.resident.is_none());
+    assert!(is_cached);
     mailbox.has_moved(moving);
     let choice = told.recv().unwrap();
     assert_eq!(choice.what, "table a");

@@ -11,6 +11,12 @@ pub(super) const FAULTS: &[Fault] = &[
         generations::switched,
     ),
     Fault::new(
+        "generation-cached",
+        "OK; every answer of the generation that it names, whose cache is its own",
+        UNHARMED,
+        generations::cached,
+    ),
+    Fault::new(
         "generation-damaged",
         "refused; nothing changed, and nothing kept",
         UNHARMED,
