@@ -146,20 +146,6 @@ impl<R: RemoteReads> RemoteTier<R> {
         &self.tables
     }
 
-    /// The same, counted where another tier of the worker's was before, on top of what that has done.
-    ///
-    /// # Panics
-    /// If that had not as many tables.
-    #[must_use]
-    pub fn counted_in(self, figures: Arc<TierFigures>, tables: Box<[Readers]>) -> RemoteTier<R> {
-        assert_eq!(tables.len(), self.tables.len(), "the same tables");
-        RemoteTier {
-            figures,
-            tables,
-            ..self
-        }
-    }
-
     /// What it reads by.
     pub fn reads(&self) -> &R {
         &self.reads

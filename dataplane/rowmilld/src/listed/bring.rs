@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use rowmill_cache::store::Store;
 use rowmill_engine::{Home, Side, SideTier};
 use rowmill_table::{Generation, Keep, Resident, ResidentTable, TableKind};
 
@@ -135,11 +136,10 @@ impl Listed {
         self.means.watch.add(side, tiers.files(), cache)?;
         // From here on nothing fails.
         hands.over("the files of a generation", new);
-        for (view, (homes, mut kept)) in self.views().iter().zip(ready) {
+        for (view, (homes, store)) in self.views().iter().zip(ready) {
             let info = &generation.tables()[model.number(view)];
-            kept = Kept::of(info, kept.store);
             hands.over(&format!("table {}", view.name), homes);
-            view.brought(side, kept);
+            view.brought(side, Kept::of(info, store));
         }
         self.models()[side.index()] = Some(Arc::new(model));
         Ok(tables)
@@ -190,13 +190,13 @@ impl Hands<'_> {
         self.listed.means.cache.switch(side);
     }
 
-    /// What workers are to have of a table of a side, as it is in the newest generation, and what others see of it.
+    /// What workers are to have of a table of a side, as it is in the newest generation, and what is kept of it if it is cached.
     fn homes(
         &self,
         side: Side,
         view: &TableView,
         resident: Option<ResidentTable>,
-    ) -> anyhow::Result<(Vec<Move>, Kept)> {
+    ) -> anyhow::Result<(Vec<Move>, Option<Arc<Store>>)> {
         let (means, number) = (&self.listed.means, view.home_on(side));
         if let Some(table) = resident {
             let home = |_| Home {
@@ -205,7 +205,7 @@ impl Hands<'_> {
             };
             let homes = means.mailboxes.iter().map(home);
             let homes = homes.map(|home| Move::Home(number, Box::new(home)));
-            return Ok((homes.collect(), Kept::default()));
+            return Ok((homes.collect(), None));
         }
         let sets = view.share().shape.shard_sets();
         let parts = means.shares.table_of(number, sets);
@@ -218,11 +218,7 @@ impl Hands<'_> {
         };
         let homes = parts.into_iter().map(home);
         let homes = homes.map(|home| Move::Home(number, Box::new(home)));
-        let kept = Kept {
-            store,
-            ..Kept::default()
-        };
-        Ok((homes.collect(), kept))
+        Ok((homes.collect(), store))
     }
 }
 
