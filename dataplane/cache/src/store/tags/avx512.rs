@@ -90,38 +90,39 @@ unsafe fn look_at(lines: &[Line], rows: &Block, places: &mut Block) -> u32 {
 #[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,bmi1,popcnt")]
 #[inline]
 unsafe fn four_matches(lines: &[Line], rows: &Block, places: &Block, i: usize) -> u64 {
-    let line = |i: usize| lines.as_ptr().wrapping_add(places[i] as usize);
+    let at = |i: usize| (places[i] as usize).wrapping_mul(size_of::<Line>());
     let four: &[u32; 4] = rows[i..i + 4].as_array().expect("four of sixteen");
     let matches: u64;
     // Of a type: of a register without one the compiler may print another's name.
-    let _tags: __m512i;
+    let _row: __m512i;
     // SAFETY: of each of four lines, which are there by the caller's contract, 64 bytes are read, and four words that are
     // borrowed; nothing else is touched. The lines are atomics that others may store to meanwhile: the loads are the
     // instructions', of which the compiler knows nothing that it could take for granted, and the CPU loads each of the tags,
     // which are words on their own boundaries, at once.
     unsafe {
         asm!(
-            "vmovdqu64 {tags}, zmmword ptr [{a}]",
-            "vpcmpeqd {first}, {tags}, dword ptr [{rows}]{{1to16}}",
-            "vmovdqu64 {tags}, zmmword ptr [{b}]",
-            "vpcmpeqd {second}, {tags}, dword ptr [{rows} + 4]{{1to16}}",
+            "vpbroadcastd {row}, dword ptr [{rows}]",
+            "vpcmpeqd {first}, {row}, zmmword ptr [{lines} + {a}]",
+            "vpbroadcastd {row}, dword ptr [{rows} + 4]",
+            "vpcmpeqd {second}, {row}, zmmword ptr [{lines} + {b}]",
             "kunpckwd {first}, {second}, {first}",
-            "vmovdqu64 {tags}, zmmword ptr [{c}]",
-            "vpcmpeqd {third}, {tags}, dword ptr [{rows} + 8]{{1to16}}",
-            "vmovdqu64 {tags}, zmmword ptr [{d}]",
-            "vpcmpeqd {second}, {tags}, dword ptr [{rows} + 12]{{1to16}}",
+            "vpbroadcastd {row}, dword ptr [{rows} + 8]",
+            "vpcmpeqd {third}, {row}, zmmword ptr [{lines} + {c}]",
+            "vpbroadcastd {row}, dword ptr [{rows} + 12]",
+            "vpcmpeqd {second}, {row}, zmmword ptr [{lines} + {d}]",
             "kunpckwd {third}, {second}, {third}",
             "kunpckdq {first}, {third}, {first}",
             "kmovq {matches}, {first}",
-            tags = out(zmm_reg) _tags,
+            row = out(zmm_reg) _row,
             first = out(kreg) _,
             second = out(kreg) _,
             third = out(kreg) _,
             matches = lateout(reg) matches,
-            a = in(reg) line(i),
-            b = in(reg) line(i + 1),
-            c = in(reg) line(i + 2),
-            d = in(reg) line(i + 3),
+            a = in(reg) at(i),
+            b = in(reg) at(i + 1),
+            c = in(reg) at(i + 2),
+            d = in(reg) at(i + 3),
+            lines = in(reg) lines.as_ptr(),
             rows = in(reg) four.as_ptr(),
             options(readonly, nostack, preserves_flags)
         );
