@@ -2,6 +2,8 @@
 //! every second, and says in the log when that changes: once for each change of a file.
 
 use core::sync::atomic::Ordering::Relaxed;
+use std::collections::HashMap;
+use std::fs::Metadata;
 use std::io::{Error, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -83,6 +85,8 @@ pub(crate) fn identity(path: &Path) -> std::io::Result<Identity> {
 /// A file that is looked at.
 #[derive(Debug)]
 struct Watched {
+    /// Of all that were ever looked at.
+    number: u64,
     own: TableFile,
     /// That of its generation.
     side: Side,
@@ -104,6 +108,7 @@ impl Watched {
         let mut seen = own.failures.read();
         seen.late += unasked.stalled;
         Ok(Watched {
+            number: 0,
             file: (about.dev(), about.ino()),
             bytes: about.len(),
             own,
@@ -115,8 +120,9 @@ impl Watched {
         })
     }
 
-    /// Looks at it, of whose table so many rows were given up before they were read. Returns how it is now, if that is to be said.
-    fn look(&mut self, unasked: Unasked) -> Option<State> {
+    /// Looks at what the file system says of it. So many rows of its table were given up before they were read. Returns how it is now, if
+    /// that is to be said.
+    fn look(&mut self, about: Result<Metadata, Error>, unasked: Unasked) -> Option<State> {
         let mut now = self.own.failures.read();
         now.late += unasked.stalled;
         let (before, starved) = std::mem::replace(&mut self.seen, (now, unasked.starved));
@@ -136,7 +142,7 @@ impl Watched {
             State::Starved if !is_over => State::Starved,
             _ => State::Whole,
         };
-        let state = match self.own.path.metadata() {
+        let state = match about {
             Err(error) if error.kind() == ErrorKind::NotFound => State::Missing,
             Err(_) => of_rows(),
             Ok(about) if (about.dev(), about.ino()) != self.file => State::Replaced,
@@ -258,10 +264,18 @@ impl Passed {
 
 /// The files that are looked at.
 #[derive(Debug, Default)]
-pub struct Watch(Mutex<Vec<Watched>>);
+pub struct Watch(Mutex<Files>);
+
+#[derive(Debug, Default)]
+struct Files {
+    list: Vec<Watched>,
+    /// How many were ever looked at.
+    numbers: u64,
+}
 
 impl Watch {
-    fn files(&self) -> MutexGuard<'_, Vec<Watched>> {
+    /// Whoever has them asks no file system of anything, which may never answer: others wait.
+    fn files(&self) -> MutexGuard<'_, Files> {
         self.0.lock().expect("a panic ends the process")
     }
 
@@ -280,14 +294,50 @@ impl Watch {
             let unasked = unasked(&file, side, cache);
             Watched::new(file, side, unasked).context(context)
         };
-        let files: Vec<Watched> = files.into_iter().map(file).collect::<anyhow::Result<_>>()?;
-        self.files().extend(files);
+        let new: Vec<Watched> = files.into_iter().map(file).collect::<anyhow::Result<_>>()?;
+        let mut files = self.files();
+        for mut file in new {
+            files.numbers += 1;
+            file.number = files.numbers;
+            files.list.push(file);
+        }
         Ok(())
+    }
+
+    /// Looks at what is said of all of them when the file system is asked, and tells what has changed.
+    fn look(&self, cache: &CacheView, ask: impl Fn(&Path) -> Result<Metadata, Error>) {
+        let files = self.files();
+        let paths = files.list.iter();
+        let paths: Vec<(u64, PathBuf)> = paths
+            .map(|file| (file.number, file.own.path.clone()))
+            .collect();
+        drop(files);
+        let about = paths.into_iter().map(|(number, path)| (number, ask(&path)));
+        let mut about: HashMap<u64, Result<Metadata, Error>> = about.collect();
+        let mut files = self.files();
+        let changes: Vec<Option<State>> = files
+            .list
+            .iter_mut()
+            .map(|file| {
+                // Of those that have come meanwhile nothing is known yet.
+                let about = about.remove(&file.number)?;
+                file.look(about, unasked(&file.own, file.side, cache))
+            })
+            .collect();
+        let holders = holders(&files.list);
+        for (file, state) in files.list.iter().zip(changes) {
+            file.show_in(cache);
+            match state {
+                Some(State::Whole) => tracing::info!("{}", file.sentence(State::Whole, &[])),
+                Some(state) => tracing::warn!("{}", file.sentence(state, &holders)),
+                None => {}
+            }
+        }
     }
 
     /// Looks at those of a side's generation no more.
     pub(crate) fn leave(&self, side: Side) {
-        self.files().retain(|file| file.side != side);
+        self.files().list.retain(|file| file.side != side);
     }
 }
 
@@ -306,21 +356,7 @@ pub(crate) fn watch(files: Vec<TableFile>, cache: Arc<CacheView>) -> anyhow::Res
     let look = move || {
         loop {
             std::thread::sleep(EVERY);
-            let mut files = watched.files();
-            let changes: Vec<Option<State>> = files
-                .iter_mut()
-                .map(|file| file.look(unasked(&file.own, file.side, &cache)))
-                .collect();
-            let holders = holders(&files);
-            for (file, state) in files.iter().zip(changes) {
-                file.show_in(&cache);
-                match state {
-                    Some(State::Whole) => tracing::info!("{}", file.sentence(State::Whole, &[])),
-                    Some(state) => tracing::warn!("{}", file.sentence(state, &holders)),
-                    None => {}
-                }
-            }
-            drop(files);
+            watched.look(&cache, Path::metadata);
             if let Some(passed) = passing.look(cache.asked_of_copies()) {
                 passed.log();
             }
@@ -372,6 +408,13 @@ mod tests {
         starved: 0,
     };
 
+    impl Watched {
+        /// Asks the file system and looks.
+        fn look_now(&mut self, unasked: Unasked) -> Option<State> {
+            self.look(self.own.path.metadata(), unasked)
+        }
+    }
+
     fn stalled(stalled: u64) -> Unasked {
         Unasked { stalled, ..NONE }
     }
@@ -394,7 +437,7 @@ mod tests {
 
     /// What is said in so many looks, and in which of them.
     fn said(file: &mut Watched, looks: u32) -> Vec<(u32, State)> {
-        let look = |look| Some((look, file.look(NONE)?));
+        let look = |look| Some((look, file.look_now(NONE)?));
         (0..looks).filter_map(look).collect()
     }
 
@@ -403,18 +446,18 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.rows");
         let (mut file, _) = made(&path, Role::Only);
-        assert_eq!(file.look(NONE), None);
+        assert_eq!(file.look_now(NONE), None);
         let kept = folder.path().join("kept");
         fs::rename(&path, &kept).unwrap();
-        assert_eq!(file.look(NONE), Some(State::Missing));
-        assert_eq!(file.look(NONE), None);
+        assert_eq!(file.look_now(NONE), Some(State::Missing));
+        assert_eq!(file.look_now(NONE), None);
         fs::write(&path, [7; 100]).unwrap();
-        assert_eq!(file.look(NONE), Some(State::Replaced));
+        assert_eq!(file.look_now(NONE), Some(State::Replaced));
         fs::rename(&kept, &path).unwrap();
-        assert_eq!(file.look(NONE), Some(State::Whole));
+        assert_eq!(file.look_now(NONE), Some(State::Whole));
         let opened = fs::OpenOptions::new().write(true).open(&path).unwrap();
         opened.set_len(99).unwrap();
-        assert_eq!(file.look(NONE), Some(State::Cut));
+        assert_eq!(file.look_now(NONE), Some(State::Cut));
         let said = file.sentence(State::Cut, &[]);
         assert!(
             said.starts_with("table a: ") && said.contains("a.rows was cut off"),
@@ -422,7 +465,34 @@ mod tests {
         );
         opened.set_len(100).unwrap();
         file.calm = CALM;
-        assert_eq!(file.look(NONE), Some(State::Whole));
+        assert_eq!(file.look_now(NONE), Some(State::Whole));
+    }
+
+    #[test]
+    fn who_comes_or_goes_waits_for_no_file_system() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.rows");
+        let (file, _) = made(&path, Role::Only);
+        let (cache, watch) = (shown(&["a"]), Watch::default());
+        watch.files().list.push(file);
+        let other = folder.path().join("b.rows");
+        let ask = |path: &Path| {
+            // As if it did not answer until now.
+            watch.leave(Side::A);
+            let file = made(&other, Role::Only).0.own;
+            watch.add(Side::B, vec![file], &cache).unwrap();
+            fs::remove_file(&other).unwrap();
+            path.metadata()
+        };
+        watch.look(&cache, ask);
+        // Of what came while it was asked nothing was known.
+        let states = |watch: &Watch| -> Vec<State> {
+            let files = watch.files();
+            files.list.iter().map(|file| file.state).collect()
+        };
+        assert_eq!(states(&watch), [State::Whole]);
+        watch.look(&cache, Path::metadata);
+        assert_eq!(states(&watch), [State::Missing]);
     }
 
     #[test]
@@ -438,9 +508,9 @@ mod tests {
         ];
         for (failure, state) in kinds {
             failures.note(&failure);
-            assert_eq!(file.look(NONE), Some(state));
+            assert_eq!(file.look_now(NONE), Some(state));
             failures.note(&failure);
-            assert_eq!(file.look(NONE), None);
+            assert_eq!(file.look_now(NONE), None);
             // Nobody asked for more: it is as it was.
             assert_eq!(said(&mut file, 2 * CALM), []);
             failures.note(&failure);
@@ -455,9 +525,9 @@ mod tests {
         let (mut file, failures) = made(&folder.path().join("a.rows"), Role::Only);
         for first in [true, false] {
             failures.note(&Err(TierError::Os(5)));
-            assert_eq!(file.look(NONE), first.then_some(State::Unreadable));
+            assert_eq!(file.look_now(NONE), first.then_some(State::Unreadable));
             failures.note(&Err(TierError::Late));
-            assert_eq!(file.look(NONE), first.then_some(State::Late));
+            assert_eq!(file.look_now(NONE), first.then_some(State::Late));
         }
     }
 
@@ -465,8 +535,8 @@ mod tests {
     fn rows_that_were_never_read_are_told_of() {
         let folder = tempfile::tempdir().unwrap();
         let (mut file, _) = made(&folder.path().join("a.rows"), Role::Only);
-        assert_eq!(file.look(stalled(3)), Some(State::Late));
-        assert_eq!(file.look(stalled(4)), None);
+        assert_eq!(file.look_now(stalled(3)), Some(State::Late));
+        assert_eq!(file.look_now(stalled(4)), None);
         let said = file.sentence(State::Late, &[]);
         assert!(said.contains("a.rows gives rows too late"), "{said}");
     }
@@ -479,9 +549,9 @@ mod tests {
         hung.own.table = "b".into();
         let starved = |starved| Unasked { starved, ..NONE };
         hung_failures.note(&Err(TierError::Late));
-        assert_eq!(hung.look(NONE), Some(State::Late));
-        assert_eq!(file.look(starved(5)), Some(State::Starved));
-        assert_eq!(file.look(starved(6)), None);
+        assert_eq!(hung.look_now(NONE), Some(State::Late));
+        assert_eq!(file.look_now(starved(5)), Some(State::Starved));
+        assert_eq!(file.look_now(starved(6)), None);
         let files = [file, hung];
         let said = files[0].sentence(State::Starved, &holders(&files));
         assert!(
@@ -493,7 +563,7 @@ mod tests {
         assert_eq!(states(&cache), ["starved", "read"]);
         let [mut file, _] = files;
         failures.note(&Err(TierError::Late));
-        assert_eq!(file.look(starved(7)), Some(State::Late));
+        assert_eq!(file.look_now(starved(7)), Some(State::Late));
         file.show_in(&cache);
         assert_eq!(states(&cache), ["read", "read"]);
     }

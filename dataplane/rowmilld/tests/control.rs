@@ -9,7 +9,8 @@ mod support;
 
 use std::path::PathBuf;
 
-use rowmill_link::{Admission, Placement, TablePolicy};
+use rowmill_link::{Admission, Placement, Report, TablePolicy};
+use rowmill_table::{RowFormat, TableKind, TableSpec, generate, silent};
 use rustix::process::Signal;
 
 use looking::{look_up, status, wait_until};
@@ -21,6 +22,11 @@ const SET: u64 = 2 * 16 * 70;
 
 /// The configuration of a service that may have shares of 60,000 bytes together, of which `f` has 20 sets a shard.
 fn configure(place: &Place, plane: &Plane) -> PathBuf {
+    configure_and(place, plane, "")
+}
+
+/// The same with more lines of `[admin]`.
+fn configure_and(place: &Place, plane: &Plane, admin: &str) -> PathBuf {
     let more = format!(
         "[cache]\npage_cache = \"allow\"\nbudget_ms = 20000\narena_bytes = 60000\n\
          [[tables]]\nname = \"f\"\nplacement = \"cached\"\ncache_bytes = {}\n\
@@ -28,7 +34,7 @@ fn configure(place: &Place, plane: &Plane) -> PathBuf {
         20 * SET,
         plane.address
     );
-    place.configure("", &(more + MODEST))
+    place.configure("", &format!("{more}{MODEST}\n{admin}"))
 }
 
 fn of(table: &str) -> TablePolicy {
@@ -91,6 +97,50 @@ fn what_there_is_is_reported_and_shares_are_as_told() {
     // Visitors may not, since that is not configured.
     let refused = support::ask(address, "POST /tables/f?placement=cached HTTP/1.1\r\n\r\n");
     assert!(refused.contains("admin.allow_changes"), "{refused}");
+    running.signal(Signal::TERM);
+    assert_eq!(running.code(), Some(0));
+}
+
+#[test]
+fn shares_are_as_told_in_whichever_generation_is_newest() {
+    let (place, plane) = (Place::new(), Plane::new());
+    let spec = |name: &str, rows| TableSpec {
+        name: name.into(),
+        rows,
+        dim: 16,
+        format: RowFormat::F32,
+        kind: TableKind::Dense,
+    };
+    let tables = [spec("f", 2000), spec("q", 10)];
+    generate(place.path("two"), 2, &tables, 2, &silent).unwrap();
+    let file = configure_and(&place, &plane, "allow_changes = true");
+    let (mut running, address) = ready(&file);
+    let changed = |change: &str| {
+        let head = format!("POST /generations/{change} HTTP/1.1\r\nHost: x\r\n\r\n");
+        let reply = support::ask(address, &head);
+        assert!(reply.starts_with("HTTP/1.1 202"), "{reply}");
+        wait_until(address, change, |status| {
+            let changes = status["generation_changes"].as_array().unwrap();
+            changes.last().unwrap()["state"] == "done"
+        });
+    };
+    // The other one has a store for each table from when it is loaded.
+    changed("load?number=2");
+    for (version, sets) in [(1, 9), (2, 26)] {
+        let share = TablePolicy {
+            cache_bytes: Some(sets * SET),
+            ..of("f")
+        };
+        plane.publish("c", 1, version, vec![share]);
+        for (change, newest) in [("activate?number=2", "2"), ("rollback", "1")] {
+            let is_so = |report: &Report| report.tables[0].cache_bytes == sets * SET;
+            plane.report("share", is_so);
+            changed(change);
+            plane.report("share after the switch", |report| {
+                report.generation == newest && is_so(report)
+            });
+        }
+    }
     running.signal(Signal::TERM);
     assert_eq!(running.code(), Some(0));
 }

@@ -277,9 +277,17 @@ fn moves(address: SocketAddr, to: &str) -> (u16, String) {
 
 /// Moves `f` and waits until it is there.
 fn moved(address: SocketAddr, to: &str) {
-    let (code, body) = moves(address, to);
-    assert_eq!(code, 202, "{body}");
     let until = Instant::now() + PATIENCE;
+    loop {
+        let (code, body) = moves(address, to);
+        if code == 202 {
+            break;
+        }
+        // The one before it is where it was to be a little before that is told as done.
+        let is_early = code == 409 && body.contains("one moves at a time");
+        assert!(is_early && Instant::now() < until, "{body}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
     while status(address)["cache"][0]["placement"] != to {
         assert!(Instant::now() < until, "{:#}", status(address));
         std::thread::sleep(Duration::from_millis(2));

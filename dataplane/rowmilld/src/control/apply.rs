@@ -23,7 +23,7 @@ const LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 const PINNED_QUARTERS: u64 = 3;
 
 /// A share that is wanted.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Wish {
     /// Which of the cache's tables.
     at: usize,
@@ -44,7 +44,10 @@ pub(super) struct Applier {
     places: Option<Arc<Places>>,
     mailboxes: Vec<Arc<Mailbox>>,
     order: Order,
-    /// Shares that are still to be changed, and the change that is under way.
+    /// Shares that the policy wants, the generation in which they were asked for, those that are still to be changed, and the change that is
+    /// under way.
+    shares: Vec<Wish>,
+    newest: Option<u64>,
     wishes: Vec<Wish>,
     under_way: Option<u64>,
     /// What all workers know, what some of them don't know yet, and what none is told yet.
@@ -84,6 +87,8 @@ impl Applier {
             places,
             mailboxes,
             order: Order::default(),
+            shares: Vec::new(),
+            newest: None,
             wishes: Vec::new(),
             under_way: None,
             known: None,
@@ -101,7 +106,7 @@ impl Applier {
     fn begin(&mut self, policy: Policy, view: &ControlView) {
         self.order = policy.order;
         self.keeper.want(policy.generations, policy.order, view);
-        self.wishes.clear();
+        self.shares.clear();
         let mut seen = vec![false; self.cache.tables.len()];
         // Of what isn't named nothing is changed.
         let mut rules: Vec<(usize, u32, Rules)> = match (&self.untold, &self.telling, &self.known) {
@@ -116,6 +121,8 @@ impl Applier {
             }
         }
         self.untold = Some(rules);
+        self.newest = self.keeper.newest();
+        self.wishes.clone_from(&self.shares);
         (self.look_due, self.pause, self.lacking) = (Instant::now(), LOOKS[0], usize::MAX);
     }
 
@@ -187,7 +194,7 @@ impl Applier {
         }
         if let Some(bytes) = wanted.cache_bytes {
             match table.placement() {
-                Placement::Cached => self.wishes.push(Wish { at, bytes }),
+                Placement::Cached => self.shares.push(Wish { at, bytes }),
                 Placement::Resident => view.refuse(
                     self.order,
                     format!("table {} is resident, and has no share", table.name),
@@ -228,6 +235,7 @@ impl Applier {
     fn go_on(&mut self, view: &ControlView) {
         self.tell();
         self.keeper.go_on(self.order, view);
+        self.keep_shares();
         match self.places.clone() {
             Some(places) => self.resize(&places, view),
             None => view.done(self.order),
@@ -269,6 +277,17 @@ impl Applier {
             let own = &table.expect("a listed table").wishes.threshold;
             own.store(which(own.load(Relaxed), *threshold), Relaxed);
         }
+    }
+
+    /// Asks for the shares anew where there is another newest generation, whose stores are as they were when it was loaded.
+    fn keep_shares(&mut self) {
+        let newest = self.keeper.newest();
+        if newest == self.newest {
+            return;
+        }
+        self.newest = newest;
+        self.wishes.clone_from(&self.shares);
+        (self.look_due, self.pause, self.lacking) = (Instant::now(), LOOKS[0], usize::MAX);
     }
 
     /// Changes the next share, when the one before is done: those first that become smaller, so that there is room for the others.

@@ -106,6 +106,11 @@ impl Keeper {
         }
     }
 
+    /// The number of the newest generation that is held.
+    pub(super) fn newest(&self) -> Option<u64> {
+        self.holder.held().first().copied()
+    }
+
     /// A policy is followed that wants this.
     pub(super) fn want(
         &mut self,
