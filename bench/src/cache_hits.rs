@@ -1,10 +1,13 @@
-//! Lookups that all hit: the cache's store and the kernels, beside the kernels alone over the same rows.
+//! Lookups that all hit: the cache's store and the kernels, beside the kernels alone over the same rows. And what any lookup could be at
+//! best: a plain array with the slot of each row of the table, that is one load for each and nothing else, in the store's place.
 
 use std::hint::black_box;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context, Result};
-use rowmill_arena::{HugePages, Window, available_bytes};
+use rowmill_arena::{Arena, HugePages, SharedArena, Window, available_bytes, prefetch_line};
 use rowmill_cache::Pins;
 use rowmill_cache::store::{MISS, Shape};
 use rowmill_pooling::{Bags, Isa, Kernels, Mode, Output, RowFormat, Rows};
@@ -62,8 +65,7 @@ pub(crate) fn case(rows: u32, format: RowFormat, dim: usize) -> String {
     format!("hits=all/rows={rows}/format={format}/dim={dim}/dist=uniform/mode=sum/isa={isa}")
 }
 
-/// Measures one case: rows a second by way of the cache, beside the kernels alone. The time of a piece is the median of its round: a
-/// piece in which the CPU was somebody else's counts as any other.
+/// Measures one case: rows a second by way of the cache, and of an array, each beside the kernels alone.
 fn measure(
     name: &str,
     rows: u32,
@@ -73,28 +75,82 @@ fn measure(
 ) -> Result<()> {
     let mut hits = Hits::new(rows, format, dim, LOOKUPS)?;
     let slots = hits.slots_asked();
-    let (mut cached, mut resident, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let limit = format!("{name}/limit=array");
+    let array = Array::new(&hits.asked, &slots)?;
+    let by_array = |hits: &mut Hits, from: usize| {
+        array.look_up(&hits.asked[from..from + PIECE], &mut hits.places);
+        hits.pool
+            .pool(hits.cache.slots(hits.dim, hits.format), &hits.places);
+    };
+    beside_resident(&limit, &mut hits, &slots, by_array, reporter);
+    beside_resident(name, &mut hits, &slots, Hits::look_up_and_pool, reporter);
+    Ok(())
+}
+
+/// Measures a way to do a piece beside its rows' kernels alone. The time of a piece is the median of its round: a piece in which the CPU was
+/// somebody else's counts as any other.
+fn beside_resident(
+    name: &str,
+    hits: &mut Hits,
+    slots: &[u32],
+    way: impl Fn(&mut Hits, usize),
+    reporter: &mut Reporter,
+) {
+    let (mut by_way, mut resident, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let mut seconds = [0.0; 2];
         for half in 0..2 {
             let pieces = half * (LOOKUPS / 2)..(half + 1) * (LOOKUPS / 2);
             let pieces = pieces.step_by(PIECE);
             // Each of all pieces in every second round.
-            let by_way = (half + round) % 2;
-            let each = pieces.map(|from| match by_way {
+            let which = (half + round) % 2;
+            let each = pieces.map(|from| match which {
                 0 => seconds_of(|| hits.pool(&slots[from..from + PIECE])),
-                _ => seconds_of(|| hits.look_up_and_pool(from)),
+                _ => seconds_of(|| way(hits, from)),
             });
-            seconds[by_way] = median(each.collect());
+            seconds[which] = median(each.collect());
         }
-        let [alone, by_way] = seconds;
-        cached.push(PIECE as f64 / by_way);
+        let [alone, looked_up] = seconds;
+        by_way.push(PIECE as f64 / looked_up);
         resident.push(PIECE as f64 / alone);
-        ratios.push(alone / by_way);
+        ratios.push(alone / looked_up);
     }
-    let figure = Measurement::plain("cache", name, "rate", median(cached), "rows/s");
+    let figure = Measurement::plain("cache", name, "rate", median(by_way), "rows/s");
     reporter.add(figure.beside("resident", median(resident), median(ratios)));
-    Ok(())
+}
+
+/// The slot of each row of a table, by the row's number.
+struct Array(SharedArena);
+
+impl Array {
+    /// How many rows are asked for before the first is looked at: as many lines as the cache asks for. 64 and 256 are slower.
+    const AHEAD: usize = 128;
+
+    /// Of a table that has these rows, and others that are in no slot.
+    fn new(rows: &[u32], slots: &[u32]) -> Result<Array> {
+        let end = rows.iter().max().map_or(0, |&last| last as usize + 1);
+        let arena = Arena::allocate(4 * end, HugePages::Prefer).context("the array")?;
+        let array = Array(arena.share());
+        for (&row, &slot) in rows.iter().zip(slots) {
+            array.words()[row as usize].store(slot, Relaxed);
+        }
+        Ok(array)
+    }
+
+    fn words(&self) -> &[AtomicU32] {
+        let window = self.0.window();
+        window.words_u32(0, window.len() / 4)
+    }
+
+    fn look_up(&self, rows: &[u32], places: &mut [u32]) {
+        let words = self.words();
+        for (i, (place, &row)) in places.iter_mut().zip(rows).enumerate() {
+            if let Some(&next) = rows.get(i + Self::AHEAD) {
+                prefetch_line(&words[next as usize]);
+            }
+            *place = words[row as usize].load(Relaxed);
+        }
+    }
 }
 
 /// Lookups that all hit.
