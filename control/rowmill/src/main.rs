@@ -10,6 +10,7 @@ mod interrupt;
 mod lookup;
 mod output;
 mod place;
+mod plane;
 mod policy;
 mod progress;
 mod status;
@@ -37,7 +38,7 @@ enum Command {
     Table(table::TableCommand),
     /// Ask a running dataplane for a few vectors
     Lookup(lookup::Lookup),
-    /// What runs, what was chosen and why
+    /// What runs, what was chosen and why: of a dataplane, or of the control plane and all that report to it
     Status(status::Status),
     /// Have a table cached, or resident again, while it is served
     Place(place::Place),
@@ -58,7 +59,7 @@ enum Command {
     /// Tokens that say who somebody is
     #[command(subcommand)]
     Token(token::TokenCommand),
-    /// What it does: rates of workers and cached tables, a table every second
+    /// What is done: rates of a dataplane's workers and cached tables, or of all dataplanes of a control plane, every second
     Watch(watch::Watch),
 }
 

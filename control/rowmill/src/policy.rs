@@ -153,16 +153,16 @@ fn put(page: &Value, json: bool, told: impl FnOnce(&Value) -> String) -> Result<
     })
 }
 
-fn list(value: &Value) -> &[Value] {
+pub(crate) fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-fn text(value: &Value) -> String {
+pub(crate) fn text(value: &Value) -> String {
     shown(value.as_str().unwrap_or("-")).into_owned()
 }
 
 /// A size, a count, a part of all and a rate; what is not known is a dash.
-fn size(value: &Value) -> String {
+pub(crate) fn size(value: &Value) -> String {
     value.as_u64().map_or("-".into(), bytes)
 }
 
@@ -170,13 +170,13 @@ fn count(value: &Value) -> String {
     value.as_u64().map_or("-".into(), thousands)
 }
 
-fn percent(value: &Value) -> String {
+pub(crate) fn percent(value: &Value) -> String {
     value
         .as_f64()
         .map_or("-".into(), |part| format!("{:.1} %", 100.0 * part))
 }
 
-fn rate(value: &Value) -> String {
+pub(crate) fn rate(value: &Value) -> String {
     value
         .as_f64()
         .map_or("-".into(), |rate| thousands(rate.round() as u64))
@@ -202,7 +202,11 @@ fn wanted(settings: &Value) -> String {
 }
 
 /// A table as the other commands draw them; the first columns are names.
-fn drawn(header: &[&str], names: usize, rows: impl IntoIterator<Item = Vec<String>>) -> Table {
+pub(crate) fn drawn(
+    header: &[&str],
+    names: usize,
+    rows: impl IntoIterator<Item = Vec<String>>,
+) -> Table {
     let mut table = Table::new();
     table.load_style(UTF8_BORDERS_ONLY);
     table.set_header(header.iter().copied());
@@ -213,7 +217,7 @@ fn drawn(header: &[&str], names: usize, rows: impl IntoIterator<Item = Vec<Strin
     table
 }
 
-fn tables(page: &Value) -> String {
+pub(crate) fn tables(page: &Value) -> String {
     if list(page).is_empty() {
         return "no dataplane that caches a table has reported yet\n".into();
     }

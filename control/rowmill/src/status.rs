@@ -16,7 +16,9 @@ use serde_json::{Map, Value};
 use ureq::Body;
 use ureq::http::Response;
 
+use crate::control::Control;
 use crate::output::{print, shown};
+use crate::plane::{Asked, Pages};
 use crate::units::{bytes, duration, thousands};
 
 /// Longest page that is read: a thousand tables and connections take a few hundred KiB.
@@ -27,9 +29,14 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Options of `rowmill status`.
 #[derive(Args)]
 pub(crate) struct Status {
+    /// Who is asked
+    #[arg(value_enum, default_value_t = Asked::Dataplane, hide_default_value = true)]
+    asked: Asked,
     /// The admin address of rowmilld
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7401")]
     admin: String,
+    #[command(flatten)]
+    control: Control,
     /// Print the page as it is, in JSON
     #[arg(long)]
     json: bool,
@@ -37,6 +44,14 @@ pub(crate) struct Status {
 
 impl Status {
     pub(crate) fn run(self) -> Result<()> {
+        if self.asked == Asked::Control {
+            let pages = Pages::of(&self.control)?;
+            return print(&if self.json {
+                pages.json()
+            } else {
+                pages.text()
+            });
+        }
         let page = parse(&self.admin, &fetch(&self.admin)?)?;
         if self.json {
             print(&format!("{page:#}\n"))

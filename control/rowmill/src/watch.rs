@@ -1,7 +1,7 @@
 //! `rowmill watch`: what a running `rowmilld` does, a table of rates every second.
 //!
 //! Each is the difference of two status pages over the time between them. On a terminal the tables stay in
-//! place; elsewhere they follow one another.
+//! place; elsewhere they follow one another. `rowmill watch control` asks a control plane instead, which knows of all its dataplanes.
 
 use core::time::Duration;
 use std::io::{IsTerminal, stdout};
@@ -14,16 +14,23 @@ use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{CellAlignment, Table};
 use serde_json::Value;
 
+use crate::control::Control;
 use crate::output::{print, shown};
+use crate::plane::{self, Asked};
 use crate::status::{fetch, parse};
 use crate::units::{bytes, duration, thousands};
 
 /// Options of `rowmill watch`.
 #[derive(Args)]
 pub(crate) struct Watch {
+    /// Who is asked
+    #[arg(value_enum, default_value_t = Asked::Dataplane, hide_default_value = true)]
+    asked: Asked,
     /// The admin address of rowmilld
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7401")]
     admin: String,
+    #[command(flatten)]
+    control: Control,
     /// Seconds from one table to the next
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     interval: f64,
@@ -45,16 +52,24 @@ impl Watch {
         } else {
             ""
         };
+        let count = self.count.unwrap_or(u64::MAX);
+        if self.asked == Asked::Control {
+            // Rates, which need no page before.
+            return (0..count).try_for_each(|told| {
+                if told > 0 {
+                    sleep(interval);
+                }
+                print(&format!("{clear}{}\n", plane::rates(&self.control)?))
+            });
+        }
         let (mut before, mut read) = (self.page()?, Instant::now());
-        let mut left = self.count.unwrap_or(u64::MAX);
-        while left > 0 {
+        for _ in 0..count {
             sleep(interval);
             let page = self.page()?;
             let now = Instant::now();
             let seconds = (now - read).as_secs_f64();
             print(&format!("{clear}{}\n", describe(&before, &page, seconds)))?;
             (before, read) = (page, now);
-            left -= 1;
         }
         Ok(())
     }

@@ -168,6 +168,19 @@ impl Planner {
             .collect()
     }
 
+    /// How many they are.
+    pub fn tables_known(&self) -> usize {
+        self.tables.len()
+    }
+
+    /// Dataplanes that follow another control plane than this, each with the other's name.
+    pub fn strays<'p>(&'p self, control: &'p str) -> impl Iterator<Item = (&'p str, &'p str)> {
+        self.dataplanes.iter().filter_map(move |(name, of)| {
+            let other = &of.report.policy.as_ref()?.control;
+            (other != control).then_some((name.as_str(), other.as_str()))
+        })
+    }
+
     /// A table that some dataplane caches.
     pub fn table(&self, now_ns: u64, model: &str, name: &str) -> Option<TableView> {
         let table = self.tables.get(&(model.into(), name.into()))?;

@@ -52,14 +52,9 @@ pub(super) async fn status(
 ) -> Result<Json<Status>, Refusal> {
     let control = planning.control.clone();
     let look = move |planner: &rowmill_admission::Planner, now_ns: u64| {
-        let dataplanes = planner.dataplanes(now_ns);
-        let others = dataplanes.iter().filter_map(|of| {
-            let other = of.control.as_ref().filter(|other| **other != control)?;
-            Some(format!(
-                "dataplane `{}` follows control plane {other}",
-                of.name
-            ))
-        });
+        let others = planner.strays(&control);
+        let others =
+            others.map(|(name, other)| format!("dataplane `{name}` follows control plane {other}"));
         Status {
             program: "rowmill-control".into(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -69,8 +64,8 @@ pub(super) async fn status(
             others: others.collect(),
             warnings: warnings.to_vec(),
             deltas: log.map_or(Vec::new(), |log| log.sources()),
-            dataplanes: dataplanes.len(),
-            tables: planner.tables(now_ns).len(),
+            dataplanes: planner.names().count(),
+            tables: planner.tables_known(),
             control,
         }
     };
