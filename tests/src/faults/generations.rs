@@ -31,6 +31,14 @@ fn settings(site: &Site) -> Result<Settings> {
     })
 }
 
+/// The same where tables are cached.
+fn cached_settings(site: &Site) -> Result<Settings> {
+    let mut settings = cached::settings(site, PATIENT, "error")?;
+    // In the section of the admin pages, which is the one before.
+    settings.cached = format!("allow_changes = true\n{}", settings.cached);
+    Ok(settings)
+}
+
 /// Runs `rowmill generation`. Returns whether it ended well, and what it said.
 fn command(site: &Site, service: &Service, arguments: &[&str]) -> Result<(bool, String)> {
     let admin = service.admin().to_string();
@@ -64,9 +72,7 @@ pub(super) fn switched(site: &Site) -> Result<Verdict> {
 
 /// The same where three tables are cached, of which one is longer in the second generation.
 pub(super) fn cached(site: &Site) -> Result<Verdict> {
-    let mut settings = cached::settings(site, PATIENT, "error")?;
-    // In the section of the admin pages, which is the one before.
-    settings.cached = format!("allow_changes = true\n{}", settings.cached);
+    let settings = cached_settings(site)?;
     site.generation(2, &[(COLD, COLD_ROWS + 20_000), ("more", MORE_ROWS)])?;
     take_turns(site, &settings, bound_of_files())
 }
@@ -192,14 +198,25 @@ pub(super) fn damaged(site: &Site) -> Result<Verdict> {
 pub(super) fn killed(site: &Site) -> Result<Verdict> {
     let settings = settings(site)?;
     site.generation(2, &[("more", 8 * MORE_ROWS)])?;
+    kill_meanwhile(site, &settings, bound())
+}
+
+/// The same where three tables are cached, whose hot rows are loaded, too.
+pub(super) fn cached_killed(site: &Site) -> Result<Verdict> {
+    let settings = cached_settings(site)?;
+    site.generation(2, &[(COLD, COLD_ROWS + 20_000), ("more", 8 * MORE_ROWS)])?;
+    kill_meanwhile(site, &settings, bound_of_files())
+}
+
+fn kill_meanwhile(site: &Site, settings: &Settings, limit: Duration) -> Result<Verdict> {
     let tables = site.tables()?;
     let others = site.others()?;
     let mut noted = Vec::new();
     for is_served in [false, true] {
-        let mut service = site.start(&settings)?;
+        let mut service = site.start(settings)?;
         let answers_of = (&tables, &others[..]);
-        let client = Innocent::start_with(&service.endpoint, answers_of, false, bound())?;
-        until(bound(), || client.answers() >= 5).context("its first answers")?;
+        let client = Innocent::start_with(&service.endpoint, answers_of, false, limit)?;
+        until(limit, || client.answers() >= 5).context("its first answers")?;
         if is_served {
             does(site, &service, &["load", "2"])?;
             does(site, &service, &["activate", "2"])?;
@@ -225,7 +242,7 @@ pub(super) fn killed(site: &Site) -> Result<Verdict> {
             ended.contains("Disconnected") || ended.contains("gone") || ended.contains("closed");
         ensure!(is_end, "{ended}");
     }
-    let mut service = site.start(&settings)?;
+    let mut service = site.start(settings)?;
     ensure!(
         held(&service)? == [1],
         "the configured generation is not served"

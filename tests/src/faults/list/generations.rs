@@ -29,6 +29,12 @@ pub(super) const FAULTS: &[Fault] = &[
         generations::killed,
     ),
     Fault::new(
+        "generation-cached-sigkill",
+        "the configured generation served again, with caches of its own",
+        "serves again; the innocent's answers bit-equal until then; nothing leaked",
+        generations::cached_killed,
+    ),
+    Fault::new(
         "generation-control",
         "held and served as wished, by the control plane that comes after the one that is killed",
         UNHARMED,
