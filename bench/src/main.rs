@@ -80,7 +80,7 @@ struct Cli {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// cache: rows that the cache holds, instead of several sizes
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(100..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(112..))]
     rows: Option<u32>,
     /// cache: one policy instead of all
     #[arg(long, value_name = "NAME")]

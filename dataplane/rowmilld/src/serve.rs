@@ -2,9 +2,10 @@
 
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -313,6 +314,10 @@ fn ignores_hangup() -> bool {
         .is_some_and(|mask| mask & (1 << (SIGHUP - 1)) != 0)
 }
 
+/// Pauses after which it is looked again whether an endpoint is still taken: some 1.3 s in all.
+const PAUSE: Duration = Duration::from_millis(10);
+const PAUSE_MOST: Duration = Duration::from_millis(640);
+
 /// Refuses an endpoint that another dataplane listens on, or whose place is taken, before minutes are spent on loading. (Who
 /// comes second between here and listening is refused then.)
 fn refuse_taken(plan: &Plan) -> anyhow::Result<()> {
@@ -328,13 +333,26 @@ fn refuse_taken(plan: &Plan) -> anyhow::Result<()> {
         ),
         _ => {}
     }
+    // Who was killed listens until the system has taken back all of its memory.
+    let mut pause = PAUSE;
+    while is_taken(&path) {
+        if pause > PAUSE_MOST {
+            bail!(
+                "endpoints: {endpoint} is already in use by a running dataplane; stop that one, or give this \
+                 one another endpoint"
+            );
+        }
+        thread::sleep(pause);
+        pause *= 2;
+    }
+    Ok(())
+}
+
+fn is_taken(path: &Path) -> bool {
     match UnixStream::connect(path) {
-        // A listening socket of another type than a byte stream answers EPROTOTYPE.
-        Err(error) if error.raw_os_error() != Some(Errno::PROTOTYPE.raw_os_error()) => Ok(()),
-        _ => bail!(
-            "endpoints: {endpoint} is already in use by a running dataplane; stop that one, or give this \
-             one another endpoint"
-        ),
+        Ok(_) => true,
+        // A listening socket of another type than a byte stream answers so.
+        Err(error) => error.raw_os_error() == Some(Errno::PROTOTYPE.raw_os_error()),
     }
 }
 

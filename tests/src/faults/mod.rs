@@ -11,6 +11,7 @@ mod cached_moves;
 mod cached_neighbour;
 mod cached_next_tier;
 mod cached_starts;
+mod cached_warm;
 mod capi;
 mod clients;
 mod control;

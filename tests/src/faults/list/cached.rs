@@ -3,7 +3,7 @@
 use super::{AT_START, UNHARMED, UNHARMED_BY_DISK};
 use crate::faults::{
     Fault, cached, cached_disk, cached_exhausted, cached_moves, cached_neighbour, cached_next_tier,
-    cached_starts,
+    cached_starts, cached_warm,
 };
 
 pub(super) const FAULTS: &[Fault] = &[
@@ -92,6 +92,18 @@ pub(super) const FAULTS: &[Fault] = &[
         "Lost (Disconnected)",
         "told within 1 s; another one serves",
         cached::killed,
+    ),
+    Fault::new(
+        "cached-warm-restart",
+        "another one serves, and has the hot rows",
+        "nine of ten hot rows there within 5 s, whoever asks",
+        cached_warm::restarted,
+    ),
+    Fault::new(
+        "cached-warm-disk-full",
+        "OK; the list that was there stays, and is written again when there is room",
+        UNHARMED_BY_DISK,
+        cached_warm::disk_full,
     ),
     Fault::new(
         "cached-refused",
