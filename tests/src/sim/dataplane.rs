@@ -10,6 +10,7 @@ use rowmill_port::sim::SimNet;
 use rowmill_rowmilld::mailbox::Mailbox;
 use rowmill_rowmilld::worker::Worker;
 
+use super::deltas::Deltas;
 use super::generations::Generations;
 use super::ledger::{Ledger, Violation};
 use super::moves::Moves;
@@ -70,6 +71,8 @@ pub struct Dataplane {
     pub moves: Moves,
     /// What has generations change.
     pub generations: Generations,
+    /// What has rows become others.
+    pub deltas: Deltas,
 }
 
 /// How long a worker is away that can go on with none of its requests.
@@ -84,7 +87,7 @@ impl Dataplane {
         pace: Pace,
         seed: u64,
         (ledger, story): (Ledger, Story),
-        (moves, generations): (Moves, Generations),
+        (moves, generations, deltas): (Moves, Generations, Deltas),
     ) -> Dataplane {
         let lane = |(engine, port, mailbox)| Lane {
             worker: Worker::new(engine, connections, port, mailbox, Arc::default()),
@@ -103,10 +106,11 @@ impl Dataplane {
             steps: 0,
             moves,
             generations,
+            deltas,
         }
     }
 
-    /// When a worker next has something to do.
+    /// When a worker next has something to do, or the thread of deltas.
     pub fn next_ns(&self) -> Option<u64> {
         let is_told = self.generations.is_under_way();
         let at = |(i, lane): (usize, &Lane)| match lane.is_idle() && !is_told {
@@ -116,7 +120,8 @@ impl Dataplane {
                 .map(|due| due.max(lane.ready_ns)),
             false => Some(lane.ready_ns),
         };
-        self.lanes.iter().enumerate().filter_map(at).min()
+        let lanes = self.lanes.iter().enumerate().filter_map(at);
+        lanes.chain(self.deltas.next_ns()).min()
     }
 
     /// How many workers there are.
@@ -148,6 +153,7 @@ impl Dataplane {
     /// Steps every worker that is ready and has something to do; with `idle_too`, each that is ready.
     pub fn step_ready(&mut self, idle_too: bool) {
         let now_ns = self.net.now_ns();
+        self.deltas.go_on(now_ns);
         for i in 0..self.lanes.len() {
             let lane = &self.lanes[i];
             let due = !lane.is_idle()
@@ -168,6 +174,8 @@ impl Dataplane {
         self.moves.go_on();
         self.generations.go_on(&mut self.moves);
         let now_ns = self.net.now_ns();
+        self.deltas.begin_some(now_ns, &self.generations.held());
+        self.deltas.go_on(now_ns);
         let lane = &mut self.lanes[i];
         let quantum = lane.worker.engine().micro_batch_bytes();
         let stepped = lane.worker.step(now_ns);
