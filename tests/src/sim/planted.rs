@@ -1,4 +1,4 @@
-//! Planted mistakes, to show that the checks find them: those of a port here, those of deltas where these are made.
+//! Planted mistakes, to show that the checks find them: those of a port here, those of deltas and policies where these are made.
 
 use std::sync::Arc;
 
@@ -41,6 +41,8 @@ pub enum Mistake {
     LeavesRowOut,
     /// Takes back what it has changed before it begins a delta anew.
     TakesRowsBack,
+    /// Tells all workers but the first one of policies.
+    LeavesWorkerOut,
     /// The port between the worker and memory that it can't reach makes it.
     Port(sim::Mistake),
 }
@@ -72,7 +74,8 @@ impl Mistake {
     pub fn all() -> impl Iterator<Item = Mistake> {
         let of_port = sim::Mistake::ALL.into_iter().map(Mistake::Port);
         let of_dataplane = Mistake::OF_WORKER.into_iter().chain(Mistake::OF_DELTAS);
-        of_dataplane.chain(of_port)
+        let of_policies = core::iter::once(Mistake::LeavesWorkerOut);
+        of_dataplane.chain(of_policies).chain(of_port)
     }
 
     /// Whether it is one of deltas.

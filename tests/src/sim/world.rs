@@ -13,7 +13,7 @@ use rowmill_port::{ConnId, RegionId};
 use rowmill_rowmilld::config::Limits;
 use rowmill_rowmilld::mailbox::Mailbox;
 use rowmill_rowmilld::service::Sessions;
-use rowmill_table::Resident;
+use rowmill_table::{Resident, ResidentTable};
 
 use super::dataplane::{Dataplane, Pace};
 use super::deltas::Deltas;
@@ -24,6 +24,7 @@ use super::ledger::{Ledger, Pass, Violation};
 use super::model::Truth;
 use super::moves::Moves;
 use super::planted::{Mistake, Planted};
+use super::policies::Policies;
 use super::records::Tally;
 use super::service::{Noted, Schemas};
 use super::shelf::Drawn;
@@ -121,6 +122,14 @@ pub struct Outcome {
     pub deltas: u64,
     /// Deltas that ended in the middle.
     pub broken_off: u64,
+    /// Policies that were published.
+    pub policies: u64,
+    /// Lists of rows that policies want to stay and that were not there.
+    pub loads: u64,
+    /// How often such a row was found again.
+    pub stayed: u64,
+    /// Lookups that were sampled.
+    pub sampled: u64,
 }
 
 /// A run that broke a rule.
@@ -230,6 +239,12 @@ impl World {
         // By draws of their own: whatever else happens in a world does not depend on them.
         let mut draws = Rng::with_seed(!seed);
         let cached = Drawn::draw(&mut draws, specs.len(), limits.engine().max_ids);
+        let mut ruling = Rng::with_seed(seed.rotate_left(40));
+        let has_policies = ruling.bool() || mistake == Some(Mistake::LeavesWorkerOut);
+        let cached = match has_policies {
+            true => cached.with_prefetched(ruling.u32(0..=20)),
+            false => cached,
+        };
         let recipes = draw_generations(seed, &specs, &cached.tables());
         let mut changing = Rng::with_seed(seed.rotate_left(24));
         let has_deltas = changing.bool() || mistake.is_some_and(Mistake::is_of_deltas);
@@ -288,6 +303,10 @@ impl World {
             &moving_tables,
             moving,
         );
+        let rows_of = |table: usize| (table, tables.tables()[table].row_count());
+        let listed = (0..specs.len()).filter(|&table| has_policies && is_listed[table]);
+        let listed = listed.map(rows_of).collect();
+        let policies = Policies::new(mailboxes.clone(), listed, mistake, ruling);
         let turns = Generations::new(
             sessions,
             mailboxes.clone(),
@@ -318,7 +337,7 @@ impl World {
             pace,
             rng.u64(..),
             (ledger, story),
-            (moves, turns, deltas),
+            (moves, turns, deltas, policies),
         );
         let dataplane = Rc::new(RefCell::new(dataplane));
         let weak = Rc::downgrade(&dataplane);
@@ -409,6 +428,7 @@ impl World {
 
     /// All clients have left: the service must come to rest with nothing in its hands.
     fn end(&mut self) -> Result<Outcome, Violation> {
+        self.dataplane.borrow_mut().policies.end();
         while self.dataplane.borrow().next_ns().is_some() {
             self.advance(None)?;
         }
@@ -431,7 +451,14 @@ impl World {
                 )));
             }
         }
+        let Dataplane {
+            policies, moves, ..
+        } = &mut *dataplane;
+        policies.check(moves)?;
         dataplane.deltas.check_rows(&self.stage.truth)?;
+        let tables = self.stage.tables.tables().iter();
+        let rows: Vec<u32> = tables.map(ResidentTable::row_count).collect();
+        let sampled = dataplane.take_samples(&rows)?;
         Ok(Outcome {
             hash: dataplane.story.hash(),
             events: dataplane.story.events,
@@ -445,6 +472,10 @@ impl World {
             brought: dataplane.moves.brought,
             deltas: dataplane.deltas.applied,
             broken_off: dataplane.deltas.broken_off,
+            policies: dataplane.policies.published,
+            loads: dataplane.policies.loads,
+            stayed: dataplane.policies.stayed,
+            sampled,
         })
     }
 }
