@@ -1,6 +1,6 @@
 //! Deltas of the simulated world: rows of resident tables become others while requests are in progress.
 //!
-//! What `rowmilld`'s thread does in a delta is done here by a [`Strand`], so that [`ResidentTable::change`] itself runs between steps of workers, and
+//! What `rowmilld`'s thread does in a delta is done here by a thread (`strand.rs`), so that [`ResidentTable::change`] itself runs between steps of workers, and
 //! waits for their turns by the epochs that they note. What is not simulated: files and directories of deltas, a kill of the process (which
 //! applies what it has kept before it serves), and what lies between two steps of one thread or within a turn, which the cache's models run.
 //!
