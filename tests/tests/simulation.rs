@@ -15,7 +15,8 @@ fn all_rules_are_kept() {
     let (mut unknown_ids, mut overflows, mut row_unavailable) = (0, 0, 0);
     let (mut silences, mut placed, mut placed_late) = (0, 0, 0);
     let (mut moves, mut resized, mut switched, mut released) = (0, 0, 0, 0);
-    let mut brought = 0;
+    let (mut brought, mut deltas, mut broken_off, mut newer) = (0, 0, 0, 0);
+    let (mut policies, mut loads, mut stayed, mut sampled) = (0, 0, 0, 0);
     for seed in first..first + SEEDS {
         println!("seed {seed}");
         let outcome = run(seed, None, false).unwrap_or_else(|failed| panic!("{failed}"));
@@ -24,7 +25,14 @@ fn all_rules_are_kept() {
         switched += outcome.switched;
         released += outcome.released;
         brought += outcome.brought;
+        deltas += outcome.deltas;
+        broken_off += outcome.broken_off;
         let tally = outcome.tally;
+        newer += tally.newer;
+        policies += outcome.policies;
+        loads += outcome.loads;
+        stayed += outcome.stayed;
+        sampled += outcome.sampled;
         frames += tally.frames;
         answered += tally.answered;
         busy += tally.busy;
@@ -52,6 +60,14 @@ fn all_rules_are_kept() {
         "{switched} generations switched to, {released} given up, {brought} brought with cached tables"
     );
     assert!(switched > SEEDS && released > SEEDS / 2 && brought > SEEDS / 2);
+    println!(
+        "{deltas} deltas applied, {broken_off} broken off and begun anew, {newer} vectors of rows that changed while they were asked for"
+    );
+    assert!(deltas > SEEDS && broken_off > SEEDS && newer > SEEDS / 4);
+    println!(
+        "{policies} policies published, {loads} times rows to load, {stayed} found that were to stay, {sampled} lookups sampled"
+    );
+    assert!(policies > SEEDS && loads > SEEDS && stayed > SEEDS && sampled > SEEDS);
 }
 
 #[test]

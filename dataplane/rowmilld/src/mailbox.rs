@@ -119,7 +119,7 @@ pub struct Directive {
 
 impl Directive {
     /// For so many workers.
-    pub(crate) fn new(
+    pub fn new(
         tables: Box<[(usize, u32, Rules)]>,
         lacking: Arc<[WarmRows]>,
         workers: u32,
@@ -137,7 +137,7 @@ impl Directive {
     }
 
     /// Whether every worker knows it.
-    pub(crate) fn is_known(&self) -> bool {
+    pub fn is_known(&self) -> bool {
         self.missing.load(Acquire) == 0
     }
 
@@ -249,7 +249,7 @@ impl Mailbox {
     ///
     /// # Panics
     /// If it does not know the one before yet.
-    pub(crate) fn direct(&self, directive: Arc<Directive>) {
+    pub fn direct(&self, directive: Arc<Directive>) {
         let sent = self.directives.push(directive);
         sent.expect("the worker knows the one before");
         self.wake();

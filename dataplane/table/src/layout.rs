@@ -79,7 +79,7 @@ impl Layout {
     }
 
     /// Where they lie.
-    pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<usize>> + Clone {
         self.places.iter().map(|&(at, len)| at..at + len)
     }
 }

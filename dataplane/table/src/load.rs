@@ -116,10 +116,8 @@ impl<'a> Region<'a> {
 
     /// What of it stays open to be written, where it lies from `start` on.
     fn open(&self, start: usize) -> impl Iterator<Item = Range<usize>> {
-        let (stride, rows) = (self.table.stride, self.table.row_region_bytes() as usize);
-        let ranges = self.room.map(|room| [0..rows, room.range(stride)]);
-        let ranges = ranges.into_iter().flatten();
-        ranges.map(move |range| start + range.start..start + range.end)
+        let ranges = self.room.map(|room| room.open(self.table, start));
+        ranges.into_iter().flatten()
     }
 
     fn len(&self) -> u64 {

@@ -61,8 +61,14 @@ impl Room {
     }
 
     /// The overlay, counted from the table's first row.
-    pub(crate) fn range(self, stride: usize) -> Range<usize> {
+    fn range(self, stride: usize) -> Range<usize> {
         self.first as usize * stride..(self.first + self.slots) as usize * stride
+    }
+
+    /// What stays open to be written of the table that lies from `start` on in an arena: its rows and the overlay.
+    pub(crate) fn open(self, info: &TableInfo, start: usize) -> [Range<usize>; 2] {
+        let rows = 0..info.row_region_bytes() as usize;
+        [rows, self.range(info.stride)].map(|range| start + range.start..start + range.end)
     }
 }
 

@@ -47,12 +47,34 @@ impl Resident {
         huge_pages: HugePages,
         progress: Progress<'_>,
     ) -> Result<Resident, TableError> {
+        Resident::in_memory_changing(|_| false, specs, seed, huge_pages, progress)
+    }
+
+    /// The same; rows of the tables of which `changing` says so, by their numbers, can [change](ResidentTable::change).
+    ///
+    /// # Errors
+    /// As [`in_memory`](Self::in_memory).
+    pub fn in_memory_changing(
+        changing: impl Fn(usize) -> bool,
+        specs: &[TableSpec],
+        seed: u64,
+        huge_pages: HugePages,
+        progress: Progress<'_>,
+    ) -> Result<Resident, TableError> {
         check_specs(specs)?;
         let tables: Vec<TableInfo> = specs
             .iter()
             .map(|spec| TableInfo::new(spec, String::new()))
             .collect();
-        let layout = Layout::new(tables.iter().map(TableInfo::resident_bytes));
+        let room = |(index, info): (usize, &TableInfo)| {
+            let room = || Room::behind(info, info.resident_bytes());
+            changing(index).then(room).flatten()
+        };
+        let rooms: Vec<Option<Room>> = tables.iter().enumerate().map(room).collect();
+        let taken = |(info, room): (&TableInfo, &Option<Room>)| {
+            room.map_or(info.resident_bytes(), |room| room.end(info.stride))
+        };
+        let layout = Layout::new(tables.iter().zip(&rooms).map(taken));
         let mut arena = layout.allocate(huge_pages, progress)?;
         let source = Generated::new(specs, seed);
         let rows_of = |table| TableRows {
@@ -65,6 +87,7 @@ impl Resident {
         let mut jobs = Vec::new();
         for (index, body) in layout.split(arena.as_mut_slice()).into_iter().enumerate() {
             let info = &tables[index];
+            let (body, _overlay) = body.split_at_mut(info.resident_bytes() as usize);
             let (rows, rest) = body.split_at_mut(info.row_region_bytes() as usize);
             let (gap, index_bytes) = rest.split_at_mut(rest.len() - info.index_bytes() as usize);
             gap.fill(0);
@@ -84,23 +107,31 @@ impl Resident {
             meter.add(bytes.len() as u64);
             Ok(())
         })?;
-        let arena = Arc::new(arena.freeze()?);
-        let table = |(info, range): (&TableInfo, Range<usize>)| {
-            let (rows, index) = (info.row_region_bytes(), info.index_at());
-            let part = |from: u64, to: usize| Part {
-                arena: Bytes::Frozen(Arc::clone(&arena)),
-                range: range.start + from as usize..to,
-            };
-            let rows = part(0, range.start + rows as usize);
-            ResidentTable::new(info, Some(rows), None, part(index, range.end))
+        let places = tables.iter().zip(&rooms).zip(layout.ranges());
+        let open = places.clone().filter_map(|((info, room), range)| {
+            let room = (*room)?;
+            Some(room.open(info, range.start))
+        });
+        let open: Vec<Range<usize>> = open.flatten().collect();
+        let arena = match open.is_empty() {
+            true => Bytes::Frozen(Arc::new(arena.freeze()?)),
+            false => Bytes::Live(Arc::new(arena.open(open))),
         };
-        let tables: Result<Vec<ResidentTable>, TableError> =
-            tables.iter().zip(layout.ranges()).map(table).collect();
+        let table = |((info, room), range): ((&TableInfo, &Option<Room>), Range<usize>)| {
+            let part = |from: u64, to: u64| Part {
+                arena: arena.clone(),
+                range: range.start + from as usize..range.start + to as usize,
+            };
+            let rows = part(0, info.row_region_bytes());
+            let index = part(info.index_at(), info.resident_bytes());
+            ResidentTable::new(info, Some(rows), *room, index)
+        };
+        let made: Result<Vec<ResidentTable>, TableError> = places.map(table).collect();
         Ok(Resident {
             generation: 0,
             fingerprint: 0,
             delta: AtomicU64::new(0),
-            tables: tables?,
+            tables: made?,
             arena_bytes: arena.len(),
             backing: *arena.backing(),
         })

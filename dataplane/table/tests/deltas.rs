@@ -253,6 +253,40 @@ fn every_flipped_byte_is_found_and_every_cut() {
     );
 }
 
+#[test]
+fn generated_tables_change_in_memory_where_they_were_asked_to() {
+    let specs = [
+        spec("f", 16, RowFormat::F32, TableKind::Dense),
+        spec("k", 12, RowFormat::Int8, TableKind::Hashed(Missing::Zero)),
+        spec("h", 20, RowFormat::F16, TableKind::Hashed(Missing::Default)),
+    ];
+    let plain = Resident::in_memory(&specs, 9, HugePages::Off, &silent).unwrap();
+    let changing = |table| table != 1;
+    let tables = Resident::in_memory_changing(changing, &specs, 9, HugePages::Off, &silent);
+    let tables = tables.unwrap();
+    let changed = [0, 1999, 2999];
+    for (number, table) in tables.tables().iter().enumerate() {
+        let first = &plain.tables()[number];
+        assert!(!first.can_change());
+        assert_eq!(table.can_change(), number != 1);
+        assert!(table.entries().eq(first.entries()));
+        if table.can_change() {
+            let bytes = vec![0; changed.len() * table.stride()];
+            table.change(&changed, &bytes, &mut || ());
+        }
+        for at in 0..table.row_count() {
+            let is_other = table.can_change() && changed.contains(&at);
+            let was = row(&plain, number, at);
+            let expected = if is_other { vec![0.0; was.len()] } else { was };
+            assert_eq!(
+                row(&tables, number, at),
+                expected,
+                "table {number}, row {at}"
+            );
+        }
+    }
+}
+
 /// Readers in turns of their own, and one thread that changes all rows again and again: each row is one of the two that it may be, whole, and never
 /// goes back.
 #[test]

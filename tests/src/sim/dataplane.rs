@@ -10,10 +10,12 @@ use rowmill_port::sim::SimNet;
 use rowmill_rowmilld::mailbox::Mailbox;
 use rowmill_rowmilld::worker::Worker;
 
+use super::deltas::Deltas;
 use super::generations::Generations;
 use super::ledger::{Ledger, Violation};
 use super::moves::Moves;
 use super::planted::Planted;
+use super::policies::Policies;
 use super::story::Story;
 
 /// How fast workers are, and how often they stop.
@@ -70,6 +72,10 @@ pub struct Dataplane {
     pub moves: Moves,
     /// What has generations change.
     pub generations: Generations,
+    /// What has rows become others.
+    pub deltas: Deltas,
+    /// What has other rows stay in caches.
+    pub policies: Policies,
 }
 
 /// How long a worker is away that can go on with none of its requests.
@@ -84,7 +90,7 @@ impl Dataplane {
         pace: Pace,
         seed: u64,
         (ledger, story): (Ledger, Story),
-        (moves, generations): (Moves, Generations),
+        (moves, generations, deltas, policies): (Moves, Generations, Deltas, Policies),
     ) -> Dataplane {
         let lane = |(engine, port, mailbox)| Lane {
             worker: Worker::new(engine, connections, port, mailbox, Arc::default()),
@@ -103,12 +109,14 @@ impl Dataplane {
             steps: 0,
             moves,
             generations,
+            deltas,
+            policies,
         }
     }
 
-    /// When a worker next has something to do.
+    /// When a worker next has something to do, or the thread of deltas.
     pub fn next_ns(&self) -> Option<u64> {
-        let is_told = self.generations.is_under_way();
+        let is_told = self.is_told();
         let at = |(i, lane): (usize, &Lane)| match lane.is_idle() && !is_told {
             true => self
                 .net
@@ -116,7 +124,13 @@ impl Dataplane {
                 .map(|due| due.max(lane.ready_ns)),
             false => Some(lane.ready_ns),
         };
-        self.lanes.iter().enumerate().filter_map(at).min()
+        let lanes = self.lanes.iter().enumerate().filter_map(at);
+        lanes.chain(self.deltas.next_ns()).min()
+    }
+
+    /// Whether workers are to look at their mailboxes.
+    fn is_told(&self) -> bool {
+        self.generations.is_under_way() || self.policies.is_under_way()
     }
 
     /// How many workers there are.
@@ -137,6 +151,25 @@ impl Dataplane {
         self.lanes.iter().map(of).collect()
     }
 
+    /// Takes the lookups that were sampled, of tables of which each has `rows`. Returns how many there were.
+    ///
+    /// # Errors
+    /// If one is of no row.
+    pub fn take_samples(&self, rows: &[u32]) -> Result<u64, Violation> {
+        let mut taken = 0;
+        for lane in &self.lanes {
+            let cache = lane.worker.engine().cache();
+            while let Some(sample) = cache.samples().take() {
+                taken += 1;
+                let table = cache.shares_with(sample.table as usize);
+                if sample.row >= rows[table] {
+                    return Err(Violation(format!("a lookup of no row: {sample:?}")));
+                }
+            }
+        }
+        Ok(taken)
+    }
+
     /// Requests in progress on all workers.
     pub fn in_progress(&self) -> usize {
         self.lanes
@@ -148,10 +181,11 @@ impl Dataplane {
     /// Steps every worker that is ready and has something to do; with `idle_too`, each that is ready.
     pub fn step_ready(&mut self, idle_too: bool) {
         let now_ns = self.net.now_ns();
+        self.deltas.go_on(now_ns);
         for i in 0..self.lanes.len() {
             let lane = &self.lanes[i];
             let due = !lane.is_idle()
-                || self.generations.is_under_way()
+                || self.is_told()
                 || idle_too
                 || self
                     .net
@@ -167,7 +201,11 @@ impl Dataplane {
         self.after_client();
         self.moves.go_on();
         self.generations.go_on(&mut self.moves);
+        let obeyed = self.policies.go_on(&self.moves);
+        self.end_with(obeyed);
         let now_ns = self.net.now_ns();
+        self.deltas.begin_some(now_ns, &self.generations.held());
+        self.deltas.go_on(now_ns);
         let lane = &mut self.lanes[i];
         let quantum = lane.worker.engine().micro_batch_bytes();
         let stepped = lane.worker.step(now_ns);

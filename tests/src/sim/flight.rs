@@ -1,6 +1,7 @@
 //! One request part from its delivery to its end, as the ledger knows it: what the worker was given,
 //! byte for byte, and so what the answer has to be.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use rowmill_port::RegionId;
 use rowmill_wire::request::{FLAG_PARTIALS, Header};
 use rowmill_wire::{Completion, FeatureSpan, Op, Place, Request, Segment};
 
+use super::history::Stand;
 use super::model::{FeatureModel, SchemaModel};
 
 /// The bytes of a segment as far as the worker has read them.
@@ -118,6 +120,8 @@ pub struct Flight {
     pub rows_failed: u64,
     /// Whether nothing else of its connection was in progress on the lane.
     pub alone: bool,
+    /// How far each generation was by then.
+    pub stands: BTreeMap<u64, Stand>,
     spans: Vec<FeatureSpan>,
     captures: [Capture; 3],
 }
@@ -176,6 +180,7 @@ impl Flight {
             lane_bytes: 0,
             rows_failed: 0,
             alone: false,
+            stands: BTreeMap::new(),
             spans,
             captures: [
                 capture(|h| &h.lengths),
@@ -254,19 +259,20 @@ impl Flight {
             })
     }
 
-    /// The first of some bags whose vector is not what was asked for, by the tables of a generation, as a sentence. `stored` gives
-    /// the target's bytes.
+    /// The first of some bags whose vector is not what was asked for, by the tables of a generation with a delta, as a sentence. `stored`
+    /// gives the target's bytes. Returns how many vectors are of rows that became others since it came.
     pub fn check(
         &self,
         bags: Range<u32>,
-        generation: u64,
+        (generation, delta): (u64, u64),
         mut stored: impl FnMut(Range<u64>) -> Option<Vec<u8>>,
-    ) -> Result<(), String> {
+    ) -> Result<u64, String> {
+        let mut newer = 0;
         if self.entangled {
-            return Ok(());
+            return Ok(newer);
         }
         let (Some(model), Some(header)) = (&self.model, self.header) else {
-            return Ok(());
+            return Ok(newer);
         };
         let others = self.generation.into_iter().chain([header.generation]);
         if let Some(other) = others
@@ -278,6 +284,14 @@ impl Flight {
         let Some(model) = model.of(generation) else {
             return Err(format!("generation {generation}, which there is not"));
         };
+        let begun = self.stands.get(&generation).copied().unwrap_or_default();
+        let span = model.history().span(generation, begun, delta)?;
+        if delta != begun.delta {
+            return Err(format!(
+                "delta {delta}, when {} was acknowledged as it came",
+                begun.delta
+            ));
+        }
         let unread = |feature: usize, bag: u32| {
             format!("feature {feature}, bag {bag}: announced before its ids were read")
         };
@@ -289,12 +303,17 @@ impl Flight {
                 let first = self.spans[feature].first_id + start as u32;
                 for (vector, id) in (first..).zip(ids) {
                     let place = shifted(f.place(vector), header.target_base);
-                    let wanted = model.row(feature, id);
-                    if wanted.is_none() || stored(place.clone()) != wanted {
+                    let (bytes, moments) =
+                        (stored(place.clone()), model.moments(feature, &[id], &span));
+                    let is_right =
+                        |&moment: &u64| bytes.is_some() && bytes == model.row(feature, id, moment);
+                    let Some(at) = moments.iter().position(is_right) else {
+                        let wanted = model.row(feature, id, *span.start());
                         return Err(format!(
-                            "feature {feature}, bag {bag}, id {id} at {place:?} is not the row {wanted:?}"
+                            "feature {feature}, bag {bag}, id {id} at {place:?} is not the row {wanted:?}, nor of later moments of {span:?}"
                         ));
-                    }
+                    };
+                    newer += u64::from(at > 0);
                 }
             }
         }
@@ -302,18 +321,22 @@ impl Flight {
             let bag_ids = self.bag(feature, bag);
             let (_, ids, weights) = bag_ids.ok_or_else(|| unread(feature, bag))?;
             let partials = header.flags & FLAG_PARTIALS != 0;
-            let Some(wanted) = model.vector(feature, &ids, weights.as_deref(), partials) else {
+            let vector = |moment| model.vector(feature, &ids, weights.as_deref(), partials, moment);
+            if vector(*span.start()).is_none() {
                 return Err(format!(
                     "feature {feature}, bag {bag}: answered although an id is not in the table: {ids:?}"
                 ));
-            };
-            if stored(place.clone()).is_none_or(|bytes| bytes != wanted) {
-                return Err(format!(
-                    "feature {feature}, bag {bag} (ids {ids:?}) at {place:?} is not what the reference gives"
-                ));
             }
+            let (bytes, moments) = (stored(place.clone()), model.moments(feature, &ids, &span));
+            let is_right = |&moment: &u64| bytes.is_some() && bytes == vector(moment);
+            let Some(at) = moments.iter().position(is_right) else {
+                return Err(format!(
+                    "feature {feature}, bag {bag} (ids {ids:?}) at {place:?} is not what the reference gives at any moment of {span:?}"
+                ));
+            };
+            newer += u64::from(at > 0);
         }
-        Ok(())
+        Ok(newer)
     }
 
     /// How many ids of the part come before a bag, and the bag's ids and weights, as the worker has read

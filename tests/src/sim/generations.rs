@@ -73,6 +73,11 @@ impl Generations {
         }
     }
 
+    /// Which of all are held.
+    pub(super) fn held(&self) -> Vec<usize> {
+        self.held.iter().flatten().copied().collect()
+    }
+
     /// Whether workers are to look at their mailboxes.
     pub(super) fn is_under_way(&self) -> bool {
         self.then.is_some()

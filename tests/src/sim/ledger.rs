@@ -360,6 +360,7 @@ impl Ledger {
         });
         flight.lane_bytes = self.lane_bytes[usize::from(lane)];
         flight.rows_failed = self.rows_failed;
+        flight.stands = self.schemas.stands();
         let holder = self.holders.get_mut(&entry.conn).expect("looked up before");
         if holder.lanes[usize::from(lane)].flights.contains_key(&slot) {
             // The engine can't answer: it cuts the client off, and the request before goes on until then.
@@ -477,7 +478,8 @@ impl Ledger {
                 false => (connections + 1) * 2 * self.quantum_max,
             },
         };
-        check_final(flight, record, circumstances, stored)?;
+        let newer = check_final(flight, record, circumstances, stored)?;
+        self.tally.newer += newer;
         self.tally.count(record.status);
         let flight = book.flights.remove(&record.slot).expect("found above");
         let (flight, record) = (Rc::new(flight), *record);

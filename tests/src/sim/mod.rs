@@ -6,23 +6,29 @@
 //! answer is compared with the scalar reference, from what the worker has read and again from what the
 //! client has sent. Half of the worlds have workers that can't reach the memory of clients, over links that place late,
 //! fall silent and fail (`rowmill_port::sim::Link` says what is simulated of them and what is not): there every byte that
-//! reaches a client is checked when it does. At the end nothing may be left: no request, slot, block or fetched data.
+//! reaches a client is checked when it does. In some worlds tables become cached and resident again, generations come and go, [`policies`] say what is kept, and deltas
+//! change rows of tables that are resident ([`deltas`]); the [`history`] knows what each row may be by then. At the end nothing may be left: no request, slot, block or fetched data.
 //! [`planted`] mistakes show that the checks find what they are for.
 
 mod books;
 pub mod dataplane;
+pub mod deltas;
+mod draws;
 pub mod flight;
 pub mod frames;
 pub mod generations;
+pub mod history;
 pub mod ledger;
 pub mod model;
 pub mod moves;
 pub mod patron;
 pub mod planted;
+pub mod policies;
 pub mod records;
 pub mod service;
 mod shelf;
 pub mod story;
+mod strand;
 pub mod stranger;
 pub mod world;
 

@@ -1,7 +1,8 @@
 //! What requests mean, told a second time: schemas with their tables, made-up batches, and the
 //! scalar reference's vector of any bag.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use fastrand::Rng;
@@ -10,7 +11,19 @@ use rowmill_pooling::{Mode, Rows, scalar};
 use rowmill_table::{Missing, Resident, ResidentTable, TableKind};
 use rowmill_wire::{Feature, Output, Pooling, Schema};
 
+use super::history::{History, Moment};
 use super::shelf::Lacks;
+
+/// What rows are, as nobody tells but the oracle.
+#[derive(Clone, Debug)]
+pub struct Truth {
+    /// All generations that there may be, as they are at first.
+    pub generations: Vec<Arc<Resident>>,
+    /// Rows that are others by now.
+    pub history: History,
+    /// Rows that are taken for zeros.
+    pub(super) lacks: Lacks,
+}
 
 /// One feature of a schema with its table.
 #[derive(Clone, Debug)]
@@ -102,6 +115,7 @@ pub struct SchemaModel {
     pub features: Vec<FeatureModel>,
     tables: Arc<Resident>,
     lacks: Lacks,
+    history: History,
     /// The same of other generations.
     others: Vec<SchemaModel>,
 }
@@ -111,14 +125,14 @@ impl SchemaModel {
     ///
     /// # Panics
     /// If there is none of a name: the service must have refused that.
-    pub(super) fn new(schema: &Schema, tables: &[Arc<Resident>], lacks: &Lacks) -> SchemaModel {
-        let (first, others) = tables.split_first().expect("a generation");
+    pub(super) fn new(schema: &Schema, truth: &Truth) -> SchemaModel {
+        let (first, others) = truth.generations.split_first().expect("a generation");
         let others = others
             .iter()
-            .map(|tables| SchemaModel::of_one(schema, tables, lacks));
+            .map(|tables| SchemaModel::of_one(schema, tables, truth));
         SchemaModel {
             others: others.collect(),
-            ..SchemaModel::of_one(schema, first, lacks)
+            ..SchemaModel::of_one(schema, first, truth)
         }
     }
 
@@ -128,7 +142,7 @@ impl SchemaModel {
         all.find(|model| model.tables.generation() == generation)
     }
 
-    fn of_one(schema: &Schema, tables: &Arc<Resident>, lacks: &Lacks) -> SchemaModel {
+    fn of_one(schema: &Schema, tables: &Arc<Resident>, truth: &Truth) -> SchemaModel {
         let feature = |f: &Feature| {
             let position = tables.tables().iter().position(|t| t.name() == f.table);
             let table = position.expect("bound schemas name tables that there are");
@@ -150,7 +164,8 @@ impl SchemaModel {
             schema: schema.clone(),
             features: schema.features.iter().map(feature).collect(),
             tables: Arc::clone(tables),
-            lacks: lacks.clone(),
+            lacks: truth.lacks.clone(),
+            history: truth.history.clone(),
             others: Vec::new(),
         }
     }
@@ -193,44 +208,67 @@ impl SchemaModel {
         &self.tables.tables()[self.features[feature].table]
     }
 
-    /// The bytes of the vector of an id of a feature that is not pooled. `None` as for a bag.
-    pub fn row(&self, feature: usize, id: u64) -> Option<Vec<u8>> {
+    /// The generation's book of what its rows were.
+    pub fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// The generation and table of a feature.
+    fn place(&self, feature: usize) -> (u64, usize) {
+        (self.tables.generation(), self.features[feature].table)
+    }
+
+    /// The moments of a span of which rows of these ids may be, as far as they differ.
+    pub fn moments(
+        &self,
+        feature: usize,
+        ids: &[u64],
+        span: &RangeInclusive<Moment>,
+    ) -> BTreeSet<Moment> {
+        let f = &self.features[feature];
+        let rows: Vec<u32> = ids.iter().filter_map(|&id| f.row(id)).collect();
+        self.history.moments(self.place(feature), &rows, span)
+    }
+
+    /// The bytes of the vector of an id of a feature that is not pooled, at a moment. `None` as for a bag.
+    pub fn row(&self, feature: usize, id: u64, moment: Moment) -> Option<Vec<u8>> {
         let f = &self.features[feature];
         let mut vector = vec![0.0; f.dim];
         let row = f.row(id)?;
-        let bytes = self.without_lacking(feature, &[row]);
-        scalar::row(&self.rows(feature, &bytes), row, &mut vector);
+        self.with_rows(feature, &[row], moment, |rows, ids| {
+            scalar::row(rows, ids[0], &mut vector);
+        });
         Some(stored(&vector, f.output))
     }
 
-    /// The bytes of a feature's table where some of these rows are taken for zeros.
-    fn without_lacking(&self, feature: usize, ids: &[u32]) -> Option<Vec<u8>> {
-        let (table, number) = (self.table(feature), self.features[feature].table);
-        let lacking = |row: &&u32| self.lacks.row(number, **row);
-        let mut bytes: Option<Vec<u8>> = None;
-        for &row in ids.iter().filter(lacking) {
-            let bytes = bytes.get_or_insert_with(|| table.bytes().to_vec());
-            bytes[row as usize * table.stride()..][..table.stride()].fill(0);
+    /// Gives these rows of a feature's table as they are at a moment, and the numbers that they have there.
+    fn with_rows(
+        &self,
+        feature: usize,
+        ids: &[u32],
+        moment: Moment,
+        take: impl FnOnce(&Rows<'_>, &[u32]),
+    ) {
+        let (table, (_, number)) = (self.table(feature), self.place(feature));
+        let (own, stride) = (rows(table), table.stride());
+        let other = |row: u32| match self.lacks.row(number, row) {
+            true => Some(vec![0; stride]),
+            false => self.history.row(self.place(feature), row, moment),
+        };
+        let others: Vec<Option<Vec<u8>>> = ids.iter().map(|&row| other(row)).collect();
+        if others.iter().all(Option::is_none) {
+            return take(&own, ids);
         }
-        bytes
+        let at_first = |row: u32| table.bytes()[row as usize * stride..][..stride].to_vec();
+        let copies = ids.iter().zip(others);
+        let copies = copies.flat_map(|(&row, other)| other.unwrap_or_else(|| at_first(row)));
+        let (copies, count) = (copies.collect::<Vec<u8>>(), ids.len() as u32);
+        let copies = Rows::new(&copies, stride, count, own.dim(), own.format());
+        let numbers: Vec<u32> = (0..count).collect();
+        take(&copies.expect("the same shape"), &numbers);
     }
 
-    /// The rows of a feature's table, or those in `bytes` instead.
-    fn rows<'r>(&'r self, feature: usize, bytes: &'r Option<Vec<u8>>) -> Rows<'r> {
-        let own = rows(self.table(feature));
-        match bytes {
-            Some(bytes) => {
-                let (stride, count) = (
-                    self.table(feature).stride(),
-                    self.table(feature).row_count(),
-                );
-                Rows::new(bytes, stride, count, own.dim(), own.format()).expect("the same shape")
-            }
-            None => own,
-        }
-    }
-
-    /// The bytes of one bag's vector by the scalar reference. `None` where an id is not in the table
+    /// The bytes of one bag's vector by the scalar reference, at a moment. `None` where an id is not in the table
     /// or partials are asked for that there are none of: for which there must be no answer.
     pub fn vector(
         &self,
@@ -238,6 +276,7 @@ impl SchemaModel {
         ids: &[u64],
         weights: Option<&[f32]>,
         partials: bool,
+        moment: Moment,
     ) -> Option<Vec<u8>> {
         let f = &self.features[feature];
         if partials && !self.has_partials() {
@@ -253,14 +292,9 @@ impl SchemaModel {
         };
         let weights = weights.filter(|_| f.pooling.is_weighted());
         let mut vector = vec![0.0; f.dim];
-        let bytes = self.without_lacking(feature, &ids);
-        scalar::bag(
-            &self.rows(feature, &bytes),
-            &ids,
-            weights,
-            mode,
-            &mut vector,
-        );
+        self.with_rows(feature, &ids, moment, |rows, ids| {
+            scalar::bag(rows, ids, weights, mode, &mut vector);
+        });
         Some(stored(&vector, f.output))
     }
 }
@@ -415,25 +449,33 @@ impl Work {
         }
     }
 
-    /// The bytes that the target has to hold for a vector: of a bag, or of an id.
-    pub fn expected(
+    /// Whether the target may hold these bytes for a vector, of a bag or of an id, whose rows are of one of these moments.
+    pub fn is_right(
         &self,
         model: &SchemaModel,
-        feature: usize,
-        vector: u32,
+        (feature, vector): (usize, u32),
         partials: bool,
-    ) -> Vec<u8> {
+        span: &RangeInclusive<Moment>,
+        bytes: &[u8],
+    ) -> bool {
         if !model.features[feature].is_pooled() {
-            let row = model.row(feature, self.ids[feature][vector as usize]);
-            return row.expect("drawn ids are in the table");
+            let id = self.ids[feature][vector as usize];
+            let moments = model.moments(feature, &[id], span);
+            return moments.into_iter().any(|moment| {
+                let row = model.row(feature, id, moment);
+                bytes == row.expect("drawn ids are in the table")
+            });
         }
-        let bag = vector;
+        let bag = vector as usize;
         let lengths = &self.lengths[feature];
-        let from = lengths[..bag as usize].iter().sum::<u32>() as usize;
-        let range = from..from + lengths[bag as usize] as usize;
+        let from = lengths[..bag].iter().sum::<u32>() as usize;
+        let range = from..from + lengths[bag] as usize;
         let weights = &self.weights[feature][range.clone()];
-        model
-            .vector(feature, &self.ids[feature][range], Some(weights), partials)
-            .expect("drawn ids are in the table")
+        let ids = &self.ids[feature][range];
+        let moments = model.moments(feature, ids, span);
+        moments.into_iter().any(|moment| {
+            let vector = model.vector(feature, ids, Some(weights), partials, moment);
+            bytes == vector.expect("drawn ids are in the table")
+        })
     }
 }

@@ -148,6 +148,22 @@ impl Moves {
         }
     }
 
+    /// What is kept of tables that are cached, with the numbers by which workers know these, and those of the tables.
+    pub(super) fn stores(&self) -> impl Iterator<Item = (usize, usize, &Arc<Store>)> {
+        self.listed.iter().flat_map(move |listed| {
+            let stores = Side::ALL.into_iter().zip(&listed.stores);
+            let table = listed.table;
+            stores.filter_map(move |(side, store)| {
+                Some((self.home(table, side), table, store.as_ref()?))
+            })
+        })
+    }
+
+    /// The number by which workers know a table of the second side, or of the first.
+    pub(super) fn home_on(&self, table: usize, is_second: bool) -> usize {
+        self.home(table, Side::ALL[usize::from(is_second)])
+    }
+
     /// The number by which workers know a table of a side.
     fn home(&self, table: usize, side: Side) -> usize {
         let any = self.tables.iter().flatten().next();

@@ -1,6 +1,8 @@
 //! A well-behaved client through the real client library. It looks at every answer itself, from what
 //! it sent, beside what the ledger makes of what the worker read.
 
+use std::collections::BTreeMap;
+
 use fastrand::Rng;
 use rowmill_client::{
     Answer, Batch, BoundSchema, ClientError, Division, Failure, Options, Region, RequestOptions,
@@ -10,6 +12,7 @@ use rowmill_port::PortError;
 use rowmill_port::sim::{Loss, SimClient};
 use rowmill_wire::Status;
 
+use super::history::Stand;
 use super::ledger::{Pass, Violation};
 use super::model::{SchemaModel, Work, break_schema, draw_schema};
 use super::world::{Actor, Stage};
@@ -21,6 +24,8 @@ struct Sent {
     options: RequestOptions,
     cancelled: bool,
     at_ns: u64,
+    /// How far each generation was.
+    stands: BTreeMap<u64, Stand>,
 }
 
 /// A connected patron.
@@ -116,7 +121,7 @@ impl Patron {
             }
         }
         let bound = session.bind(schema.clone())?;
-        let model = SchemaModel::new(&schema, &stage.generations, &stage.lacks);
+        let model = SchemaModel::new(&schema, &stage.truth);
         // The library gives out whole cache lines.
         let bytes = model.target_bytes(schema.max_batch).next_multiple_of(64) as usize;
         let region = session.region(bytes * self.rng.usize(1..=3) + 4 * self.rng.usize(0..9))?;
@@ -154,6 +159,14 @@ impl Patron {
                 let model = of_answer.ok_or_else(|| {
                     Violation(format!("an answer of generation {}", answer.generation))
                 })?;
+                let begun = sent.stands.get(&answer.generation).copied();
+                let span = model.history().span(
+                    answer.generation,
+                    begun.unwrap_or_default(),
+                    answer.delta,
+                );
+                let conn = visit.pass.conn.0;
+                let span = span.map_err(|text| Violation(format!("conn {conn}: {text}")))?;
                 for (feature, f) in visit.model.features.iter().enumerate() {
                     let mut bytes = vec![0; f.vector_bytes() as usize];
                     let vectors = sent.work.vectors(&visit.model, feature);
@@ -161,10 +174,10 @@ impl Patron {
                         let at = visit.schema.vector_offset(feature, vector);
                         visit.session.read(&answer.target, at, &mut bytes);
                         let partials = sent.options.partials;
-                        if bytes != sent.work.expected(model, feature, vector, partials) {
+                        let place = (feature, vector);
+                        if !(sent.work).is_right(model, place, partials, &span, &bytes) {
                             return Err(Violation(format!(
-                                "conn {} request {:#x}: feature {feature}, vector {vector} is not what the reference gives",
-                                visit.pass.conn.0,
+                                "conn {conn} request {:#x}: feature {feature}, vector {vector} is not what the reference gives",
                                 answer.ticket.request()
                             )));
                         }
@@ -179,7 +192,7 @@ impl Patron {
                     // The one that it named, or that its parts did, has gone.
                     Status::Retry => {
                         let is_named = sent.options.generation != 0 || answer.parts > 1;
-                        is_named && stage.generations.len() > 1
+                        is_named && stage.truth.generations.len() > 1
                     }
                     Status::RowUnavailable => visit.model.may_fail(refusal.feature),
                     Status::Expired => sent.options.remaining.is_some(),
@@ -232,11 +245,12 @@ impl Patron {
             slice_bags: if rng.bool() { rng.u32(0..=bags) } else { 0 },
             partials: rng.u8(0..4) == 0 && visit.model.has_partials(),
             attempt: rng.u16(0..4),
-            generation: match stage.generations.len() > 1 && rng.u8(0..8) == 0 {
+            generation: match stage.truth.generations.len() > 1 && rng.u8(0..8) == 0 {
                 true => rng.u64(1..=3),
                 false => 0,
             },
         };
+        let stands = stage.truth.history.stands();
         match visit
             .session
             .submit(&visit.schema, &batch, target, &options)
@@ -249,6 +263,7 @@ impl Patron {
                     options,
                     cancelled: false,
                     at_ns: stage.net.now_ns(),
+                    stands,
                 });
             }
             Err(unsent) => {

@@ -1,4 +1,4 @@
-//! A port with a planted mistake, to show that the checks find it.
+//! Planted mistakes, to show that the checks find them: those of a port here, those of deltas and policies where these are made.
 
 use std::sync::Arc;
 
@@ -35,6 +35,14 @@ pub enum Mistake {
     DoubleCredit,
     /// Keeps the credit of a request.
     KeepsCredit,
+    /// Raises a generation's delta number before the rows of the delta are found.
+    NumberBeforeRows,
+    /// Forgets the last row of each piece of a delta.
+    LeavesRowOut,
+    /// Takes back what it has changed before it begins a delta anew.
+    TakesRowsBack,
+    /// Tells all workers but the first one of policies.
+    LeavesWorkerOut,
     /// The port between the worker and memory that it can't reach makes it.
     Port(sim::Mistake),
 }
@@ -55,10 +63,24 @@ impl Mistake {
         Mistake::KeepsCredit,
     ];
 
+    /// What is done wrong in deltas.
+    const OF_DELTAS: [Mistake; 3] = [
+        Mistake::NumberBeforeRows,
+        Mistake::LeavesRowOut,
+        Mistake::TakesRowsBack,
+    ];
+
     /// All of them.
     pub fn all() -> impl Iterator<Item = Mistake> {
         let of_port = sim::Mistake::ALL.into_iter().map(Mistake::Port);
-        Mistake::OF_WORKER.into_iter().chain(of_port)
+        let of_dataplane = Mistake::OF_WORKER.into_iter().chain(Mistake::OF_DELTAS);
+        let of_policies = core::iter::once(Mistake::LeavesWorkerOut);
+        of_dataplane.chain(of_policies).chain(of_port)
+    }
+
+    /// Whether it is one of deltas.
+    pub fn is_of_deltas(self) -> bool {
+        Mistake::OF_DELTAS.contains(&self)
     }
 
     /// What the port itself does wrong.

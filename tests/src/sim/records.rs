@@ -37,6 +37,8 @@ pub struct Tally {
     pub ended: u64,
     /// Links that were silent for a while.
     pub silences: u64,
+    /// Vectors of rows that became others while their request was in progress.
+    pub newer: u64,
     /// Pieces of results that were placed after they were posted.
     pub placed: u64,
     /// Of those, pieces that were placed after their connection had failed.
@@ -100,12 +102,13 @@ pub fn check_slice(
     }
     let first = flight.slices * slice_bags;
     flight.slices += 1;
-    flight.check(first..first + slice_bags, record.generation, stored)?;
+    let of = (record.generation, record.delta);
+    flight.check(first..first + slice_bags, of, stored)?;
     flight.generation = Some(record.generation);
     Ok(())
 }
 
-/// A final record.
+/// A final record. Returns how many of its vectors are of rows that became others since the request came.
 ///
 /// # Errors
 /// What is wrong, as a sentence.
@@ -114,7 +117,7 @@ pub fn check_final(
     record: &Completion,
     now: Circumstances,
     stored: impl FnMut(Range<u64>) -> Option<Vec<u8>>,
-) -> Result<(), String> {
+) -> Result<u64, String> {
     if record.credits != 1 {
         return Err("a final record gives one credit back".into());
     }
@@ -145,7 +148,7 @@ pub fn check_final(
         Status::Internal | Status::Unavailable | Status::Draining => {
             Err(format!("{} is never right here", record.status))
         }
-        _ => Ok(()),
+        _ => Ok(0),
     }
 }
 
@@ -154,12 +157,12 @@ fn check_ok(
     record: &Completion,
     now: Circumstances,
     stored: impl FnMut(Range<u64>) -> Option<Vec<u8>>,
-) -> Result<(), String> {
+) -> Result<u64, String> {
     let Some(header) = flight.header else {
         return Err("OK to a frame that cannot be parsed".into());
     };
     if header.op == Op::Null {
-        return Ok(());
+        return Ok(0);
     }
     let before_last = header.slices() - 1;
     if u32::from(record.slice) != before_last || flight.slices != before_last {
@@ -175,7 +178,7 @@ fn check_ok(
     if record.service_ns != now.at_ns - flight.received_ns {
         return Err(format!("a service time of {} ns", record.service_ns));
     }
-    flight.check(0..u32::MAX, record.generation, stored)?;
+    let newer = flight.check(0..u32::MAX, (record.generation, record.delta), stored)?;
     if now.honest && flight.has_read_twice() {
         return Err("ids or weights were read twice".into());
     }
@@ -187,5 +190,5 @@ fn check_ok(
             now.worked
         ));
     }
-    Ok(())
+    Ok(newer)
 }

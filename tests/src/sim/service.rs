@@ -5,12 +5,11 @@ use std::sync::{Arc, Mutex};
 
 use rowmill_port::{ConnId, PendingBind, Service};
 use rowmill_rowmilld::service::Sessions;
-use rowmill_table::Resident;
 use rowmill_wire::control::{TableEntry, Welcome};
 use rowmill_wire::{Refusal, Schema};
 
-use super::model::SchemaModel;
-use super::shelf::Lacks;
+use super::history::Stand;
+use super::model::{SchemaModel, Truth};
 
 type Bound = Arc<Mutex<BTreeMap<(ConnId, u32), Arc<SchemaModel>>>>;
 
@@ -18,19 +17,21 @@ type Bound = Arc<Mutex<BTreeMap<(ConnId, u32), Arc<SchemaModel>>>>;
 #[derive(Clone)]
 pub struct Schemas {
     bound: Bound,
-    /// All generations that there may be.
-    tables: Vec<Arc<Resident>>,
-    lacks: Lacks,
+    truth: Truth,
 }
 
 impl Schemas {
     /// None yet.
-    pub(super) fn new(tables: Vec<Arc<Resident>>, lacks: Lacks) -> Schemas {
+    pub(super) fn new(truth: Truth) -> Schemas {
         Schemas {
             bound: Bound::default(),
-            tables,
-            lacks,
+            truth,
         }
+    }
+
+    /// How far each generation is of which rows have become others.
+    pub(super) fn stands(&self) -> BTreeMap<u64, Stand> {
+        self.truth.history.stands()
     }
 
     /// The schema that a connection's requests name by `number`.
@@ -71,11 +72,7 @@ impl Service for Noted {
         schema: Schema,
     ) -> Result<Box<dyn PendingBind>, (Refusal, String)> {
         let pending = self.sessions.bind(conn, schema.clone())?;
-        let model = Arc::new(SchemaModel::new(
-            &schema,
-            &self.schemas.tables,
-            &self.schemas.lacks,
-        ));
+        let model = Arc::new(SchemaModel::new(&schema, &self.schemas.truth));
         self.schemas
             .bound
             .lock()

@@ -128,6 +128,12 @@ impl Drawn {
         self
     }
 
+    /// With room to load so many rows at a time that nobody wants.
+    pub(super) fn with_prefetched(mut self, rows: u32) -> Drawn {
+        self.limits.prefetched = rows;
+        self
+    }
+
     /// Rows that are taken for zeros.
     pub(super) fn lacks(&self) -> &Lacks {
         &self.lacks

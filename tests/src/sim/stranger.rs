@@ -112,7 +112,7 @@ impl Stranger {
     ) -> Result<Visit, PortError> {
         let schema = draw_schema(&mut self.rng, &stage.tables);
         let number = port.bind(&schema)?;
-        let model = SchemaModel::new(&schema, &stage.generations, &stage.lacks);
+        let model = SchemaModel::new(&schema, &stage.truth);
         let slots = u64::from(port.welcome().credits) * u64::from(port.welcome().split.lanes);
         let target_len = model.target_bytes(schema.max_batch).next_multiple_of(4) + 12;
         let source = port.register_source((slots * ROOM_BYTES) as usize)?;

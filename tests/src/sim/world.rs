@@ -6,27 +6,29 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use fastrand::Rng;
-use rowmill_arena::HugePages;
 use rowmill_engine::{Engine, Side};
 use rowmill_pooling::{Isa, Kernels};
-use rowmill_port::sim::{Bounds, Far, Faults, Link, SimNet};
+use rowmill_port::sim::{Bounds, Faults, SimNet};
 use rowmill_port::{ConnId, RegionId};
 use rowmill_rowmilld::config::Limits;
 use rowmill_rowmilld::mailbox::Mailbox;
 use rowmill_rowmilld::service::Sessions;
-use rowmill_table::{Missing, Resident, RowFormat, TableKind, TableSpec, silent};
+use rowmill_table::{Resident, ResidentTable};
 
 use super::dataplane::{Dataplane, Pace};
+use super::deltas::Deltas;
+use super::draws::{SILENCE_NS, draw_actors, draw_far, draw_generations, draw_tables, make};
 use super::generations::Generations;
+use super::history::History;
 use super::ledger::{Ledger, Pass, Violation};
+use super::model::Truth;
 use super::moves::Moves;
-use super::patron::Patron;
 use super::planted::{Mistake, Planted};
+use super::policies::Policies;
 use super::records::Tally;
 use super::service::{Noted, Schemas};
-use super::shelf::{Drawn, Lacks};
+use super::shelf::Drawn;
 use super::story::Story;
-use super::stranger::{Character, Stranger};
 
 /// What a client sees of the world.
 pub struct Stage {
@@ -34,10 +36,8 @@ pub struct Stage {
     pub net: SimNet,
     /// The model's tables.
     pub tables: Arc<Resident>,
-    /// All generations of them that there may be.
-    pub generations: Vec<Arc<Resident>>,
-    /// Rows of them that are taken for zeros.
-    pub(super) lacks: Lacks,
+    /// What rows are, of all generations of them that there may be.
+    pub truth: Truth,
     dataplane: Rc<RefCell<Dataplane>>,
 }
 
@@ -118,6 +118,18 @@ pub struct Outcome {
     pub released: u64,
     /// Of those that came, how many with cached tables.
     pub brought: u64,
+    /// Deltas that were acknowledged.
+    pub deltas: u64,
+    /// Deltas that ended in the middle.
+    pub broken_off: u64,
+    /// Policies that were published.
+    pub policies: u64,
+    /// Lists of rows that policies want to stay and that were not there.
+    pub loads: u64,
+    /// How often such a row was found again.
+    pub stayed: u64,
+    /// Lookups that were sampled.
+    pub sampled: u64,
 }
 
 /// A run that broke a rule.
@@ -224,14 +236,27 @@ impl World {
         let specs = draw_tables(&mut rng);
         let drawn =
             format!("{workers} workers, {limits:?}\n{bounds:?}\n{faults:?}\n{pace:?}\n{specs:?}\n");
-        let tables =
-            Resident::in_memory(&specs, seed, HugePages::Off, &silent).expect("a few small tables");
-        let tables = Arc::new(tables.with_generation(1));
         // By draws of their own: whatever else happens in a world does not depend on them.
         let mut draws = Rng::with_seed(!seed);
         let cached = Drawn::draw(&mut draws, specs.len(), limits.engine().max_ids);
-        let generations = draw_generations(seed, &tables, &specs, &cached.tables());
-        let schemas = Schemas::new(generations.clone(), cached.lacks().clone());
+        let mut ruling = Rng::with_seed(seed.rotate_left(40));
+        let has_policies = ruling.bool() || mistake == Some(Mistake::LeavesWorkerOut);
+        let cached = match has_policies {
+            true => cached.with_prefetched(ruling.u32(0..=20)),
+            false => cached,
+        };
+        let recipes = draw_generations(seed, &specs, &cached.tables());
+        let mut changing = Rng::with_seed(seed.rotate_left(24));
+        let has_deltas = changing.bool() || mistake.is_some_and(Mistake::is_of_deltas);
+        let is_listed = cached.tables();
+        let generations = make(&recipes, |table| has_deltas && !is_listed[table]);
+        let tables = Arc::clone(&generations[0]);
+        let truth = Truth {
+            generations: make(&recipes, |_| false),
+            history: History::default(),
+            lacks: cached.lacks().clone(),
+        };
+        let schemas = Schemas::new(truth.clone());
         let mailboxes: Vec<Arc<Mailbox>> = (0..workers).map(|_| Arc::default()).collect();
         let sessions = Sessions::new(
             "simulated".into(),
@@ -261,8 +286,15 @@ impl World {
         let (caches, shares) = cached.workers(&mut draws, &tables, &begin_cached, mailboxes.len());
         let (_, first) = caches.first().expect("a worker");
         let stores = (0..begin_cached.len()).map(|table| first.store(table).cloned());
-        let (make, mut tiers) = (cached.clone(), Rng::with_seed(seed.rotate_left(8)));
-        let tier = move |tables: &Arc<Resident>| make.tier(tables, tiers.fork());
+        let (shelves, mut tiers) = (cached.clone(), Rng::with_seed(seed.rotate_left(8)));
+        let tier = move |tables: &Arc<Resident>| shelves.tier(tables, tiers.fork());
+        let deltas = Deltas::new(
+            generations.clone(),
+            Arc::clone(shares.epochs()),
+            truth.history.clone(),
+            mistake,
+            changing,
+        );
         let moves = Moves::new(
             (shares, Box::new(tier)),
             Arc::clone(&tables),
@@ -271,10 +303,14 @@ impl World {
             &moving_tables,
             moving,
         );
+        let rows_of = |table: usize| (table, tables.tables()[table].row_count());
+        let listed = (0..specs.len()).filter(|&table| has_policies && is_listed[table]);
+        let listed = listed.map(rows_of).collect();
+        let policies = Policies::new(mailboxes.clone(), listed, mistake, ruling);
         let turns = Generations::new(
             sessions,
             mailboxes.clone(),
-            generations.clone(),
+            generations,
             Rng::with_seed(seed.rotate_left(16)),
         );
         let parts = mailboxes.into_iter().zip(caches).enumerate();
@@ -301,7 +337,7 @@ impl World {
             pace,
             rng.u64(..),
             (ledger, story),
-            (moves, turns),
+            (moves, turns, deltas, policies),
         );
         let dataplane = Rc::new(RefCell::new(dataplane));
         let weak = Rc::downgrade(&dataplane);
@@ -313,8 +349,7 @@ impl World {
         let stage = Stage {
             net: net.clone(),
             tables,
-            generations,
-            lacks: cached.lacks().clone(),
+            truth,
             dataplane: Rc::clone(&dataplane),
         };
         let actors = draw_actors(&mut rng);
@@ -393,6 +428,7 @@ impl World {
 
     /// All clients have left: the service must come to rest with nothing in its hands.
     fn end(&mut self) -> Result<Outcome, Violation> {
+        self.dataplane.borrow_mut().policies.end();
         while self.dataplane.borrow().next_ns().is_some() {
             self.advance(None)?;
         }
@@ -415,6 +451,14 @@ impl World {
                 )));
             }
         }
+        let Dataplane {
+            policies, moves, ..
+        } = &mut *dataplane;
+        policies.check(moves)?;
+        dataplane.deltas.check_rows(&self.stage.truth)?;
+        let tables = self.stage.tables.tables().iter();
+        let rows: Vec<u32> = tables.map(ResidentTable::row_count).collect();
+        let sampled = dataplane.take_samples(&rows)?;
         Ok(Outcome {
             hash: dataplane.story.hash(),
             events: dataplane.story.events,
@@ -426,93 +470,12 @@ impl World {
             switched: dataplane.generations.switched,
             released: dataplane.generations.released,
             brought: dataplane.moves.brought,
+            deltas: dataplane.deltas.applied,
+            broken_off: dataplane.deltas.broken_off,
+            policies: dataplane.policies.published,
+            loads: dataplane.policies.loads,
+            stayed: dataplane.policies.stayed,
+            sampled,
         })
     }
-}
-
-/// Longest silence of a link that is borne; twice as long is drawn.
-const SILENCE_NS: u64 = 500_000;
-
-/// Half of the worlds are of workers that can't reach the memory of clients, with little room between and a link that fails.
-fn draw_far(rng: &mut Rng, mistake: Option<Mistake>) -> Option<Far> {
-    let far = Far {
-        stage_bytes: (64 << 10) << rng.u32(0..=2),
-        blocks: rng.u32(1..=6),
-        fetches: rng.u32(1..=6),
-        link: Link {
-            failures_per_100k: [0, 10, 100][rng.usize(0..3)],
-            lost_connects_per_mille: rng.u32(0..=200),
-            silence_ns: rng.u64(0..=SILENCE_NS),
-            dying_ns: rng.u64(0..=100_000),
-        },
-    };
-    let drawn = rng.bool();
-    match mistake {
-        // It shows nowhere else.
-        Some(Mistake::Port(_)) => Some(far),
-        Some(Mistake::ReadsTwice) => None,
-        _ => drawn.then_some(far),
-    }
-}
-
-/// The generations that there may be: those of a world whose tables have an answer for any key take turns. Tables that may be cached have rows of
-/// one format.
-fn draw_generations(
-    seed: u64,
-    first: &Arc<Resident>,
-    specs: &[TableSpec],
-    cached: &[bool],
-) -> Vec<Arc<Resident>> {
-    let mut all = vec![Arc::clone(first)];
-    let refuses = |spec: &TableSpec| spec.kind == TableKind::Hashed(Missing::Error);
-    if specs.iter().any(refuses) {
-        return all;
-    }
-    let mut rng = Rng::with_seed(seed.rotate_left(48));
-    for number in 2..=3 {
-        let specs: Vec<TableSpec> = (specs.iter().cloned().zip(cached))
-            .map(|(spec, is_listed)| {
-                let drawn = RowFormat::ALL[rng.usize(0..RowFormat::ALL.len())];
-                TableSpec {
-                    format: if *is_listed { spec.format } else { drawn },
-                    ..spec
-                }
-            })
-            .collect();
-        let tables = Resident::in_memory(&specs, rng.u64(..), HugePages::Off, &silent);
-        let tables = tables.expect("a few small tables").with_generation(number);
-        all.push(Arc::new(tables));
-    }
-    all
-}
-
-fn draw_tables(rng: &mut Rng) -> Vec<TableSpec> {
-    let mut table = |i: usize| TableSpec {
-        name: format!("table-{i}"),
-        rows: rng.u64(1..=300),
-        dim: 4 * [1, 2, 3, 4, 5, 8, 16, 33, 64][rng.usize(0..9)],
-        format: RowFormat::ALL[rng.usize(0..RowFormat::ALL.len())],
-        kind: match rng.u8(0..6) {
-            0 => TableKind::Hashed(Missing::Error),
-            1 => TableKind::Hashed(Missing::Zero),
-            2 => TableKind::Hashed(Missing::Default),
-            _ => TableKind::Dense,
-        },
-    };
-    (0..6).map(&mut table).collect()
-}
-
-fn draw_actors(rng: &mut Rng) -> Vec<Box<dyn Actor>> {
-    let mut actors: Vec<Box<dyn Actor>> = Vec::new();
-    for _ in 0..rng.u32(1..=3) {
-        actors.push(Box::new(Patron::draw(rng)));
-    }
-    for _ in 0..rng.u32(0..=2) {
-        actors.push(Box::new(Stranger::draw(rng, Character::Correct)));
-    }
-    for _ in 0..rng.u32(0..=3) {
-        let character = Character::draw_hostile(rng);
-        actors.push(Box::new(Stranger::draw(rng, character)));
-    }
-    actors
 }
