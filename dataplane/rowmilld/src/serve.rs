@@ -314,9 +314,9 @@ fn ignores_hangup() -> bool {
         .is_some_and(|mask| mask & (1 << (SIGHUP - 1)) != 0)
 }
 
-/// Pauses after which it is looked again whether an endpoint is still taken: some 1.3 s in all.
+/// Pauses after which it is looked again whether an endpoint is still taken: 0.63 s in all.
 const PAUSE: Duration = Duration::from_millis(10);
-const PAUSE_MOST: Duration = Duration::from_millis(640);
+const PAUSE_MOST: Duration = Duration::from_millis(320);
 
 /// Refuses an endpoint that another dataplane listens on, or whose place is taken, before minutes are spent on loading. (Who
 /// comes second between here and listening is refused then.)
