@@ -356,7 +356,10 @@ fn what_is_no_reader_and_what_is_no_exporter_are_told_so() {
     let error = client.err().expect("no service");
     let text = error.to_string();
     assert!(text.contains("[export]"), "{text}");
-    assert_eq!(exporter.state().refused, 1);
+    // Its state is shown at the end of a turn, after the refusal went out.
+    wait_for("counted", || {
+        Some(()).filter(|()| exporter.state().refused == 1)
+    });
     let bench = Bench::<Rdma>::start(1);
     let began = Instant::now();
     let (reader, _lanes) = Reader::start(ReaderConfig {
