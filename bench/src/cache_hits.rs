@@ -1,5 +1,6 @@
 //! Lookups that all hit: the cache's store and the kernels, beside the kernels alone over the same rows. And what any lookup could be at
-//! best: a plain array with the slot of each row of the table, that is one load for each and nothing else, in the store's place.
+//! best: a plain array with the slot of each row of the table, that is one load for each and nothing else, in the store's place. And the same lookups
+//! when a delta has changed some of the rows.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use rowmill_cache::Pins;
 use rowmill_cache::store::{MISS, Shape};
 use rowmill_pooling::{Bags, Isa, Kernels, Mode, Output, RowFormat, Rows};
 
-use crate::cache::adaptive::Adaptive;
+use crate::cache::adaptive::{Adaptive, PATCHED_ONE_IN};
 use crate::driver::{median, pin_to_first_cpu};
 use crate::gather::{block, seconds_of};
 use crate::ids::{Spread, ids};
@@ -84,6 +85,16 @@ fn measure(
     };
     beside_resident(&limit, &mut hits, &slots, by_array, reporter);
     beside_resident(name, &mut hits, &slots, Hits::look_up_and_pool, reporter);
+    let patched = format!("{name}/patched={}", 1.0 / f64::from(PATCHED_ONE_IN));
+    hits.patch()?;
+    let slots = hits.slots_asked();
+    beside_resident(
+        &patched,
+        &mut hits,
+        &slots,
+        Hits::look_up_and_pool,
+        reporter,
+    );
     Ok(())
 }
 
@@ -205,6 +216,19 @@ impl Hits {
         let rows: Vec<u32> = (0..pinned).map(|row| 2 * row + number % 2).collect();
         let pins = (0..tables).map(|_| Arc::new(Pins::new(&rows))).collect();
         self.cache.adaptive.obey(0, pins);
+    }
+
+    /// Some of the rows become others.
+    fn patch(&mut self) -> Result<()> {
+        let rows: Vec<u32> = (self.cache.rows.iter().copied())
+            .step_by(PATCHED_ONE_IN as usize)
+            .collect();
+        let bytes = vec![0; rows.len() * self.format.row_bytes(self.dim)];
+        let store = self.cache.adaptive.worker().store(0);
+        let store = store.context("a cached table")?;
+        // Nobody looks meanwhile.
+        store.patch(&rows, &bytes, &mut || ())?;
+        Ok(())
     }
 
     /// The slots of what is asked for.

@@ -109,6 +109,11 @@ impl Reporter {
 
     /// Prints the table, where JSON was not asked for.
     pub(crate) fn finish(&self) {
+        if self.taken.is_empty()
+            && let Some(filter) = &self.filter
+        {
+            eprintln!("no case has a name that matches --case {filter}; without it all are shown");
+        }
         if self.json || self.taken.is_empty() {
             return;
         }

@@ -176,11 +176,11 @@ impl Workload {
 /// traces come from (arXiv 2410.22249).
 pub(crate) const TRACE_POOLING: u32 = 150;
 
-/// Reads a trace: a row id a line.
+/// Reads a trace: a row id a line, `least` of them at least.
 ///
 /// # Errors
 /// Names the line that is no row number, or says that the file has too few.
-pub(crate) fn read_trace(path: &Path) -> Result<Vec<u32>> {
+pub(crate) fn read_trace(path: &Path, least: u32) -> Result<Vec<u32>> {
     let file =
         File::open(path).with_context(|| format!("cannot open the trace {}", path.display()))?;
     let mut ids = Vec::new();
@@ -197,8 +197,8 @@ pub(crate) fn read_trace(path: &Path) -> Result<Vec<u32>> {
         }
     }
     ensure!(
-        ids.len() >= TRACE_POOLING as usize,
-        "{} has {} ids; at least one bag of {TRACE_POOLING} is needed",
+        ids.len() >= least as usize,
+        "{} has {} ids; {least} at least are needed",
         path.display(),
         ids.len()
     );

@@ -11,6 +11,9 @@ use rowmill_cache::{OnFailure, Options, Parts, Pins, Rules, TableOptions, Worker
 
 use super::reference;
 
+/// One row in so many can be patched.
+pub(crate) const PATCHED_ONE_IN: u32 = 100;
+
 /// Ids of a bag in batches.
 const BAG: usize = 80;
 /// Bytes of a row: what is in it doesn't matter.
@@ -90,6 +93,7 @@ impl Adaptive {
             begins_cached: true,
             shape,
             most_sets: shape.shard_sets(),
+            most_patched: shape.slots() / PATCHED_ONE_IN,
             in_tier: 0,
             on_failure: OnFailure::Error,
         };

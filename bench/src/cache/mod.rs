@@ -11,6 +11,7 @@ mod trace;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
+use rowmill_arena::available_bytes;
 
 use crate::report::{Measurement, Reporter};
 use adaptive::Adaptive;
@@ -23,6 +24,9 @@ const PUBLIC_TRACE: &str = "../shared/traces/reuse_medium_500k.txt";
 
 /// Sizes of the cache, in rows.
 const CAPACITIES: [usize; 6] = [1_000, 5_000, 10_000, 25_000, 50_000, 100_000];
+
+/// Bytes that a policy takes for a row, at most: the largest of them keep lists of as many rows again, and sketches.
+const POLICY_BYTES: u64 = 128;
 
 /// The built-in policy.
 const ADAPTIVE: &str = "adaptive";
@@ -63,6 +67,15 @@ pub(crate) fn run(choice: &Choice, reporter: &mut Reporter) -> Result<()> {
             known().any(|name| name == policy),
             "there is no policy {policy}; --policy is one of {}",
             known().collect::<Vec<_>>().join(", ")
+        );
+    }
+    if let Some(rows) = choice.rows {
+        let ((available, _), needed) = (available_bytes(), rows as u64 * POLICY_BYTES);
+        ensure!(
+            needed <= available,
+            "--rows {rows}: policies may take {} MiB for so many, and {} MiB are free; write fewer",
+            needed >> 20,
+            available >> 20
         );
     }
     let capacities = choice.rows.map_or(CAPACITIES.to_vec(), |rows| vec![rows]);

@@ -42,7 +42,7 @@ impl Trace {
         let name = path.file_stem().context("--trace needs a file")?;
         // Its name becomes part of a case, which slashes divide.
         let name = name.to_string_lossy().replace('/', "-");
-        Ok(Trace::new(&name, &read_trace(path)?))
+        Ok(Trace::new(&name, &read_trace(path, 1)?))
     }
 
     /// A synthetic trace.

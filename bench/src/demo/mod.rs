@@ -23,7 +23,7 @@ use crate::driver::{Driver, histogram, quantile_us, record};
 use crate::machine;
 use crate::model::{self, Model, cache_folder};
 use crate::service::Service;
-use crate::workload::{Query, Workload, read_trace, trace_queries};
+use crate::workload::{Query, TRACE_POOLING, Workload, read_trace, trace_queries};
 
 /// Rows are held twice, by the service and by the checker; half of what is free stays free.
 const SHARE_OF_MEMORY: u64 = 4;
@@ -181,7 +181,7 @@ fn synthetic_source(model: &Model) -> Source {
 }
 
 fn replay(path: &Path) -> Result<(Model, Source)> {
-    let ids = read_trace(path)?;
+    let ids = read_trace(path, TRACE_POOLING)?;
     let rows = u64::from(ids.iter().copied().max().unwrap_or(0)) + 1;
     println!(
         "queries    replayed from {} ({} row ids of a table of {rows} rows)",

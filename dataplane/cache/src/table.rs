@@ -168,8 +168,8 @@ impl CachedTable {
 
     /// All slots, the bytes from one to the next, and how many there are.
     pub(crate) fn slots(&self) -> (ReadWindow<'_>, usize, u32) {
-        let shape = self.store.most();
-        (self.store.slots(), shape.stride(), shape.slots())
+        let store = &self.store;
+        (store.slots(), store.most().stride(), store.places())
     }
 
     /// The number by which the tier knows it.

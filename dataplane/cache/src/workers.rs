@@ -10,7 +10,7 @@ use crate::figures::TableFigures;
 use crate::home::Home;
 use crate::owners::{Owners, Room};
 use crate::sides::{SIDES, on_one_side};
-use crate::store::{self, Epochs, Shape, Spread, Store, Tags, Writer};
+use crate::store::{self, Epochs, Room as StoreRoom, Shape, Spread, Store, Tags, Writer};
 use crate::table::{CachedTable, OnFailure};
 use crate::tier::Tier;
 use crate::worker::Worker;
@@ -23,6 +23,8 @@ pub struct TableOptions {
     /// The sets of a shard that its store may ever be [given](Store::resize): addresses for as many are taken, and no memory. As many as the
     /// shape has where it stays as it is.
     pub most_sets: u32,
+    /// Rows that may be [patched](Store::patch) while it is cached, for which addresses are taken, too.
+    pub most_patched: u32,
     /// The number by which all tiers know the table.
     pub in_tier: u32,
     /// What becomes of bags whose rows could not all be fetched.
@@ -102,6 +104,7 @@ impl Shares {
         let TableOptions {
             shape,
             most_sets,
+            most_patched,
             in_tier,
             on_failure,
             ..
@@ -114,7 +117,11 @@ impl Shares {
             ..
         } = self.options;
         let (shape, epochs) = (shape.over(shard_sets), &self.epochs);
-        let made = Store::with_room(shape, most_sets, seed, limbo, epochs, tags, huge_pages);
+        let room = StoreRoom {
+            sets: most_sets,
+            patched: most_patched,
+        };
+        let made = Store::with_room(shape, room, seed, limbo, epochs, tags, huge_pages);
         let (store, writers) = made?;
         let mut writers_of: Vec<Vec<Writer>> = (0..count).map(|_| Vec::new()).collect();
         for (shard, writer) in writers.into_iter().enumerate() {

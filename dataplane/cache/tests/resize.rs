@@ -72,6 +72,7 @@ impl Alone {
         let table = TableOptions {
             shape,
             most_sets: LARGE,
+            most_patched: 0,
             in_tier: 0,
             on_failure: OnFailure::Error,
             begins_cached: true,
@@ -279,11 +280,23 @@ impl Judge for ByMeta {
     fn evicted(&mut self, _: Evicted) {}
 }
 
+fn room(sets: u32) -> store::Room {
+    store::Room { sets, patched: 0 }
+}
+
 /// A full store of so many sets, its writer, and the worker.
 fn full(sets: u32) -> (Arc<Store>, Writer, store::Worker) {
     let (epochs, mut workers) = Epochs::new(1);
     let shape = Shape::new(sets * WAYS as u32, 1, ROW_BYTES, ROW_BYTES).unwrap();
-    let made = Store::with_room(shape, LARGE, 5, 8, &epochs, Tags::detect(), HugePages::Off);
+    let made = Store::with_room(
+        shape,
+        room(LARGE),
+        5,
+        8,
+        &epochs,
+        Tags::detect(),
+        HugePages::Off,
+    );
     let (store, mut writers) = made.unwrap();
     let mut writer = writers.remove(0);
     for row in 0..sets * WAYS as u32 * 2 {

@@ -44,6 +44,7 @@ fn made() -> (Vec<Seat>, Shares) {
     let listed = TableOptions {
         shape,
         most_sets: shape.shard_sets(),
+        most_patched: 0,
         in_tier: 0,
         on_failure: OnFailure::Error,
         begins_cached: true,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use rowmill_arena::HugePages;
 use rowmill_cache::store::{
-    Candidate, Epochs, Evicted, Held, Isa, Judge, LimboFull, MISS, ResizeError, Shape, Store,
-    Swept, Tags, Ticket, Worker, Writer,
+    Candidate, Epochs, Evicted, Held, Isa, Judge, LimboFull, MISS, PatchError, ResizeError, Room,
+    Shape, Store, Swept, Tags, Ticket, Worker, Writer,
 };
 
 /// Rows that there are: some three for each slot, so that sets are full and rows come again.
@@ -17,6 +17,8 @@ const LIMBO: usize = 6;
 const SHARDS: u32 = 2;
 /// Sets that a shard may have.
 const MOST_SETS: u32 = 40;
+/// Slots for rows that are patched.
+const PATCHED: u32 = 50;
 const WORKERS: usize = 3;
 const ROW_BYTES: usize = 24;
 
@@ -41,6 +43,8 @@ enum Act {
     Sweep { shard: u32 },
     /// It is looked whether that is done.
     Settle,
+    /// So many rows become others, from this one on.
+    Patch { first: u32, rows: u32 },
     /// A worker begins a turn and looks everything up.
     Turn { worker: usize },
     /// A worker has nothing to do.
@@ -54,11 +58,12 @@ fn act() -> impl Strategy<Value = Act> {
         5 => (0_usize..64).prop_map(|ticket| Act::Publish { ticket }),
         1 => (0_usize..64).prop_map(|ticket| Act::Abandon { ticket }),
         2 => (0_usize..64).prop_map(|ticket| Act::Restore { ticket }),
-        1 => row.prop_map(|row| Act::Remove { row }),
+        1 => row.clone().prop_map(|row| Act::Remove { row }),
         3 => (0..SHARDS).prop_map(|shard| Act::Advance { shard }),
         1 => (2..=MOST_SETS).prop_map(|shard_sets| Act::Resize { shard_sets }),
         12 => (0..SHARDS).prop_map(|shard| Act::Sweep { shard }),
         2 => Just(Act::Settle),
+        2 => (row, 1..20_u32).prop_map(|(first, rows)| Act::Patch { first, rows }),
         2 => worker.clone().prop_map(|worker| Act::Turn { worker }),
         1 => worker.prop_map(|worker| Act::Rest { worker }),
     ]
@@ -109,6 +114,8 @@ struct World {
     readers: Vec<Reader>,
     /// Which rows can be found, and what they are.
     rows: HashMap<u32, [u8; ROW_BYTES]>,
+    /// Rows that were patched, and are that whatever comes.
+    patched: HashMap<u32, [u8; ROW_BYTES]>,
     tickets: Vec<Taken>,
     comings: u32,
 }
@@ -123,7 +130,11 @@ impl World {
     fn new(seed: u64, tags: Tags) -> World {
         let (epochs, workers) = Epochs::new(WORKERS);
         let shape = Shape::new(2 * 16 * 3, SHARDS, ROW_BYTES, ROW_BYTES + 8).expect("a shape");
-        let made = Store::with_room(shape, MOST_SETS, seed, LIMBO, &epochs, tags, HugePages::Off);
+        let room = Room {
+            sets: MOST_SETS,
+            patched: PATCHED,
+        };
+        let made = Store::with_room(shape, room, seed, LIMBO, &epochs, tags, HugePages::Off);
         let (store, writers) = made.expect("memory");
         let reader = |worker| Reader {
             worker,
@@ -134,6 +145,7 @@ impl World {
             writers,
             readers: workers.into_iter().map(reader).collect(),
             rows: HashMap::new(),
+            patched: HashMap::new(),
             tickets: Vec::new(),
             comings: 0,
         }
@@ -166,6 +178,7 @@ impl World {
             },
             Act::Sweep { shard } => _ = self.sweep(shard),
             Act::Settle => _ = self.store.settle().expect("memory is taken back"),
+            Act::Patch { first, rows } => self.patch(first, rows),
             Act::Turn { worker } => self.turn(worker),
             Act::Rest { worker } => {
                 self.readers[worker].found.clear();
@@ -271,24 +284,52 @@ impl World {
         }
     }
 
+    fn patch(&mut self, first: u32, count: u32) {
+        let rows: Vec<u32> = (first..ROWS.min(first + count)).collect();
+        self.comings += 1;
+        let each: Vec<_> = rows.iter().map(|&row| bytes(row, self.comings)).collect();
+        let (store, readers) = (&self.store, &mut self.readers);
+        let (room, more) = (store.patch_room(), store.unpatched(&rows));
+        let mut pass = || {
+            for reader in &mut *readers {
+                reader.found.clear();
+                reader.worker.pass();
+            }
+        };
+        match store.patch(&rows, each.as_flattened(), &mut pass) {
+            Ok(()) => {
+                assert!(more <= room as usize);
+                self.patched.extend(rows.into_iter().zip(each));
+            }
+            Err(PatchError::Full { most }) => {
+                assert_eq!(most, PATCHED);
+                assert!(more > room as usize, "{room} rows have room");
+            }
+            Err(error) => panic!("{error}"),
+        }
+        assert_eq!(self.store.patched() as usize, self.patched.len());
+    }
+
     /// A worker finds all that is there and nothing else.
     fn turn(&mut self, worker: usize) {
         let rows: Vec<u32> = (0..ROWS).collect();
         let mut places = vec![0; rows.len()];
-        let reader = &mut self.readers[worker];
-        reader.found.clear();
-        let found = (self.store).find(reader.worker.turn(), &rows, &mut places);
+        let mut kept = Vec::new();
+        let turn = self.readers[worker].worker.turn();
+        let found = self.store.find(turn, &rows, &mut places);
         for (position, &row) in rows.iter().enumerate() {
             let place = found.places()[position];
-            assert_eq!(place != MISS, self.rows.contains_key(&row), "row {row}");
-            if let Some(bytes) = self.rows.get(&row) {
+            let there = self.patched.get(&row).or_else(|| self.rows.get(&row));
+            assert_eq!(place != MISS, there.is_some(), "row {row}");
+            if let Some(bytes) = there {
                 let mut copy = [0; ROW_BYTES];
                 found.copy_row(position, &mut copy);
                 assert_eq!(copy, *bytes, "row {row}");
-                reader.found.push((place, copy));
+                kept.push((place, copy));
             }
         }
-        assert_eq!(found.misses(), ROWS as usize - self.rows.len());
+        assert_eq!(found.misses(), ROWS as usize - kept.len());
+        self.readers[worker].found = kept;
     }
 
     fn check(&self) {
@@ -333,7 +374,8 @@ impl World {
         assert!(self.store.settle().expect("memory is taken back"));
         let shape = self.store.shape();
         let present = self.store.present();
-        assert!((shape.bytes()..shape.bytes() + 3 * 4096).contains(&present));
+        let most = shape.bytes() + 4 * 4096 + (PATCHED as usize + 21) * shape.stride();
+        assert!((shape.bytes()..most).contains(&present));
         self.turn(0);
         self.readers[0].found.clear();
         self.readers[0].worker.rest();

@@ -109,10 +109,15 @@ impl Cached {
     /// Gives the rows of tables that have just become resident to those who wait for them, some in a call. Returns whether there were any.
     pub(crate) fn answer_resident(&mut self) -> bool {
         let resident = &self.resident;
-        self.worker.answer_resident(|table, row| {
-            let table = resident[table].as_deref()?;
-            let at = row as usize * table.stride();
-            table.bytes().get(at..at + table.stride())
+        self.worker.answer_resident(|table, row, out| {
+            let (table, mut row) = (resident[table].as_deref()?, [row]);
+            table.stand_in(&mut row);
+            let (at, out) = (
+                row[0] as usize * table.stride(),
+                out.get_mut(..table.stride())?,
+            );
+            table.window().part(at, out.len())?.read(0, out);
+            Some(out.len())
         })
     }
 

@@ -107,9 +107,9 @@ pub(crate) fn next(
                 slot.crowded = 0;
                 work.cached.crowd.leave(work.index);
             }
-            // Listed tables don't change, so it does not matter that their rows may be elsewhere.
             let ids = next.first_id as usize..(next.first_id + next.ids) as usize;
             let table = &schema.tables.tables()[feature.table];
+            let table = work.cached.with_rows(home, table);
             table.stand_in(&mut slot.data.ids[ids]);
             pieces.push(next);
             next

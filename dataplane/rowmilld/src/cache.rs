@@ -42,6 +42,8 @@ struct Listed {
     shape: Shape,
     most: Shape,
     on_failure: Failure,
+    /// Rows that deltas may change while it is cached.
+    most_patched: u32,
 }
 
 /// What will be done about tables that are not simply resident.
@@ -56,7 +58,7 @@ pub struct CachePlan {
     arena_bytes: u64,
     workers: u64,
     row_bytes: usize,
-    /// Whether rows of tables that are not listed can become others.
+    /// Whether rows can become others.
     changing: bool,
 }
 
@@ -87,6 +89,12 @@ impl Part {
             reads: Default::default(),
             resident: Vec::new(),
         }
+    }
+
+    /// A listed table that is resident at start.
+    fn resident(&self, number: usize) -> Option<&ResidentTable> {
+        let mut resident = self.resident.iter();
+        resident.find_map(|(of, table)| (*of == number).then_some(table))
     }
 
     /// The worker's engine.
@@ -160,6 +168,10 @@ impl CachePlan {
                 shape,
                 most: share::most(info, shape, arena_bytes, config.may_change()),
                 on_failure: table.on_failure,
+                most_patched: match config.takes_deltas() {
+                    true => share::patched(info, table.delta_bytes.unwrap_or(table.cache_bytes)),
+                    false => 0,
+                },
             });
         }
         let listed = |(table, info): (&Option<Listed>, &TableInfo)| table.map(|_| info.stride);
@@ -206,9 +218,22 @@ impl CachePlan {
         match self.placement(table) {
             None if self.changing => Keep::Changing,
             None => Keep::All,
-            Some(Placement::Resident) => Keep::RowsApart,
+            Some(Placement::Resident) => self.keep_apart(),
             Some(Placement::Cached) => Keep::Index,
         }
+    }
+
+    /// What of a listed table that is resident comes into memory.
+    pub(crate) fn keep_apart(&self) -> Keep {
+        match self.changing {
+            true => Keep::ChangingApart,
+            false => Keep::RowsApart,
+        }
+    }
+
+    /// Whether rows can become others.
+    pub(crate) fn is_changing(&self) -> bool {
+        self.changing
     }
 
     /// The memory of all tables: the rows and indexes that are kept and the shares, and beside them checksums, and what workers have for
@@ -438,6 +463,7 @@ impl CachePlan {
             table.map(|listed| TableOptions {
                 shape: listed.shape,
                 most_sets: listed.most.shard_sets(),
+                most_patched: listed.most_patched,
                 in_tier: listed.in_tier,
                 on_failure: listed.on_failure.then,
                 begins_cached: listed.placement == Placement::Cached,
@@ -508,7 +534,8 @@ impl CachePlan {
         let table = |(number, listed): (usize, &Listed)| {
             let info = &generation.tables()[number];
             let store = parts.first().and_then(|part| part.worker.store(number));
-            let kept = Kept::of(info, store.map(Arc::clone));
+            let resident = parts.first().and_then(|part| part.resident(number));
+            let kept = Kept::of(info, store.map(Arc::clone), resident);
             let share = Share {
                 shape: listed.shape,
                 wanted: None,

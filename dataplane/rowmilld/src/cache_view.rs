@@ -10,7 +10,7 @@ use rowmill_cache::figures::{
 use rowmill_cache::store::{Shape, Store};
 use rowmill_cache::tier::{Failures, FileFailures, FileReads};
 use rowmill_engine::{HELD, Side};
-use rowmill_table::TableInfo;
+use rowmill_table::{ResidentTable, TableInfo};
 use serde_json::{Value, json};
 
 use crate::config::Placement;
@@ -47,15 +47,22 @@ pub struct Kept {
     pub rows_bytes: u64,
     /// What is kept of it while it is cached.
     pub store: Option<Arc<Store>>,
+    /// The table with its rows while it is resident.
+    pub resident: Option<Arc<ResidentTable>>,
 }
 
 impl Kept {
     /// As its generation has it.
-    pub(crate) fn of(info: &TableInfo, store: Option<Arc<Store>>) -> Kept {
+    pub(crate) fn of(
+        info: &TableInfo,
+        store: Option<Arc<Store>>,
+        rows: Option<&ResidentTable>,
+    ) -> Kept {
         Kept {
             rows: info.stored_rows(),
             rows_bytes: info.row_region_bytes(),
             store,
+            resident: rows.map(|rows| Arc::new(rows.clone())),
         }
     }
 }
@@ -147,7 +154,7 @@ impl TableView {
 
     /// The generation of a side is not held any more. No worker has anything of the table there.
     pub(crate) fn gone(&self, side: Side) {
-        self.swap_store(side, None);
+        self.swap(side, None, None);
         self.sides().kept[side.index()] = Kept::default();
     }
 
@@ -184,19 +191,33 @@ impl TableView {
         self.newest().1.store
     }
 
-    /// It is cached in another store from now on, or in none, in the newest generation. Of the one before no worker has anything any more.
-    pub(crate) fn set_store(&self, store: Option<Arc<Store>>) {
+    /// It is cached in this store from now on, or resident with these rows, in the newest generation. Of where it was before no worker has anything
+    /// any more.
+    pub(crate) fn moved(&self, store: Option<Arc<Store>>, resident: Option<Arc<ResidentTable>>) {
         let newest = self.sides().newest;
-        self.swap_store(newest, store);
+        self.swap(newest, store, resident);
     }
 
-    fn swap_store(&self, side: Side, store: Option<Arc<Store>>) {
+    fn swap(&self, side: Side, store: Option<Arc<Store>>, resident: Option<Arc<ResidentTable>>) {
         let held = self.held_on(side);
         let mut sides = self.sides();
         if store.is_none() {
             sides.left[side.index()] += held;
         }
-        sides.kept[side.index()].store = store;
+        let kept = &mut sides.kept[side.index()];
+        (kept.store, kept.resident) = (store, resident);
+    }
+
+    /// What is kept of it in the generation of a side.
+    pub(crate) fn kept_on(&self, side: Side) -> Kept {
+        self.sides().kept[side.index()].clone()
+    }
+
+    /// Rows of it that deltas changed and that are in memory for that, in all generations in which it is cached.
+    fn patched(&self) -> u64 {
+        let sides = self.sides();
+        let stores = sides.kept.iter().filter_map(|kept| kept.store.as_ref());
+        stores.map(|store| u64::from(store.patched())).sum()
     }
 
     /// How often something happened, on all workers and in all generations.
@@ -255,6 +276,7 @@ impl TableView {
             "most_bytes": share.most.bytes(),
             "memory_bytes": self.memory_bytes(),
             "held_rows": self.held(),
+            "patched_rows": self.patched(),
             "pinned": self.wishes.pinned.load(Relaxed),
             "pinned_held": self.wishes.pinned_held.load(Relaxed),
             "misses": self.misses(),

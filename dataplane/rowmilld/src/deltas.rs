@@ -1,11 +1,13 @@
 //! Deltas: rows of a generation that is held become others while clients are served.
 //!
 //! A thread that is no worker checks a delta against the tables, keeps it in the directory of deltas, and then has the rows become others as
-//! [`ResidentTable::change`] says: readers are the workers, in turns that the cache's epochs tell the end of. What was applied is applied again
-//! when the generation is loaded the next time, before anybody is served from it. Deltas of a generation are counted from 1 and applied in that
-//! order, each once.
+//! [`ResidentTable::change`](rowmill_table::ResidentTable::change) and, where the table is cached, [`patch`](rowmill_cache::store::Store::patch) say: readers
+//! are the workers, in turns that the cache's epochs tell the end of. What was applied is applied again when the generation is loaded the next time,
+//! or one of its tables is resident or cached that was not, before anybody is served from it. Deltas of a generation are counted from 1 and applied in
+//! that order, each once.
 
 mod store;
+mod target;
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,14 +19,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rowmill_cache::store::Epochs;
-use rowmill_table::{DeltaFile, Resident, ResidentTable, TableError};
+use rowmill_engine::Side;
+use rowmill_table::{DeltaFile, Resident, ResidentTable};
 use serde_json::{Value, json};
 
 use crate::generations::{Change, ChangeError, View};
+use crate::listed::Listed;
 use crate::metrics::Metrics;
 use crate::places::{Stand, leave};
 
 pub use store::Store;
+pub(crate) use target::Target;
+use target::change;
 
 /// Changes that are told of: the one under way and those before it.
 const TOLD: usize = 8;
@@ -39,6 +45,8 @@ pub struct Means {
     pub store: Arc<Store>,
     /// Which generations are held.
     pub view: Arc<View>,
+    /// Listed tables, where there are some.
+    pub listed: Option<Arc<Listed>>,
     /// The workers' turns.
     pub epochs: Arc<Epochs>,
     /// CPUs of workers, on which nothing is done here where there are others.
@@ -204,23 +212,28 @@ impl Means {
         let (generation, sequence) = (head.generation, head.sequence);
         let _alone = self.store.alone();
         let (held, _) = self.view.held();
-        let mut held = held.into_iter().map(|(_, held)| held);
-        let held = held.find(|held| held.number == generation);
-        let held = held.ok_or_else(|| {
+        let mut held = held.into_iter();
+        let held = held.find(|(_, held)| held.number == generation);
+        let (side, held) = held.ok_or_else(|| {
             source.bad(format!(
                 "is for generation {generation}, which is not held; load it first"
             ))
         })?;
         let tables = &held.resident;
-        let Some(delta) = self.store.take(&source, tables)? else {
+        let target = |table: &ResidentTable| Some(self.target(side, table));
+        let Some(delta) = self.store.take(&source, tables, &target)? else {
             return Ok(format!(
                 "delta {sequence} of generation {generation} was applied before"
             ));
         };
         let rows = head.rows();
-        let changed = change(&delta, tables, &mut || self.pass(), &mut |done| {
-            running(format!("{done} of {rows} rows"));
-        });
+        let changed = change(
+            (&delta, tables, &target),
+            &mut || self.pass(),
+            &mut |done| {
+                running(format!("{done} of {rows} rows"));
+            },
+        );
         changed.with_context(|| {
             format!(
                 "delta {sequence} of generation {generation} is kept, and some of its rows may be served already: send the same one again, or restart"
@@ -235,6 +248,13 @@ impl Means {
         ))
     }
 
+    /// Where rows of a table of the generation of a side become others.
+    fn target(&self, side: Side, table: &ResidentTable) -> Target {
+        let listed = self.listed.as_ref();
+        let listed = listed.and_then(|listed| listed.target(side, table.name()));
+        listed.unwrap_or_else(|| Target::Rows(table.clone()))
+    }
+
     /// Waits until every worker has begun another turn, or rests.
     fn pass(&self) {
         let mut told = Instant::now();
@@ -246,45 +266,4 @@ impl Means {
             thread::sleep(LOOK);
         });
     }
-}
-
-/// Has rows become those of a delta, which was verified. `done` is told how many are.
-fn change(
-    delta: &DeltaFile,
-    tables: &Resident,
-    pass: &mut dyn FnMut(),
-    done: &mut dyn FnMut(u64),
-) -> Result<(), TableError> {
-    let mut rows_done = 0;
-    for (number, section) in delta.head().sections.iter().enumerate() {
-        let table = table_of(delta, tables, &section.table)?;
-        delta.rows(number, table, u32::MAX, &mut |rows, bytes| {
-            table.change(rows, bytes, pass);
-            rows_done += rows.len() as u64;
-            done(rows_done);
-            Ok(())
-        })?;
-    }
-    Ok(())
-}
-
-/// A table whose rows can become others.
-fn table_of<'t>(
-    delta: &DeltaFile,
-    tables: &'t Resident,
-    name: &str,
-) -> Result<&'t ResidentTable, TableError> {
-    let table = tables.table(name);
-    let table = table.ok_or_else(|| {
-        delta.bad(format!(
-            "has rows of a table {name}, which the generation lacks"
-        ))
-    })?;
-    if !table.can_change() {
-        return Err(delta.bad(format!(
-            "has rows of table {name}, which is listed in [[tables]] or has nearly 2^31 rows: only tables that are resident with all others \
-             take deltas"
-        )));
-    }
-    Ok(table)
 }

@@ -17,10 +17,11 @@ use anyhow::anyhow;
 use rowmill_arena::HugePages;
 use rowmill_cache::Shares;
 use rowmill_engine::{HELD, Side};
-use rowmill_table::{Generation, Resident, TableInfo};
+use rowmill_table::{Generation, Resident, ResidentTable, TableInfo};
 
 use crate::cache::{CachePlan, Reads};
 use crate::cache_view::{CacheView, TableView};
+use crate::deltas::{self, Target};
 use crate::files::{self, Identity, Watch};
 use crate::mailbox::{Mailbox, Move};
 use crate::room::{Memory, Needs};
@@ -46,6 +47,8 @@ pub struct Means {
     pub cache: Arc<CacheView>,
     /// Who looks at their files.
     pub watch: Arc<Watch>,
+    /// Deltas that were applied, where they are taken. Whoever waits for its lock has [hands](Listed::hands) first.
+    pub deltas: Option<Arc<deltas::Store>>,
     /// The workers'.
     pub mailboxes: Vec<Arc<Mailbox>>,
     /// Pages of rows.
@@ -166,6 +169,14 @@ impl Listed {
     pub(crate) fn is_another_held(&self) -> bool {
         let other = self.newest_side().other();
         self.models()[other.index()].is_some()
+    }
+
+    /// Where rows of a listed table become others that has come in the generation of a side.
+    pub(crate) fn target(&self, side: Side, table: &str) -> Option<Target> {
+        let view = self.views().iter().find(|view| view.name == table)?;
+        let kept = view.kept_on(side);
+        let rows = |table: Arc<ResidentTable>| Target::Rows(ResidentTable::clone(&table));
+        (kept.store.map(Target::Cached)).or_else(|| kept.resident.map(rows))
     }
 
     /// Waits until nobody else changes tables.

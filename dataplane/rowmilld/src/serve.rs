@@ -14,7 +14,7 @@ use rowmill_cache::store::Epochs;
 use rowmill_engine::Side;
 use rowmill_pooling::Kernels;
 use rowmill_port::shm::socket_path;
-use rowmill_table::{LoadOptions, Resident};
+use rowmill_table::{LoadOptions, Resident, ResidentTable};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -25,7 +25,7 @@ use crate::cache::{Opened, Part};
 use crate::clock::Clock;
 use crate::config::{AdminAddress, Config};
 use crate::control;
-use crate::deltas::{self, Deltas, Store};
+use crate::deltas::{self, Deltas, Store, Target};
 use crate::files;
 use crate::generations::{self, Generations, Held, View};
 use crate::listed::{self, Listed};
@@ -86,6 +86,10 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         tracing::info!("admin pages on http://{address}");
     }
     let mut tables = load(config, &plan)?;
+    let store = Store::configured(config)?;
+    if let Some(store) = &store {
+        store.replay(&tables)?;
+    }
     let mailboxes: Vec<Arc<Mailbox>> = plan.seats.iter().map(|_| Arc::default()).collect();
     let huge_pages = config.model.huge_pages;
     let remote = remote::read(config, &plan.generation, mailboxes.len(), overview.clock())?;
@@ -105,12 +109,13 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     choices
         .into_iter()
         .for_each(|choice| overview.choose(choice));
-    let store = Store::configured(config)?;
-    if let Some(store) = &store {
-        store.replay(&tables)?;
-    }
     let tables = Arc::new(tables);
     let cache = Arc::new(plan.cache.view(&plan.generation, &parts));
+    if let Some(store) = &store {
+        let view = |name: &str| cache.tables.iter().find(|view| view.name == name);
+        let target = |table: &ResidentTable| view(table.name())?.store().map(Target::Cached);
+        store.replay_to(&tables, &target)?;
+    }
     let view = Arc::new(View::new(Held::new(&plan.generation, Arc::clone(&tables))));
     overview.set_view(Arc::clone(&view));
     let export = remote::export(config, &plan.generation, &tables)?;
@@ -149,6 +154,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
             reads,
             cache: Arc::clone(&cache),
             watch,
+            deltas: store.clone(),
             mailboxes: mailboxes.clone(),
             huge_pages,
             verify: config.model.verify,
@@ -182,7 +188,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
             export,
             sessions: Arc::clone(&sessions),
             mailboxes: mailboxes.clone(),
-            listed,
+            listed: listed.clone(),
             deltas: store.clone(),
             huge_pages,
             verify: config.model.verify,
@@ -200,6 +206,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         let deltas = Deltas::start(deltas::Means {
             store,
             view: Arc::clone(&view),
+            listed,
             epochs,
             workers_cpus,
         });

@@ -75,6 +75,12 @@ pub(crate) fn shape(info: &TableInfo, bytes: u64, workers: u32) -> Result<Shape,
     })
 }
 
+/// How many rows that deltas change have room in so many bytes.
+pub(crate) fn patched(info: &TableInfo, bytes: u64) -> u32 {
+    let rows = (bytes / info.stride as u64).min(info.stored_rows());
+    rows.min(u64::from(ROWS_END - 1)) as u32
+}
+
 /// The largest that a share may become: all that cached tables have together, or as much as the table can make use of. One that may not
 /// change is as it is.
 pub(crate) fn most(info: &TableInfo, shape: Shape, arena_bytes: u64, may_change: bool) -> Shape {

@@ -468,6 +468,7 @@ mod tests {
                 rows: 100,
                 rows_bytes: 400,
                 store,
+                resident: None,
             };
             let share = Share {
                 shape,

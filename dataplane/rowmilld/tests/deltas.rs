@@ -235,11 +235,32 @@ impl Looker {
     }
 }
 
+/// The table is listed as this; its share has room for less than half of its rows.
+fn listed(placement: &str) -> String {
+    format!(
+        "[[tables]]\nname = \"f\"\nplacement = \"{placement}\"\ncache_bytes = 30000\n[cache]\npage_cache = \"allow\"\n"
+    )
+}
+
 #[test]
 fn rows_change_under_load_never_go_back_and_are_there_after_a_kill() {
+    rows_change("");
+}
+
+#[test]
+fn so_do_those_of_a_cached_table() {
+    rows_change(&listed("cached"));
+}
+
+#[test]
+fn so_do_those_of_a_table_that_may_be_cached() {
+    rows_change(&listed("resident"));
+}
+
+fn rows_change(listed: &str) {
     const DELTAS: u64 = 6;
     let place = Place::new();
-    let config = place.configure("", &taking(&place));
+    let config = place.configure("", &(taking(&place) + listed));
     let (mut running, address) = ready(&config);
     let (ended, acknowledged) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
@@ -440,8 +461,84 @@ fn what_can_not_be_applied_changes_nothing_and_is_told() {
     done(address, &delta(&place, "model", 1));
 }
 
+/// Asks for a change and waits until it is made: of which it is told in the list of that name.
+fn change(address: SocketAddr, path: &str, list: &str) {
+    let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+    let reply = ask(address, &head);
+    assert!(reply.starts_with("HTTP/1.1 202"), "{reply}");
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let status = status(address);
+        let last = status[list].as_array().unwrap().last().unwrap();
+        match last["state"].as_str().unwrap() {
+            "running" => assert!(Instant::now() < until, "{last}"),
+            "done" => return,
+            _ => panic!("{last}"),
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// While a client looks, whose rows never go back, the table moves and deltas come, and another generation with deltas of its own.
 #[test]
-fn they_are_taken_where_that_is_configured_and_of_tables_that_are_not_listed() {
+fn rows_that_changed_are_so_wherever_their_table_is() {
+    let place = Place::new();
+    let specs: Vec<rowmill_table::TableSpec> = [
+        "f:1000:16:f32".parse().unwrap(),
+        "q:1000:16:int8".parse().unwrap(),
+    ]
+    .into();
+    generate(place.path("seventh"), 7, &specs, 3, &silent).unwrap();
+    let config = place.configure("", &(taking(&place) + &listed("cached")));
+    let (running, address) = ready(&config);
+    let ended = AtomicBool::new(false);
+    let moves = |to: &str| change(address, &format!("/tables/f?placement={to}"), "changes");
+    let generations =
+        |to: &str| change(address, &format!("/generations/{to}"), "generation_changes");
+    let all_are = |sequence| Looker::new(&place, "model").all_are(sequence);
+    thread::scope(|scope| {
+        let looking = scope.spawn(|| {
+            let mut looker = Looker::new(&place, "model");
+            let ids: Vec<u32> = (0..100).map(|i| i * 10 / 4 * 4).collect();
+            let mut seen = vec![0; ids.len()];
+            while !ended.load(Ordering::Relaxed) {
+                let (rows, delta) = looker.look(&ids);
+                for (seen, row) in seen.iter_mut().zip(rows) {
+                    assert!(row >= *seen && row >= delta, "{row} after {seen}");
+                    *seen = row;
+                }
+            }
+        });
+        let mut sequence = 0;
+        for to in ["resident", "cached", "resident", "cached"] {
+            sequence += 1;
+            done(address, &delta(&place, "model", sequence));
+            all_are(sequence);
+            moves(to);
+            all_are(sequence);
+        }
+        generations("load?number=7");
+        done(address, &delta(&place, "seventh", 1));
+        done(address, &delta(&place, "model", sequence + 1));
+        all_are(sequence + 1);
+        ended.store(true, Ordering::Relaxed);
+        looking.join().unwrap();
+        generations("activate?number=7");
+        Looker::new(&place, "seventh").all_are(1);
+        generations("rollback");
+        all_are(sequence + 1);
+        generations("unload?number=7");
+        generations("load?number=7");
+        generations("activate?number=7");
+        Looker::new(&place, "seventh").all_are(1);
+        let table = &status(address)["cache"][0];
+        assert_eq!(table["patched_rows"], 2 * CHANGED as u64, "{table:#}");
+    });
+    drop(running);
+}
+
+#[test]
+fn they_are_taken_where_that_is_configured_and_as_far_as_there_is_room() {
     let place = Place::new();
     let first = delta(&place, "model", 1);
     let (running, address) =
@@ -452,19 +549,31 @@ fn they_are_taken_where_that_is_configured_and_of_tables_that_are_not_listed() {
         "{code}: {why}"
     );
     drop(running);
-    let listed = format!(
-        "{}[[tables]]\nname = \"f\"\nplacement = \"cached\"\ncache_bytes = 30000\n[cache]\npage_cache = \"allow\"",
-        taking(&place)
-    );
-    let (_running, address) = ready(&place.configure("", &listed));
-    fails(
-        address,
-        &first,
-        "has rows of table f, which is listed in [[tables]]",
-    );
+    let little = |rows: usize| {
+        let bytes = format!("\ndelta_bytes = {}\n[cache]", rows * DIM * 4);
+        taking(&place) + &listed("cached").replace("\n[cache]", &bytes)
+    };
+    let (running, address) = ready(&place.configure("", &little(CHANGED - 1)));
+    let why = "has 250 rows of table f that no delta changed before, and while it is cached there is room for 249";
+    fails(address, &first, why);
+    let kept = place.path("deltas/model/gen-1/00000000000000000001.delta");
+    assert!(!kept.exists());
+    Looker::new(&place, "model").all_are(0);
+    drop(running);
+    let config = place.configure("", &little(CHANGED));
+    let (running, address) = ready(&config);
+    done(address, &first);
+    for sequence in 2..=3 {
+        done(address, &delta(&place, "model", sequence));
+        Looker::new(&place, "model").all_are(sequence);
+    }
+    drop(running);
+    // With less than it has.
+    let config = place.configure("", &little(CHANGED - 1));
+    let (output, stderr) = run(&config, false);
+    assert_eq!(output.status.code(), Some(1));
     assert!(
-        !place
-            .path("deltas/model/gen-1/00000000000000000001.delta")
-            .exists()
+        stderr.contains("tables.delta_bytes has no room: write more there"),
+        "{stderr}"
     );
 }

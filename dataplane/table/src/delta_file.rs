@@ -158,18 +158,7 @@ impl DeltaFile {
         while first < info.rows {
             let count = most.min(info.rows - first) as usize;
             let ids = self.ids_from(section, first, count)?;
-            let mut numbers = vec![0; count];
-            let lacking = match table.resolve(&ids, &mut numbers) {
-                Err(position) => Some(position),
-                // The row for ids that there are not.
-                Ok(()) => numbers.iter().position(|&row| row >= table.lookup_count()),
-            };
-            if let Some(position) = lacking {
-                return Err(self.bad(format!(
-                    "has a row of id {} for table {}, which lacks it: rows are changed by deltas, and neither added nor removed",
-                    ids[position], info.table
-                )));
-            }
+            let numbers = self.numbers_of(&ids, table)?;
             let mut bytes = vec![0; count * stride];
             self.read(&mut bytes, rows_at + first * stride as u64)?;
             for (row, &id) in bytes.chunks_exact(stride).zip(&ids) {
@@ -185,6 +174,39 @@ impl DeltaFile {
             first += count as u64;
         }
         Ok(())
+    }
+
+    /// Gives the numbers that rows of a section have in the table, some at a time.
+    ///
+    /// # Errors
+    /// [`TableError::Io`], and [`TableError::BadDelta`] for ids that the table lacks.
+    pub fn numbers(
+        &self,
+        section: usize,
+        table: &ResidentTable,
+        each: &mut dyn FnMut(&[u32]),
+    ) -> Result<(), TableError> {
+        self.ids(section, &mut |ids| {
+            each(&self.numbers_of(ids, table)?);
+            Ok(())
+        })
+    }
+
+    fn numbers_of(&self, ids: &[u64], table: &ResidentTable) -> Result<Vec<u32>, TableError> {
+        let mut numbers = vec![0; ids.len()];
+        let lacking = match table.resolve(ids, &mut numbers) {
+            Err(position) => Some(position),
+            // The row for ids that there are not.
+            Ok(()) => numbers.iter().position(|&row| row >= table.lookup_count()),
+        };
+        match lacking {
+            None => Ok(numbers),
+            Some(position) => Err(self.bad(format!(
+                "has a row of id {} for table {}, which lacks it: rows are changed by deltas, and neither added nor removed",
+                ids[position],
+                table.name()
+            ))),
+        }
     }
 
     fn body(&self, section: usize) -> u64 {

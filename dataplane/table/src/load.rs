@@ -12,9 +12,9 @@ use crate::layout::Layout;
 use crate::manifest::TableInfo;
 use crate::overlay::Room;
 use crate::pages::{BLOCK_PAGES, Checksums, PAGE_BYTES, damage, page_crcs};
-use crate::resident::{Bytes, Part, Resident, ResidentTable};
+use crate::part::{Bytes, Part};
+use crate::resident::{Resident, ResidentTable};
 use crate::spec::Missing;
-use crate::verify::check_zero_row;
 use crate::{Generation, Progress, Stage, TableError};
 
 /// How tables are loaded.
@@ -40,6 +40,8 @@ pub enum Keep {
     Changing,
     /// Rows and index, the rows in an arena of their own, which is given back with the last that holds them.
     RowsApart,
+    /// The same, with room behind the rows as with [`Changing`](Keep::Changing).
+    ChangingApart,
     /// The index alone; nothing of a dense table.
     Index,
 }
@@ -101,11 +103,10 @@ impl<'a> Region<'a> {
     }
 
     /// The same with room behind.
-    fn changing(table: &'a TableInfo, first_page: u64) -> Region<'a> {
-        let all = Region::all(table, first_page);
+    fn changing(self) -> Region<'a> {
         Region {
-            room: Room::behind(table, all.len()),
-            ..all
+            room: Room::behind(self.table, self.len()),
+            ..self
         }
     }
 
@@ -207,11 +208,16 @@ impl Generation {
         let all = || keeps.iter().zip(tables.iter().zip(&first_pages));
         let common = all().map(|(keep, (table, &first_page))| match keep {
             Keep::All => Region::all(table, first_page),
-            Keep::Changing => Region::changing(table, first_page),
-            Keep::RowsApart | Keep::Index => Region::index(table, first_page),
+            Keep::Changing => Region::all(table, first_page).changing(),
+            Keep::RowsApart | Keep::ChangingApart | Keep::Index => Region::index(table, first_page),
         });
         let apart = all().map(|(keep, (table, &first_page))| {
-            (*keep == Keep::RowsApart).then(|| Region::rows(table, first_page))
+            let rows = || Region::rows(table, first_page);
+            match keep {
+                Keep::RowsApart => Some(rows()),
+                Keep::ChangingApart => Some(rows().changing()),
+                Keep::All | Keep::Changing | Keep::Index => None,
+            }
         });
         Kept {
             common: common.collect(),
@@ -225,7 +231,7 @@ impl Generation {
     pub fn arenas_bytes(&self, keep: impl Fn(usize) -> Keep) -> Vec<u64> {
         let Kept { common, apart, .. } = self.kept(keep);
         let common = Layout::new(common.iter().map(Region::taken)).bytes();
-        let apart = apart.iter().flatten().map(Region::len);
+        let apart = apart.iter().flatten().map(Region::taken);
         [common]
             .into_iter()
             .chain(apart)
@@ -276,6 +282,7 @@ impl Generation {
             };
             let index_end = range.start + region.len() as usize;
             let index = part(index_end - info.index_bytes() as usize..index_end);
+            let room = apart.as_ref().map_or(region.room, |apart| apart.room);
             let rows = match (keep, apart) {
                 (_, Some(apart)) => {
                     let (arena, _) = bring(std::slice::from_ref(apart))?;
@@ -283,7 +290,7 @@ impl Generation {
                     if arena.len() > largest {
                         (largest, backing) = (arena.len(), *arena.backing());
                     }
-                    Some(whole(arena))
+                    Some(rows_of(info, arena))
                 }
                 (Keep::All | Keep::Changing, None) => {
                     let rows = info.row_region_bytes() as usize;
@@ -294,7 +301,7 @@ impl Generation {
                     None
                 }
             };
-            tables.push(ResidentTable::new(info, rows, region.room, index)?);
+            tables.push(ResidentTable::new(info, rows, room, index)?);
         }
         Ok(Resident {
             generation: self.number(),
@@ -306,13 +313,15 @@ impl Generation {
         })
     }
 
-    /// Brings the rows of one table into an arena of their own; `table` is what is in memory of it already.
+    /// Brings the rows of one table into an arena of their own; `table` is what is in memory of it already. With `changing` they can
+    /// [change](ResidentTable::change) as those of [`Keep::ChangingApart`].
     ///
     /// # Errors
     /// As [`Generation::load`], and [`TableError::UnknownTable`].
     pub fn load_rows(
         &self,
         table: &ResidentTable,
+        changing: bool,
         huge_pages: HugePages,
         progress: Progress<'_>,
         options: LoadOptions,
@@ -323,8 +332,13 @@ impl Generation {
             .iter()
             .take_while(|other| other.name != info.name);
         let region = Region::rows(info, before.map(TableInfo::page_count).sum());
+        let region = match changing {
+            true => region.changing(),
+            false => region,
+        };
         let checksums = options.verify.then(|| Checksums::open(self)).transpose()?;
         let meter = Meter::new(progress, Stage::Loading, region.len());
+        let room = region.room;
         let (arena, _) = bring(
             self,
             &[region],
@@ -333,9 +347,7 @@ impl Generation {
             progress,
             checksums.as_ref(),
         )?;
-        let rows = whole(arena);
-        check_zero_row(info, &rows[rows.len() - info.stride..])?;
-        Ok(table.with_rows(rows))
+        table.with_rows(info, rows_of(info, arena), room)
     }
 
     /// Checks the last stored row of a table whose rows stay in their file, where it stands for missing ids. A disk that fails to give it
@@ -350,13 +362,14 @@ impl Generation {
         match read_at(&file, &path, &mut row, at) {
             Err(TableError::Io { .. }) => Ok(()),
             Err(error) => Err(error),
-            Ok(()) => check_zero_row(info, &row),
+            Ok(()) => crate::verify::check_zero_row(info, &row),
         }
     }
 }
 
-fn whole(arena: Bytes) -> Part {
-    let range = 0..arena.len();
+/// The rows of a table in an arena of their own.
+fn rows_of(info: &TableInfo, arena: Bytes) -> Part {
+    let range = 0..info.row_region_bytes() as usize;
     Part { arena, range }
 }
 

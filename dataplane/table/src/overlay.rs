@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rowmill_arena::{LiveArena, ReadWindow};
 
 use crate::manifest::TableInfo;
-use stand_ins::StandIns;
+pub use stand_ins::StandIns;
 
 /// Most rows that become others at a time: what all tables of a model have as overlays stays some MiB, and a worker's look at a row's
 /// stand-in stays in its nearest cache.

@@ -1,10 +1,10 @@
 //! Tables in memory.
 
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rowmill_arena::{Backing, FrozenArena, FrozenBytes, HugePages, LiveArena, ReadWindow};
+use rowmill_arena::{Backing, FrozenBytes, HugePages, ReadWindow};
 
 use crate::blocks::{BLOCK_BYTES, Meter, in_parallel};
 use crate::format::RowFormat;
@@ -14,8 +14,9 @@ use crate::index_build::Scratch;
 use crate::layout::Layout;
 use crate::manifest::TableInfo;
 use crate::overlay::{Overlay, Room};
+use crate::part::{Bytes, Part, overlay};
 use crate::spec::{Missing, TableKind, TableSpec, check_specs};
-use crate::verify::{check_index, check_zero_row};
+use crate::verify::check_index;
 use crate::writer::TableRows;
 use crate::{Progress, Stage, TableError};
 
@@ -180,7 +181,7 @@ impl Resident {
     pub fn take_rows(&mut self, table: usize) -> ResidentTable {
         let without = self.tables[table].without_rows();
         let taken = core::mem::replace(&mut self.tables[table], without);
-        self.arena_bytes -= taken.window().len();
+        self.arena_bytes -= taken.rows().arena.len();
         taken
     }
 
@@ -192,59 +193,6 @@ impl Resident {
     /// Bytes of the arenas: all rows and indexes that are there, and the padding between tables.
     pub fn arena_bytes(&self) -> usize {
         self.arena_bytes
-    }
-}
-
-/// Memory of tables, alive as long as somebody has it.
-#[derive(Clone, Debug)]
-pub(crate) enum Bytes {
-    /// Nobody writes it.
-    Frozen(Arc<FrozenArena>),
-    /// Some of its ranges are written.
-    Live(Arc<LiveArena>),
-}
-
-impl Bytes {
-    pub(crate) fn backing(&self) -> &Backing {
-        match self {
-            Bytes::Frozen(arena) => arena.backing(),
-            Bytes::Live(arena) => arena.backing(),
-        }
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            Bytes::Frozen(arena) => arena.len(),
-            Bytes::Live(arena) => arena.len(),
-        }
-    }
-}
-
-/// Bytes of an arena, which they keep alive.
-#[derive(Clone, Debug)]
-pub(crate) struct Part {
-    pub(crate) arena: Bytes,
-    pub(crate) range: Range<usize>,
-}
-
-impl Part {
-    /// The bytes, which others may write.
-    fn window(&self) -> ReadWindow<'_> {
-        match &self.arena {
-            Bytes::Frozen(arena) => ReadWindow::over(&arena[self.range.clone()]),
-            Bytes::Live(arena) => arena.to_read(self.range.clone()),
-        }
-    }
-}
-
-impl Deref for Part {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match &self.arena {
-            Bytes::Frozen(arena) => &arena[self.range.clone()],
-            Bytes::Live(arena) => arena.bytes(self.range.clone()),
-        }
     }
 }
 
@@ -276,21 +224,7 @@ impl ResidentTable {
         room: Option<Room>,
         index: Part,
     ) -> Result<ResidentTable, TableError> {
-        if let Some(rows) = &rows {
-            let (window, mut last) = (rows.window(), vec![0; info.stride]);
-            window.read(window.len() - info.stride, &mut last);
-            check_zero_row(info, &last)?;
-        }
-        let overlay = match (&rows, room) {
-            (Some(rows), Some(room)) => match &rows.arena {
-                Bytes::Live(arena) => {
-                    let overlay = Overlay::new(arena, rows.range.clone(), info.stride, room);
-                    Some(Arc::new(overlay))
-                }
-                Bytes::Frozen(_) => None,
-            },
-            _ => None,
-        };
+        let overlay = overlay(info, rows.as_ref(), room)?;
         let row = |count| u32::try_from(count).expect("checked: below 2^31");
         Ok(ResidentTable {
             name: info.name.clone(),
@@ -309,13 +243,18 @@ impl ResidentTable {
         })
     }
 
-    /// The same table with rows that are elsewhere.
-    pub(crate) fn with_rows(&self, rows: Part) -> ResidentTable {
-        ResidentTable {
+    /// The same table with rows that are elsewhere, which are checked. With `room` they can change.
+    pub(crate) fn with_rows(
+        &self,
+        info: &TableInfo,
+        rows: Part,
+        room: Option<Room>,
+    ) -> Result<ResidentTable, TableError> {
+        Ok(ResidentTable {
+            overlay: overlay(info, Some(&rows), room)?,
             rows_at: Some(rows),
-            overlay: None,
             ..self.clone()
-        }
+        })
     }
 
     /// The same table without its rows, which it does not keep alive.
@@ -325,6 +264,10 @@ impl ResidentTable {
             overlay: None,
             ..self.clone()
         }
+    }
+
+    fn rows(&self) -> &Part {
+        self.rows_at.as_ref().expect("a table with its rows")
     }
 
     /// Whether its rows are in memory.
@@ -373,7 +316,7 @@ impl ResidentTable {
     /// # Panics
     /// If they are not in memory, or can change.
     pub fn bytes(&self) -> &[u8] {
-        self.rows_at.as_ref().expect("a table with its rows")
+        self.rows()
     }
 
     /// Whether its rows can become others while they are read.
@@ -389,7 +332,7 @@ impl ResidentTable {
     pub fn window(&self) -> ReadWindow<'_> {
         match &self.overlay {
             Some(overlay) => overlay.window(),
-            None => (self.rows_at.as_ref().expect("a table with its rows")).window(),
+            None => self.rows().window(),
         }
     }
 

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use rowmill_arena::HugePages;
 use rowmill_table::{
-    Generation, HEADER_BYTES, Keep, LoadOptions, Missing, PAGE_BYTES, Resident, TableError,
-    TableSpec, generate, silent,
+    Generation, HEADER_BYTES, Keep, LoadOptions, Missing, PAGE_BYTES, Resident, ResidentTable,
+    TableError, TableSpec, generate, silent,
 };
 use tempfile::TempDir;
 
@@ -102,12 +102,45 @@ fn rows_come_and_go() {
     let part = load(&generation, &[Keep::Index; SPECS.len()]).unwrap();
     for (table, whole) in part.tables().iter().zip(whole.tables()) {
         let options = LoadOptions::default();
-        let with = generation.load_rows(table, HugePages::Off, &silent, options);
+        let with = generation.load_rows(table, false, HugePages::Off, &silent, options);
         let with = with.unwrap();
         assert!(with.bytes() == whole.bytes());
         assert!(!table.has_rows() && !with.without_rows().has_rows());
         assert!(with.without_rows().entries().eq(whole.entries()));
     }
+}
+
+/// However they came into an arena of their own, rows that can change are the table's, and become others.
+#[test]
+fn rows_that_are_apart_can_change() {
+    let (_temp, generation) = made();
+    let whole = load(&generation, &[Keep::All; SPECS.len()]).unwrap();
+    let index = load(&generation, &[Keep::Index; SPECS.len()]).unwrap();
+    let mut part = load(&generation, &[Keep::ChangingApart; SPECS.len()]).unwrap();
+    for (number, whole) in whole.tables().iter().enumerate() {
+        let (without, options) = (&index.tables()[number], LoadOptions::default());
+        let loaded = generation.load_rows(without, true, HugePages::Off, &silent, options);
+        for table in [part.take_rows(number), loaded.unwrap()] {
+            assert!(table.can_change() && table.frozen().is_none());
+            let row = |table: &ResidentTable, row: u32| {
+                let mut values = vec![0.0; table.dim()];
+                table.row_f32(row, &mut values).unwrap();
+                values
+            };
+            for at in 0..whole.row_count() {
+                assert_eq!(row(&table, at), row(whole, at), "{}: {at}", table.name());
+            }
+            let (one, other) = (0, whole.lookup_count() - 1);
+            let at = other as usize * whole.stride();
+            let bytes = &whole.bytes()[at..at + whole.stride()];
+            table.change(&[one], bytes, &mut || ());
+            assert_eq!(row(&table, one), row(whole, other));
+            for at in 1..whole.row_count() {
+                assert_eq!(row(&table, at), row(whole, at));
+            }
+        }
+    }
+    assert_eq!(part.arena_bytes(), index.arena_bytes());
 }
 
 #[test]
@@ -136,7 +169,8 @@ fn damage_counts_where_it_is_read() {
     }
     let resident = load(&generation, &index).unwrap();
     let table = &resident.tables()[2];
-    let rows = generation.load_rows(table, HugePages::Off, &silent, LoadOptions::default());
+    let options = LoadOptions::default();
+    let rows = generation.load_rows(table, false, HugePages::Off, &silent, options);
     assert!(matches!(rows, Err(TableError::DamagedPage { page: 2, .. })));
     at(2, row);
     // Its index.

@@ -41,9 +41,10 @@ pub(super) fn refused(site: &Site) -> Result<Verdict> {
     let less = format!("cache_bytes = {}", LEAST_SHARE - 1);
     let share = format!("cache_bytes = {least}");
     let next = "on_failure = [\"next-tier\", \"error\"]";
-    let cases: [(&str, &str, &[&str]); 7] = [
+    let cases: [(&str, &str, &[&str]); 8] = [
         (&share, &less, &["tables.cache_bytes: of `cold`", &write]),
         (&share, "cache_bytes = 0", &["tables.cache_bytes", &write]),
+        (&share, "", &["tables.cache_bytes: of `cold`", &write]),
         (
             "\"cold\"",
             "\"warm\"",

@@ -44,6 +44,23 @@ pub(super) fn settings(site: &Site) -> Result<Settings> {
     })
 }
 
+/// The same where the table is cached, with a share for an eighth of its rows, and room for all that change.
+fn cached(site: &Site) -> Result<Settings> {
+    let settings = settings(site)?;
+    let row = DIM * 4;
+    let (share, deltas) = (
+        ROWS as usize / 8 * row,
+        (ROWS / CHANGED_ONE_IN) as usize * row,
+    );
+    let table = format!(
+        "[[tables]]\nname = \"{TABLE}\"\nplacement = \"cached\"\ncache_bytes = {share}\ndelta_bytes = {deltas}\n[cache]\npage_cache = \"allow\"\n"
+    );
+    Ok(Settings {
+        cached: settings.cached.clone() + &table,
+        ..settings
+    })
+}
+
 /// Writes an array as NumPy does (format 1.0).
 fn npy(site: &Site, name: &str, header: &str, data: Vec<u8>) -> Result<PathBuf> {
     let path = site.path(name);
@@ -251,9 +268,17 @@ impl Looker {
 
 /// One delta after another under the load of two clients that read what changes.
 pub(super) fn under_load(site: &Site) -> Result<Verdict> {
+    applied_under_load(site, &settings(site)?)
+}
+
+/// The same to a cached table.
+pub(super) fn cached_under_load(site: &Site) -> Result<Verdict> {
+    applied_under_load(site, &cached(site)?)
+}
+
+fn applied_under_load(site: &Site, settings: &Settings) -> Result<Verdict> {
     const DELTAS: u64 = 8;
-    let settings = settings(site)?;
-    beside_an_innocent(site, &settings, |scene| {
+    beside_an_innocent(site, settings, |scene| {
         let service = &*scene.service;
         let files = (1..=DELTAS).map(|sequence| delta(site, "faults", sequence));
         let files = files.collect::<Result<Vec<_>>>()?;
@@ -338,10 +363,18 @@ pub(super) fn damaged(site: &Site) -> Result<Verdict> {
 
 /// `kill -9` at several moments after a delta was begun: the next start serves all that were acknowledged, and each whole.
 pub(super) fn killed(site: &Site) -> Result<Verdict> {
-    let settings = settings(site)?;
+    killed_with(site, &settings(site)?)
+}
+
+/// The same of a service whose table is cached.
+pub(super) fn cached_killed(site: &Site) -> Result<Verdict> {
+    killed_with(site, &cached(site)?)
+}
+
+fn killed_with(site: &Site, settings: &Settings) -> Result<Verdict> {
     let tables = site.tables()?;
     let (mut acknowledged, mut found) = (0, Vec::new());
-    let mut service = site.start(&settings)?;
+    let mut service = site.start(settings)?;
     for after_ms in [0, 2, 5, 10, 20] {
         let sequence = acknowledged + 1;
         let file = delta(site, "faults", sequence)?;
@@ -352,7 +385,7 @@ pub(super) fn killed(site: &Site) -> Result<Verdict> {
         thread::sleep(Duration::from_millis(after_ms));
         service.process().signal(Signal::KILL)?;
         ensure!(service.process().end(patience()).is_some(), "it was killed");
-        service = site.start(&settings)?;
+        service = site.start(settings)?;
         let there = applied(&service)?;
         ensure!(
             there == acknowledged || there == sequence,

@@ -199,12 +199,15 @@ impl Dataplane {
 
     fn step(&mut self, i: usize) {
         self.after_client();
-        self.moves.go_on();
-        self.generations.go_on(&mut self.moves);
+        // While a delta is applied, nothing comes that it would have to be applied to as well.
+        let may_come = !self.deltas.is_under_way();
+        self.moves.go_on(may_come);
+        self.generations.go_on(&mut self.moves, may_come);
         let obeyed = self.policies.go_on(&self.moves);
         self.end_with(obeyed);
         let now_ns = self.net.now_ns();
-        self.deltas.begin_some(now_ns, &self.generations.held());
+        let held = self.generations.held();
+        self.deltas.begin_some(now_ns, &held, &self.moves);
         self.deltas.go_on(now_ns);
         let lane = &mut self.lanes[i];
         let quantum = lane.worker.engine().micro_batch_bytes();

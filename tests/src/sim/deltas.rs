@@ -1,22 +1,25 @@
-//! Deltas of the simulated world: rows of resident tables become others while requests are in progress.
+//! Deltas of the simulated world: rows of tables, resident and cached, become others while requests are in progress.
 //!
-//! What `rowmilld`'s thread does in a delta is done here by a thread (`strand.rs`), so that [`ResidentTable::change`] itself runs between steps of workers, and
-//! waits for their turns by the epochs that they note. What is not simulated: files and directories of deltas, a kill of the process (which
+//! What `rowmilld`'s thread does in a delta is done here by a thread (`strand.rs`), so that [`ResidentTable::change`] and [`Store::patch`] themselves run between
+//! steps of workers, and wait for their turns by the epochs that they note. The rows of a table that is cached become others in memory, too, where it finds
+//! them when it is resident again. What is not simulated: files and directories of deltas, a kill of the process (which
 //! applies what it has kept before it serves), and what lies between two steps of one thread or within a turn, which the cache's models run.
 //!
 //! [`ResidentTable::change`]: rowmill_table::ResidentTable::change
+//! [`Store::patch`]: rowmill_cache::store::Store::patch
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use fastrand::Rng;
-use rowmill_cache::store::Epochs;
+use rowmill_cache::store::{Epochs, Store};
 use rowmill_table::{Resident, ResidentTable, TableKind};
 
 use super::history::History;
 use super::ledger::Violation;
 use super::model::Truth;
+use super::moves::Moves;
 use super::planted::Mistake;
 use super::strand::{Strand, Way};
 
@@ -102,16 +105,22 @@ impl Deltas {
         }
     }
 
+    /// Whether a delta is being applied.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.under_way.is_some()
+    }
+
     /// When the thread of a delta that is under way goes on.
     pub(super) fn next_ns(&self) -> Option<u64> {
         self.under_way.as_ref().map(|_| self.next_ns)
     }
 
     /// Begins a delta of a generation that is held now and then.
-    pub(super) fn begin_some(&mut self, now_ns: u64, held: &[usize]) {
-        if self.under_way.is_none() && self.rng.u32(0..10_000) < self.often {
+    pub(super) fn begin_some(&mut self, now_ns: u64, held: &[usize], moves: &Moves) {
+        let may = self.under_way.is_none() && !moves.is_under_way();
+        if may && self.rng.u32(0..10_000) < self.often {
             let which = held[self.rng.usize(0..held.len())];
-            self.begin(which);
+            self.begin(which, moves);
             self.next_ns = now_ns;
         }
     }
@@ -148,12 +157,13 @@ impl Deltas {
         }
     }
 
-    fn begin(&mut self, which: usize) {
+    fn begin(&mut self, which: usize, moves: &Moves) {
         if !self.kept.contains_key(&which) {
             let delta = self.draw(which);
             self.kept.insert(which, Arc::new(delta));
         }
         let work = Work {
+            stores: moves.stores_of(&self.all[which]).into_iter().collect(),
             tables: Arc::clone(&self.all[which]),
             delta: Arc::clone(&self.kept[&which]),
             epochs: Arc::clone(&self.epochs),
@@ -204,7 +214,20 @@ impl Deltas {
     }
 
     /// That all rows are what they have to be when nobody changes any.
-    pub(super) fn check_rows(&self, truth: &Truth) -> Result<(), Violation> {
+    pub(super) fn check_rows(&self, truth: &Truth, moves: &Moves) -> Result<(), Violation> {
+        for tables in &self.all {
+            let generation = tables.generation();
+            for (number, store) in moves.stores_of(tables) {
+                let (rows, _) = self.history.others(generation, number);
+                if store.patched() as usize != rows.len() {
+                    return Err(Violation(format!(
+                        "deltas have made others of {} rows of table {number} of generation {generation}, and {} are in its store",
+                        rows.len(),
+                        store.patched()
+                    )));
+                }
+            }
+        }
         for (now, first) in self.all.iter().zip(&truth.generations) {
             let generation = now.generation();
             let moment = self.history.stand(generation).moment;
@@ -226,6 +249,8 @@ impl Deltas {
 
 /// What the thread has.
 struct Work {
+    /// What is kept of cached tables, by their numbers.
+    stores: BTreeMap<usize, Arc<Store>>,
     tables: Arc<Resident>,
     delta: Arc<Delta>,
     epochs: Arc<Epochs>,
@@ -262,28 +287,37 @@ impl Work {
             Some(Mistake::LeavesRowOut) => piece.rows.len() - 1,
             _ => piece.rows.len(),
         };
-        let (mut shown, mut are_shown) = (0, false);
-        table.change(
-            &piece.rows[..given],
-            &piece.bytes[..given * table.stride()],
-            &mut || {
-                let now = stand_ins(table, &piece.rows);
-                are_shown = !are_shown;
-                if are_shown {
-                    assert_eq!(now.start, shown, "those come next that come next");
-                    shown = now.end;
-                    self.tell(piece, now);
-                } else {
-                    assert!(
-                        now.is_empty(),
-                        "rows that were changed stand for themselves"
-                    );
-                }
-                // It may have no core right now.
+        let (rows, bytes) = (&piece.rows[..given], &piece.bytes[..given * table.stride()]);
+        if let Some(store) = self.stores.get(&piece.table) {
+            // Workers make no step before this gives way, which it does when all are shown.
+            self.tell(piece, 0..piece.rows.len());
+            let patched = store.patch(rows, bytes, &mut || {
                 way.give(Stop::Waits);
                 self.epochs.pass_all(|| way.give(Stop::Waits));
-            },
-        );
+            });
+            patched.expect("room for all rows");
+            // Nobody reads them there.
+            table.change(rows, bytes, &mut || ());
+            return;
+        }
+        let (mut shown, mut are_shown) = (0, false);
+        table.change(rows, bytes, &mut || {
+            let now = stand_ins(table, &piece.rows);
+            are_shown = !are_shown;
+            if are_shown {
+                assert_eq!(now.start, shown, "those come next that come next");
+                shown = now.end;
+                self.tell(piece, now);
+            } else {
+                assert!(
+                    now.is_empty(),
+                    "rows that were changed stand for themselves"
+                );
+            }
+            // It may have no core right now.
+            way.give(Stop::Waits);
+            self.epochs.pass_all(|| way.give(Stop::Waits));
+        });
         assert_eq!(shown, given, "all rows were shown");
         if given < piece.rows.len() {
             self.tell(piece, given..piece.rows.len());

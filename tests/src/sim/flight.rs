@@ -329,7 +329,12 @@ impl Flight {
             }
             let (bytes, moments) = (stored(place.clone()), model.moments(feature, &ids, &span));
             let is_right = |&moment: &u64| bytes.is_some() && bytes == vector(moment);
-            let Some(at) = moments.iter().position(is_right) else {
+            let at = moments.iter().position(is_right).or_else(|| {
+                let of = (&ids[..], weights.as_deref());
+                let is_mixed = model.is_mixed(feature, of, partials, &span, bytes.as_deref()?);
+                is_mixed.then_some(1)
+            });
+            let Some(at) = at else {
                 return Err(format!(
                     "feature {feature}, bag {bag} (ids {ids:?}) at {place:?} is not what the reference gives at any moment of {span:?}"
                 ));

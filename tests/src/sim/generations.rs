@@ -83,8 +83,8 @@ impl Generations {
         self.then.is_some()
     }
 
-    /// Makes the next step, or begins to change something now and then.
-    pub(super) fn go_on(&mut self, moves: &mut Moves) {
+    /// Makes the next step, or begins to change something now and then, if it `may`.
+    pub(super) fn go_on(&mut self, moves: &mut Moves, may: bool) {
         let is_pending = self
             .pending
             .as_ref()
@@ -133,7 +133,7 @@ impl Generations {
                 self.held[other.index()] = None;
                 self.released += 1;
             }
-            None if self.rng.u32(0..10_000) < self.often && !moves.is_under_way() => {
+            None if may && self.rng.u32(0..10_000) < self.often && !moves.is_under_way() => {
                 self.begin(other, moves);
             }
             None => {}

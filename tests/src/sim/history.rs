@@ -1,7 +1,7 @@
 //! What rows of each generation were, and when they became others: the oracle's own book of deltas.
 //!
 //! It counts *moments* of each generation, one more each time that some rows are found as others. A worker's turn is one step of a simulated
-//! world, so all rows of one bag are of one moment; other vectors of the same answer may be of others.
+//! world, so all rows of one bag are of one moment, but for those that it waited for; other vectors of the same answer may be of others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -116,6 +116,16 @@ impl History {
         let later = later.map(|(moment, _)| *moment);
         let later = later.filter(|moment| span.contains(moment));
         core::iter::once(*span.start()).chain(later).collect()
+    }
+
+    /// Rows of a table that are others by now, and what they are, one behind the other.
+    pub(super) fn others(&self, generation: u64, table: usize) -> (Vec<u32>, Vec<u8>) {
+        let book = self.book();
+        let rows = book.get(&generation).into_iter().flat_map(|c| &c.rows);
+        let own = rows.filter(|((of, _), _)| *of == table);
+        let last = own.filter_map(|((_, row), versions)| Some((*row, &versions.last()?.1)));
+        let (rows, bytes): (Vec<u32>, Vec<&Vec<u8>>) = last.unzip();
+        (rows, bytes.into_iter().flatten().copied().collect())
     }
 
     /// A row's bytes at a moment, if they are others than at first.

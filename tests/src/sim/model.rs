@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use fastrand::Rng;
 use rowmill_engine::rows;
@@ -23,6 +24,10 @@ pub struct Truth {
     pub history: History,
     /// Rows that are taken for zeros.
     pub(super) lacks: Lacks,
+    /// Tables that may be cached, and become resident while rows of them are fetched.
+    pub(super) listed: Vec<bool>,
+    /// Vectors whose rows may be of more mixtures of moments than are tried.
+    pub(super) untold: Arc<AtomicU64>,
 }
 
 /// One feature of a schema with its table.
@@ -115,6 +120,8 @@ pub struct SchemaModel {
     pub features: Vec<FeatureModel>,
     tables: Arc<Resident>,
     lacks: Lacks,
+    listed: Vec<bool>,
+    untold: Arc<AtomicU64>,
     history: History,
     /// The same of other generations.
     others: Vec<SchemaModel>,
@@ -165,6 +172,8 @@ impl SchemaModel {
             features: schema.features.iter().map(feature).collect(),
             tables: Arc::clone(tables),
             lacks: truth.lacks.clone(),
+            listed: truth.listed.clone(),
+            untold: Arc::clone(&truth.untold),
             history: truth.history.clone(),
             others: Vec::new(),
         }
@@ -235,25 +244,27 @@ impl SchemaModel {
         let f = &self.features[feature];
         let mut vector = vec![0.0; f.dim];
         let row = f.row(id)?;
-        self.with_rows(feature, &[row], moment, |rows, ids| {
+        self.with_rows(feature, &[row], &|_| moment, |rows, ids| {
             scalar::row(rows, ids[0], &mut vector);
         });
         Some(stored(&vector, f.output))
     }
 
-    /// Gives these rows of a feature's table as they are at a moment, and the numbers that they have there.
+    /// Gives these rows of a feature's table as each is at its moment, and the numbers that they have there.
     fn with_rows(
         &self,
         feature: usize,
         ids: &[u32],
-        moment: Moment,
+        moment: &dyn Fn(u32) -> Moment,
         take: impl FnOnce(&Rows<'_>, &[u32]),
     ) {
         let (table, (_, number)) = (self.table(feature), self.place(feature));
         let (own, stride) = (rows(table), table.stride());
-        let other = |row: u32| match self.lacks.row(number, row) {
-            true => Some(vec![0; stride]),
-            false => self.history.row(self.place(feature), row, moment),
+        let other = |row: u32| {
+            // One that a delta changed is not read from where it can't be.
+            let lacking = || self.lacks.row(number, row).then(|| vec![0; stride]);
+            let now = self.history.row(self.place(feature), row, moment(row));
+            now.or_else(lacking)
         };
         let others: Vec<Option<Vec<u8>>> = ids.iter().map(|&row| other(row)).collect();
         if others.iter().all(Option::is_none) {
@@ -278,6 +289,18 @@ impl SchemaModel {
         partials: bool,
         moment: Moment,
     ) -> Option<Vec<u8>> {
+        self.vector_of(feature, ids, weights, partials, &|_| moment)
+    }
+
+    /// The same of rows that are each of a moment of its own.
+    fn vector_of(
+        &self,
+        feature: usize,
+        ids: &[u64],
+        weights: Option<&[f32]>,
+        partials: bool,
+        moment: &dyn Fn(u32) -> Moment,
+    ) -> Option<Vec<u8>> {
         let f = &self.features[feature];
         if partials && !self.has_partials() {
             return None;
@@ -296,6 +319,51 @@ impl SchemaModel {
             scalar::bag(rows, ids, weights, mode, &mut vector);
         });
         Some(stored(&vector, f.output))
+    }
+}
+
+/// Ways to mix moments of a bag's rows that are tried: more than there are, but of long bags.
+const MIXTURES: usize = 100_000;
+
+impl SchemaModel {
+    /// Whether a bag's vector has these bytes though its rows are not all of one moment of a span: those that a bag waits for may come from the table
+    /// that has become resident meanwhile. Where there are too many ways it is counted, and let pass.
+    pub fn is_mixed(
+        &self,
+        feature: usize,
+        (ids, weights): (&[u64], Option<&[f32]>),
+        partials: bool,
+        span: &RangeInclusive<Moment>,
+        bytes: &[u8],
+    ) -> bool {
+        let (f, place) = (&self.features[feature], self.place(feature));
+        if !self.listed[f.table] {
+            return false;
+        }
+        let rows: BTreeSet<u32> = ids.iter().filter_map(|&id| f.row(id)).collect();
+        let versions = rows.into_iter().map(|row| {
+            let moments = self.history.moments(place, &[row], span);
+            (row, Vec::from_iter(moments))
+        });
+        let changed: Vec<(u32, Vec<Moment>)> = versions.filter(|(_, of)| of.len() > 1).collect();
+        let all = changed.iter().map(|(_, of)| of.len());
+        let all = all.fold(1_usize, usize::saturating_mul);
+        if all > MIXTURES {
+            self.untold.fetch_add(1, Ordering::Relaxed);
+            return true;
+        }
+        (0..all).any(|mixture| {
+            let mut left = mixture;
+            let chosen = changed.iter().map(|(row, of)| {
+                let moment = of[left % of.len()];
+                left /= of.len();
+                (*row, moment)
+            });
+            let chosen: BTreeMap<u32, Moment> = chosen.collect();
+            let moment = |row: u32| chosen.get(&row).copied().unwrap_or(*span.start());
+            let vector = self.vector_of(feature, ids, weights, partials, &moment);
+            vector.is_some_and(|vector| vector == bytes)
+        })
     }
 }
 
@@ -473,9 +541,10 @@ impl Work {
         let weights = &self.weights[feature][range.clone()];
         let ids = &self.ids[feature][range];
         let moments = model.moments(feature, ids, span);
-        moments.into_iter().any(|moment| {
+        let is_of_one = moments.into_iter().any(|moment| {
             let vector = model.vector(feature, ids, Some(weights), partials, moment);
             bytes == vector.expect("drawn ids are in the table")
-        })
+        });
+        is_of_one || model.is_mixed(feature, (ids, Some(weights)), partials, span, bytes)
     }
 }

@@ -12,6 +12,8 @@ use rowmill_engine::{Home, Side, SideTier};
 use rowmill_rowmilld::mailbox::{Mailbox, Move};
 use rowmill_table::Resident;
 
+use super::history::History;
+use super::planted::Mistake;
 use super::shelf::MOST_SETS;
 
 /// Makes what a worker reads rows of these tables from.
@@ -25,6 +27,9 @@ pub struct Moves {
     tier: MakeTier,
     mailboxes: Vec<Arc<Mailbox>>,
     listed: Vec<Listed>,
+    /// What deltas have made of rows.
+    history: History,
+    mistake: Option<Mistake>,
     /// After how many of 10,000 steps of workers a table moves, if none is on its way.
     often: u32,
     /// What workers are told next, each its own.
@@ -58,6 +63,7 @@ impl Moves {
         mailboxes: Vec<Arc<Mailbox>>,
         stores: Vec<Option<Arc<Store>>>,
         moves: &[Option<bool>],
+        (history, mistake): (History, Option<Mistake>),
         mut rng: Rng,
     ) -> Moves {
         let often = if rng.bool() { rng.u32(1..=300) } else { 0 };
@@ -76,6 +82,8 @@ impl Moves {
             tier,
             mailboxes,
             listed: listed.collect(),
+            history,
+            mistake,
             often,
             next: VecDeque::new(),
             unaware: 0,
@@ -91,8 +99,8 @@ impl Moves {
         self.unaware > 0 || !self.next.is_empty()
     }
 
-    /// Takes back what workers had, and has a table move or a store change its size now and then.
-    pub(super) fn go_on(&mut self) {
+    /// Takes back what workers had, and has a table move or a store change its size now and then, if it `may`.
+    pub(super) fn go_on(&mut self, may: bool) {
         let stores = self.listed.iter().flat_map(|listed| &listed.stores);
         for store in stores.flatten() {
             store.settle().expect("memory can be given back");
@@ -115,7 +123,7 @@ impl Moves {
             self.made += u64::from(self.unaware == 0);
         } else if let Some(news) = self.next.pop_front() {
             self.tell(news);
-        } else if !self.listed.is_empty() && self.rng.u32(0..10_000) < self.often {
+        } else if may && !self.listed.is_empty() && self.rng.u32(0..10_000) < self.often {
             self.begin();
         }
     }
@@ -159,6 +167,20 @@ impl Moves {
         })
     }
 
+    /// What is kept of cached tables of a generation, with their numbers.
+    pub(super) fn stores_of(&self, tables: &Arc<Resident>) -> Vec<(usize, Arc<Store>)> {
+        let is_its =
+            |of: &Option<Arc<Resident>>| of.as_ref().is_some_and(|of| Arc::ptr_eq(of, tables));
+        let Some(side) = self.tables.iter().position(is_its) else {
+            return Vec::new();
+        };
+        let stores = self.listed.iter().filter_map(|listed| {
+            let store = listed.stores[side].clone()?;
+            Some((listed.table, store))
+        });
+        stores.collect()
+    }
+
     /// The number by which workers know a table of the second side, or of the first.
     pub(super) fn home_on(&self, table: usize, is_second: bool) -> usize {
         self.home(table, Side::ALL[usize::from(is_second)])
@@ -189,10 +211,20 @@ impl Moves {
         let home = self.home(table, side);
         let parts = is_cached.then(|| self.shares.table(home).expect("little memory"));
         let first = parts.as_ref().and_then(|parts| parts.first());
-        self.listed[which].stores[side.index()] = first.map(|part| Arc::clone(part.store()));
+        let store = first.map(|part| Arc::clone(part.store()));
         let mut parts = parts.map(Vec::into_iter);
         let tables = self.tables[side.index()].as_ref();
         let tables = tables.expect("a generation that is held");
+        // Resident ones have their rows as they are now.
+        if let Some(store) = store
+            .as_ref()
+            .filter(|_| self.mistake != Some(Mistake::ForgetsDeltas))
+        {
+            let (rows, bytes) = self.history.others(tables.generation(), table);
+            let patched = store.patch(&rows, &bytes, &mut || ());
+            patched.expect("room for all rows");
+        }
+        self.listed[which].stores[side.index()] = store;
         let of_worker = |_| {
             let cached = parts.as_mut().and_then(Iterator::next);
             let rows = || Box::new(tables.tables()[table].clone());

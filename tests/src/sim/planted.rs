@@ -41,6 +41,8 @@ pub enum Mistake {
     LeavesRowOut,
     /// Takes back what it has changed before it begins a delta anew.
     TakesRowsBack,
+    /// Has a table cached without what deltas have made of its rows.
+    ForgetsDeltas,
     /// Tells all workers but the first one of policies.
     LeavesWorkerOut,
     /// The port between the worker and memory that it can't reach makes it.
@@ -64,10 +66,11 @@ impl Mistake {
     ];
 
     /// What is done wrong in deltas.
-    const OF_DELTAS: [Mistake; 3] = [
+    const OF_DELTAS: [Mistake; 4] = [
         Mistake::NumberBeforeRows,
         Mistake::LeavesRowOut,
         Mistake::TakesRowsBack,
+        Mistake::ForgetsDeltas,
     ];
 
     /// All of them.

@@ -168,6 +168,7 @@ impl Drawn {
                 begins_cached: begin_cached[number] == Some(true),
                 shape: shape(sets).expect("at least two sets a shard"),
                 most_sets: MOST_SETS,
+                most_patched: tables.tables()[number].row_count(),
                 in_tier: number as u32,
                 on_failure: match self.lacks.some_of(number) {
                     true => OnFailure::DefaultRow,

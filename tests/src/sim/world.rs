@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use fastrand::Rng;
 use rowmill_engine::{Engine, Side};
@@ -120,6 +121,8 @@ pub struct Outcome {
     pub brought: u64,
     /// Deltas that were acknowledged.
     pub deltas: u64,
+    /// Vectors that could not be compared with all that they may be: see `SchemaModel::is_mixed`.
+    pub untold: u64,
     /// Deltas that ended in the middle.
     pub broken_off: u64,
     /// Policies that were published.
@@ -249,12 +252,14 @@ impl World {
         let mut changing = Rng::with_seed(seed.rotate_left(24));
         let has_deltas = changing.bool() || mistake.is_some_and(Mistake::is_of_deltas);
         let is_listed = cached.tables();
-        let generations = make(&recipes, |table| has_deltas && !is_listed[table]);
+        let generations = make(&recipes, |_| has_deltas);
         let tables = Arc::clone(&generations[0]);
         let truth = Truth {
             generations: make(&recipes, |_| false),
             history: History::default(),
             lacks: cached.lacks().clone(),
+            listed: cached.tables(),
+            untold: Arc::default(),
         };
         let schemas = Schemas::new(truth.clone());
         let mailboxes: Vec<Arc<Mailbox>> = (0..workers).map(|_| Arc::default()).collect();
@@ -283,11 +288,22 @@ impl World {
             begins.map(|_| !cached.lacks().some_of(table))
         };
         let moving_tables: Vec<_> = begin_cached.iter().enumerate().map(moves).collect();
-        let (caches, shares) = cached.workers(&mut draws, &tables, &begin_cached, mailboxes.len());
+        let (caches, shares) = cached.workers(
+            &mut draws,
+            &truth.generations[0],
+            &begin_cached,
+            mailboxes.len(),
+        );
         let (_, first) = caches.first().expect("a worker");
         let stores = (0..begin_cached.len()).map(|table| first.store(table).cloned());
         let (shelves, mut tiers) = (cached.clone(), Rng::with_seed(seed.rotate_left(8)));
-        let tier = move |tables: &Arc<Resident>| shelves.tier(tables, tiers.fork());
+        // Files stay as they were at first.
+        let files = truth.generations.clone();
+        let tier = move |tables: &Arc<Resident>| {
+            let mut files = files.iter();
+            let of_it = files.find(|files| files.generation() == tables.generation());
+            shelves.tier(of_it.expect("one of all"), tiers.fork())
+        };
         let deltas = Deltas::new(
             generations.clone(),
             Arc::clone(shares.epochs()),
@@ -301,6 +317,7 @@ impl World {
             mailboxes.clone(),
             stores.collect(),
             &moving_tables,
+            (truth.history.clone(), mistake),
             moving,
         );
         let rows_of = |table: usize| (table, tables.tables()[table].row_count());
@@ -452,10 +469,13 @@ impl World {
             }
         }
         let Dataplane {
-            policies, moves, ..
+            policies,
+            moves,
+            deltas,
+            ..
         } = &mut *dataplane;
         policies.check(moves)?;
-        dataplane.deltas.check_rows(&self.stage.truth)?;
+        deltas.check_rows(&self.stage.truth, moves)?;
         let tables = self.stage.tables.tables().iter();
         let rows: Vec<u32> = tables.map(ResidentTable::row_count).collect();
         let sampled = dataplane.take_samples(&rows)?;
@@ -472,6 +492,7 @@ impl World {
             brought: dataplane.moves.brought,
             deltas: dataplane.deltas.applied,
             broken_off: dataplane.deltas.broken_off,
+            untold: self.stage.truth.untold.load(Ordering::Relaxed),
             policies: dataplane.policies.published,
             loads: dataplane.policies.loads,
             stayed: dataplane.policies.stayed,

@@ -163,7 +163,7 @@ mod tests {
 
     fn memory() -> Memory {
         let shape = Shape::new(1024, 1, 4, 4).unwrap();
-        Memory::allocate(shape, shape.shard_sets(), HugePages::Off).unwrap()
+        Memory::allocate(shape, shape.shard_sets(), 0, HugePages::Off).unwrap()
     }
 
     #[test]

@@ -4,9 +4,10 @@
 //! | slots: sets x 16 x stride | tags: sets x 16 x u32, a line a set | meta words: sets x 16 x u16 |
 //! ```
 //!
-//! All of it is one arena, or, where the number of sets may change, three areas of one that have room for the most there may be. Slot
-//! `s` belongs to set `s / 16`.
+//! All of it is one arena, or, where the number of sets may change, areas of one that have room for the most there may be. Slot
+//! `s` belongs to set `s / 16`. Behind the slots of sets there may be an area of others, for rows that are [patched](super::patches).
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
 use rowmill_arena::{
@@ -164,10 +165,16 @@ impl Shape {
     }
 }
 
+/// Areas of slots, tags and meta words, in this order, and of slots for rows that are patched.
+const AREAS: [usize; 3] = [0, 2, 3];
+const PATCHED: usize = 1;
+
 /// The memory. Who may touch what when is said in [`super`].
 #[derive(Debug)]
 pub(super) struct Memory {
     pages: Pages,
+    /// Slots for rows that are patched; none where none can be.
+    patched: Range<u32>,
     /// The largest that there is memory or room for.
     most: Shape,
     /// Where tags and meta words begin.
@@ -182,29 +189,39 @@ enum Pages {
 }
 
 impl Memory {
-    /// Memory with empty slots only, and room for `most` sets a shard.
+    /// Memory with empty slots only, and room for `most` sets a shard and, as far as places can name them, so many `patched` rows.
     pub(super) fn allocate(
         shape: Shape,
         most: u32,
+        patched: u32,
         policy: HugePages,
     ) -> Result<Memory, ArenaError> {
         let most = shape.over(most);
-        let memory = if most == shape {
+        let memory = if most == shape && patched == 0 {
             let arena = Arena::allocate(shape.bytes(), policy)?;
             Memory {
                 pages: Pages::Fixed(arena.share()),
+                patched: 0..0,
                 most,
                 tags_at: shape.tags_at(),
                 metas_at: shape.metas_at(),
             }
         } else {
             let [all, now] = [most.parts(), shape.parts()];
-            let areas: [(usize, usize); 3] = core::array::from_fn(|area| (all[area], now[area]));
+            let mut areas = [(0, 0); 4];
+            for (part, area) in AREAS.into_iter().enumerate() {
+                areas[area] = (all[part], now[part]);
+            }
+            // The first of them is the first whole slot there. An area has addresses.
+            areas[PATCHED].0 = (patched as usize + 1) * most.stride;
             let reserve = Reserve::new(&areas, policy)?;
+            let first = reserve.start(PATCHED).div_ceil(most.stride);
+            let first = u32::try_from(first).unwrap_or(ROWS_END).min(ROWS_END);
             Memory {
+                patched: first..first + patched.min(ROWS_END - first),
                 most,
-                tags_at: reserve.start(1),
-                metas_at: reserve.start(2),
+                tags_at: reserve.start(AREAS[1]),
+                metas_at: reserve.start(AREAS[2]),
                 pages: Pages::Growing(reserve),
             }
         };
@@ -217,9 +234,9 @@ impl Memory {
         let [from, to] = [from, to].map(|shard_sets| self.most.over(shard_sets));
         let (former, parts) = (from.parts(), to.parts());
         if let Pages::Growing(reserve) = &self.pages {
-            for (area, bytes) in parts.into_iter().enumerate() {
+            for (part, (area, bytes)) in AREAS.into_iter().zip(parts).enumerate() {
                 if let Err(error) = reserve.resize(area, bytes) {
-                    for (area, bytes) in former.into_iter().enumerate().take(area) {
+                    for (area, bytes) in AREAS.into_iter().zip(former).take(part) {
                         reserve.resize(area, bytes)?;
                     }
                     return Err(error);
@@ -234,9 +251,26 @@ impl Memory {
     pub(super) fn shrink(&self, to: u32) -> Result<(), ArenaError> {
         if let Pages::Growing(reserve) = &self.pages {
             let parts = self.most.over(to).parts();
-            for (area, bytes) in parts.into_iter().enumerate() {
+            for (area, bytes) in AREAS.into_iter().zip(parts) {
                 reserve.resize(area, bytes)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Slots for rows that are patched, and may ever be.
+    pub(super) fn patched(&self) -> &Range<u32> {
+        &self.patched
+    }
+
+    /// Makes memory for the first so many of them.
+    pub(super) fn grow_patched(&self, slots: u32) -> Result<(), ArenaError> {
+        let Pages::Growing(reserve) = &self.pages else {
+            return Ok(());
+        };
+        let bytes = self.offset(self.patched.start + slots) - reserve.start(PATCHED);
+        if bytes > reserve.present(PATCHED) {
+            reserve.resize(PATCHED, bytes)?;
         }
         Ok(())
     }
@@ -245,7 +279,7 @@ impl Memory {
     pub(super) fn present(&self) -> usize {
         match &self.pages {
             Pages::Fixed(_) => self.most.bytes(),
-            Pages::Growing(reserve) => (0..3).map(|area| reserve.present(area)).sum(),
+            Pages::Growing(reserve) => (0..4).map(|area| reserve.present(area)).sum(),
         }
     }
 
@@ -302,36 +336,50 @@ impl Memory {
         &self.metas()[slot as usize]
     }
 
-    /// The slots, for kernels.
+    /// The slots of sets and, behind them, those of rows that are patched, for kernels.
     pub(super) fn slots(&self) -> ReadWindow<'_> {
-        let bytes = self.most.slots() as usize * self.most.stride;
-        let slots = self.window().part(0, bytes);
+        let slots = self.window().part(0, self.offset(self.places()));
         slots.expect("slots lie in the arena").to_read()
+    }
+
+    /// One more than the highest number of a slot.
+    pub(super) fn places(&self) -> u32 {
+        match self.patched.is_empty() {
+            true => self.most.slots(),
+            false => self.patched.end,
+        }
+    }
+
+    /// Where a slot begins.
+    fn offset(&self, slot: u32) -> usize {
+        slot as usize * self.most.stride
+    }
+
+    /// The same of one that there is.
+    fn row_at(&self, slot: u32) -> usize {
+        let is_there = slot < self.most.slots() || self.patched.contains(&slot);
+        assert!(is_there, "slot {slot}");
+        self.offset(slot)
     }
 
     /// Writes the row of a slot, which nobody reads.
     pub(super) fn write_row(&self, slot: u32, row: &[u8]) {
-        assert!(slot < self.most.slots(), "slot {slot}");
         assert_eq!(row.len(), self.most.row_bytes, "bytes of a row");
-        let at = slot as usize * self.most.stride;
-        self.window().write(at, row);
+        self.window().write(self.row_at(slot), row);
     }
 
     /// Copies the row of a slot, which nobody writes.
     pub(super) fn read_row(&self, slot: u32, out: &mut [u8]) {
-        assert!(slot < self.most.slots(), "slot {slot}");
         assert_eq!(out.len(), self.most.row_bytes, "bytes of a row");
-        let at = slot as usize * self.most.stride;
-        self.window().read(at, out);
+        self.window().read(self.row_at(slot), out);
     }
 
     /// Copies the row of a slot, which nobody writes, to one that nobody reads.
     pub(super) fn copy_row(&self, from: u32, to: u32) {
-        assert!(from.max(to) < self.most.slots(), "slots {from} and {to}");
-        let at = |slot: u32| slot as usize * self.most.stride;
-        let row = self.window().part(at(from), self.most.row_bytes);
+        let [from, to] = [from, to].map(|slot| self.row_at(slot));
+        let row = self.window().part(from, self.most.row_bytes);
         let row = row.expect("slots lie in the arena").to_read();
-        row.copy_to(&self.window(), at(to));
+        row.copy_to(&self.window(), to);
     }
 
     /// Asks for the lines of a slot's row.
@@ -384,7 +432,7 @@ mod tests {
     #[test]
     fn slots_and_words_do_not_overlap() {
         let shape = Shape::new(100, 1, 7, 9).unwrap();
-        let memory = Memory::allocate(shape, shape.shard_sets(), HugePages::Off).unwrap();
+        let memory = Memory::allocate(shape, shape.shard_sets(), 0, HugePages::Off).unwrap();
         for slot in 0..shape.slots() {
             assert_eq!(memory.tag(slot).load(Ordering::Relaxed), EMPTY);
             memory.write_row(slot, &[slot as u8; 7]);
@@ -403,7 +451,7 @@ mod tests {
     #[test]
     fn what_is_new_is_empty_and_what_was_there_stays() {
         let shape = Shape::new(100, 1, 7, 9).unwrap();
-        let memory = Memory::allocate(shape, 5000, HugePages::Off).unwrap();
+        let memory = Memory::allocate(shape, 5000, 0, HugePages::Off).unwrap();
         let present = memory.present();
         let last = |shard_sets: u32| shard_sets * WAYS as u32 - 1;
         for _ in 0..2 {

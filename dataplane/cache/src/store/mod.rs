@@ -9,6 +9,8 @@
 //! - a tag is stored by the shard's writer only. All load it, with an acquire fence behind the loads;
 //! - the row of a slot is written by the shard's writer, between the end of the epoch in which its tag was taken away and the
 //!   store of the next tag, with release. It is read by who found the tag, in the turn in which it was found;
+//! - a row that a delta changed is in a slot of its own, whatever the sets hold ([`patches`]): written by the one thread that does so, before it says
+//!   that this is the row's slot and when no turn is left in which another was found there. It is read by who found it, in the same turn;
 //! - the number of sets is changed by one thread that is no worker, with [`Store::resize`] and [`Store::settle`]; the writers
 //!   [move](Writer::sweep) the rows;
 //! - a meta word is stored by anybody who found the slot's row in this turn, and by the writer with the row. Of two stores one
@@ -20,6 +22,7 @@ mod find;
 mod hot;
 mod limbo;
 mod memory;
+mod patches;
 mod quiescence;
 mod resize;
 mod spread;
@@ -45,15 +48,41 @@ pub use writer::{Candidate, Counts, Evicted, Held, LimboFull, Ticket, Writer};
 
 use extent::{Extent, View};
 use memory::Memory;
+use patches::{CHUNK, Full, LEAST, Patches};
 use resize::Size;
 
 /// Meta words that stay in a core's cache beside other things: an eighth of 1 MiB.
 const METAS_NEAR: usize = 1 << 16;
 
+/// How much larger a store may become than it is at first: addresses for that are taken, and no memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// The sets of a shard that it may have.
+    pub sets: u32,
+    /// Rows that may be [patched](Store::patch), besides those in sets; fewer where places can't name so many.
+    pub patched: u32,
+}
+
+/// Why rows could not all be patched.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PatchError {
+    /// More than there may be.
+    #[error("more rows would have changed than the {most} that there is room for")]
+    Full {
+        /// So many may have.
+        most: u32,
+    },
+    /// No memory for them.
+    #[error("no memory for rows that change")]
+    Memory(#[from] ArenaError),
+}
+
 /// The rows of a table that are in the arena. Shared by all workers.
 #[derive(Debug)]
 pub struct Store {
     memory: Arc<Memory>,
+    patches: Patches,
     epochs: Arc<Epochs>,
     extent: Arc<Extent>,
     /// Over as many sets as there were at first.
@@ -78,27 +107,37 @@ impl Store {
         tags: Tags,
         policy: HugePages,
     ) -> Result<(Arc<Store>, Vec<Writer>), ArenaError> {
-        let most = shape.shard_sets();
-        Store::with_room(shape, most, seed, limbo, epochs, tags, policy)
+        let room = Room {
+            sets: shape.shard_sets(),
+            patched: 0,
+        };
+        Store::with_room(shape, room, seed, limbo, epochs, tags, policy)
     }
 
-    /// The same with addresses for `most` sets a shard, so that it can be given [more](Self::resize).
+    /// The same with room for more, so that it can be given [more sets](Self::resize), and rows can be [patched](Self::patch).
     ///
     /// # Errors
     /// As [`rowmill_arena::Reserve::new`].
     ///
     /// # Panics
-    /// If `most` is less than the shape has, or more than places can name.
+    /// If there is room for fewer sets than the shape has, or for more than places can name.
     pub fn with_room(
         shape: Shape,
-        most: u32,
+        room: Room,
         seed: u64,
         limbo: usize,
         epochs: &Arc<Epochs>,
         tags: Tags,
         policy: HugePages,
     ) -> Result<(Arc<Store>, Vec<Writer>), ArenaError> {
-        let memory = Arc::new(Memory::allocate(shape, most, policy)?);
+        let slots = match room.patched {
+            0 => 0,
+            rows => rows.saturating_add(CHUNK as u32),
+        };
+        let memory = Arc::new(Memory::allocate(shape, room.sets, slots, policy)?);
+        let patched = memory.patched();
+        let most = patched.len().saturating_sub(CHUNK) as u32;
+        let patches = Patches::new(patched.start, most, LEAST);
         let spread = Spread::new(seed, shape.shards(), shape.shard_sets());
         let extent = Arc::new(Extent::new(&spread));
         let writer = |shard| {
@@ -108,6 +147,7 @@ impl Store {
         let writers = (0..shape.shards()).map(writer).collect();
         let store = Store {
             memory,
+            patches,
             epochs: Arc::clone(epochs),
             extent,
             spread,
@@ -146,13 +186,63 @@ impl Store {
             View::Still(spread) => self.tags.find(lines, &spread, rows, places, drawn),
             View::Moving(moving) => self.tags.find(lines, &moving, rows, places, drawn),
         };
-        Found::new(&self.memory, places, misses)
+        let patched = self.patches.put(rows, places, MISS);
+        Found::new(&self.memory, places, misses - patched)
     }
 
-    /// All slots that there may [ever](Self::most) be, [`Shape::stride`] bytes apart, for kernels: with the places that were found in a turn in the place of ids,
+    /// Rows become others, of these bytes, while they are looked up; each is named once. Who looks one up from when this returns finds it so, as
+    /// long as the store is there, whatever it holds of it otherwise. `pass` returns when all turns have ended that had begun when it was called.
+    ///
+    /// # Errors
+    /// [`PatchError`]; some of the rows may have become others.
+    ///
+    /// # Panics
+    /// If there are not as many bytes as rows have.
+    pub fn patch(
+        &self,
+        rows: &[u32],
+        bytes: &[u8],
+        pass: &mut dyn FnMut(),
+    ) -> Result<(), PatchError> {
+        let (memory, row_bytes) = (&self.memory, self.most().row_bytes());
+        assert_eq!(bytes.len(), rows.len() * row_bytes, "bytes of all rows");
+        let mut make = |slots| memory.grow_patched(slots).map_err(Unpatched::Memory);
+        let mut write = |position: usize, slot| {
+            memory.write_row(slot, &bytes[position * row_bytes..][..row_bytes]);
+        };
+        let changed = self.patches.change(rows, &mut make, &mut write, pass);
+        changed.map_err(|unpatched| match unpatched {
+            Unpatched::Memory(error) => PatchError::Memory(error),
+            Unpatched::Full => PatchError::Full {
+                most: self.patched() + self.patch_room(),
+            },
+        })
+    }
+
+    /// Rows that were patched.
+    pub fn patched(&self) -> u32 {
+        self.patches.rows()
+    }
+
+    /// How many more rows can be patched.
+    pub fn patch_room(&self) -> u32 {
+        self.patches.room()
+    }
+
+    /// How many of these rows were not patched yet.
+    pub fn unpatched(&self, rows: &[u32]) -> usize {
+        self.patches.lacking(rows)
+    }
+
+    /// All slots, [`Shape::stride`] bytes apart, for kernels: with the [places](Self::places) that were found in a turn in the place of ids,
     /// while it lasts. What is in other slots may change under the reader.
     pub fn slots(&self) -> ReadWindow<'_> {
         self.memory.slots()
+    }
+
+    /// One more than the highest place that may ever be found.
+    pub fn places(&self) -> u32 {
+        self.memory.places()
     }
 
     /// How large it is, or is about to be.
@@ -161,7 +251,7 @@ impl Store {
         self.most().over(shard_sets)
     }
 
-    /// How large it may ever be: places are less than its slots.
+    /// How large it may ever be.
     pub fn most(&self) -> &Shape {
         self.memory.most()
     }
@@ -194,5 +284,16 @@ impl Store {
     /// How tags are compared.
     pub fn tags(&self) -> Tags {
         self.tags
+    }
+}
+
+enum Unpatched {
+    Full,
+    Memory(ArenaError),
+}
+
+impl From<Full> for Unpatched {
+    fn from(_: Full) -> Unpatched {
+        Unpatched::Full
     }
 }

@@ -4,3 +4,6 @@
 //! `sync` and a `memory` of its own.
 
 pub(super) use core::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// Which has atomics of its own.
+pub(super) use rowmill_table::StandIns;

@@ -87,7 +87,10 @@ impl Worker {
 
     /// After a table has [become resident](Worker::replace), before a poll: answers some of its rows that are on their way from `rows`,
     /// which gives a table's row if it has it, however the tier does. Returns whether there were some.
-    pub fn answer_resident<'r>(&mut self, rows: impl Fn(usize, u32) -> Option<&'r [u8]>) -> bool {
+    pub fn answer_resident(
+        &mut self,
+        rows: impl Fn(usize, u32, &mut [u8]) -> Option<usize>,
+    ) -> bool {
         let mut answered = 0;
         for _ in 0..LOOKED {
             if self.looked >= self.fetches.most() || answered == ANSWERED {
@@ -103,9 +106,10 @@ impl Worker {
             if home.table().is_some() {
                 continue;
             }
-            let Some(bytes) = rows(table as usize, row) else {
+            let Some(length) = rows(table as usize, row, &mut self.spare) else {
                 continue;
             };
+            let bytes = &self.spare[..length];
             // The tier's own answer finds nobody.
             if self.slots[number].take().is_some() {
                 home.figures().count(Count::Unneeded, 1);

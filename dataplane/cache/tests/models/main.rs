@@ -7,7 +7,8 @@
 //! give every value that the memory model of C11 allows it to give. Found are rows that are read before they are published or
 //! written while they are read. Each model is also run with planted mistakes that it has to find ([`plant`]).
 //!
-//! So are the steps by which rows of a resident table become others, with `overlay/stand_ins.rs` of the crate `table`.
+//! So are the steps by which rows of a resident table become others, with `overlay/stand_ins.rs` of the crate `table`, and by which those of a
+//! cached one are patched, `store/patches.rs`.
 //!
 //! Most preemptions of a run are bounded, by 2 or by `ROWMILL_MODEL_PREEMPTIONS` (`all`: no bound), which
 //! `make test-full` raises.
@@ -32,6 +33,7 @@ use owners::bell::Bell;
 use plant::{Mistake, is};
 use store::Store;
 use store::memory::Memory;
+use store::patched::{Patched, ROW};
 use store::quiescence::{Epochs, Worker};
 use store::spread::Spread;
 use store::sweep::{Judge, Swept};
@@ -327,6 +329,55 @@ fn a_worker_that_wakes_finds_rows_as_they_are() {
     check(a_row_changes_under_rests);
     let mistakes = [Mistake::WakesByALoad, Mistake::WaitsForNobody];
     plant::assert_found(&mistakes, a_row_changes_under_rests);
+}
+
+/// A row of a cached table is patched, twice more while another is patched too, and last in the slot that it had first, while a worker reads it in
+/// turns and tells another, which reads it then.
+fn a_row_is_patched() {
+    let table = Arc::new(Patched::new());
+    let (epochs, workers) = Epochs::new(2);
+    let told = Arc::new(AtomicU32::new(0));
+    let reader = |mut worker: Worker, turns: usize| {
+        let (table, told) = (Arc::clone(&table), Arc::clone(&told));
+        thread::spawn(move || {
+            for _ in 0..turns {
+                let last = told.load(Ordering::Acquire);
+                let _turn = worker.turn();
+                let value = table.read();
+                assert!(value >= last, "the row was {last} and is {value}");
+                told.store(value, Ordering::Release);
+            }
+        })
+    };
+    let readers: Vec<_> = workers.into_iter().zip([2, 1]).collect();
+    let readers: Vec<_> = readers
+        .into_iter()
+        .map(|(worker, turns)| reader(worker, turns))
+        .collect();
+    let (others, _) = Epochs::new(0);
+    let waited_for = if is(Mistake::WaitsForNobody) {
+        others
+    } else {
+        epochs
+    };
+    let changes: [(&[u32], &[u32]); 3] = [(&[ROW], &[1]), (&[5, ROW], &[9, 2]), (&[ROW], &[3])];
+    for (rows, values) in changes {
+        table.change(rows, values, || waited_for.pass_all(thread::yield_now));
+    }
+    for reader in readers {
+        reader.join().expect("the reader ends");
+    }
+}
+
+#[test]
+fn a_patched_row_is_whole_and_does_not_go_back() {
+    check_within(Some(1), a_row_is_patched);
+    let mistakes = [
+        Mistake::RelaxedStore,
+        Mistake::RelaxedLoad,
+        Mistake::WaitsForNobody,
+    ];
+    plant::assert_found_by(&mistakes, || check_within(Some(1), a_row_is_patched));
 }
 
 /// Has nobody make way.

@@ -53,6 +53,7 @@ fn made(
                 begins_cached: in_tier != 1 || !seed.is_multiple_of(4),
                 shape,
                 most_sets: MOST_SETS,
+                most_patched: 0,
                 in_tier,
                 on_failure: OnFailure::Error,
             })
@@ -178,9 +179,11 @@ impl Seat {
         }
         let has_resident = self.book.lock().unwrap().has_resident;
         if has_resident {
-            let row = |table: usize, row: u32| resident().get(&(table as u32, row));
-            self.worker
-                .answer_resident(|table, number| row(table, number).map(|row| &row[..]));
+            self.worker.answer_resident(|table, row, out| {
+                let bytes = resident().get(&(table as u32, row))?;
+                out[..bytes.len()].copy_from_slice(bytes);
+                Some(bytes.len())
+            });
         }
         self.worker.poll(now);
         while let Some(ready) = self.worker.next_ready() {

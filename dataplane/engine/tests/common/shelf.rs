@@ -149,6 +149,7 @@ pub(crate) fn engines_and_shares(
             begins_cached: true,
             shape,
             most_sets: shape.shard_sets(),
+            most_patched: 0,
             in_tier,
             on_failure,
         })

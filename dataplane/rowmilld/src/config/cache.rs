@@ -39,8 +39,12 @@ pub struct Table {
     pub name: String,
     /// Where its rows are at start.
     pub placement: Placement,
-    /// Its share of the arena when it is cached, in bytes: rows, and six bytes a row besides.
+    /// Its share of the arena when it is cached, in bytes: rows, and six bytes a row besides. Where it is not set, it is told how many there must be.
+    #[serde(default)]
     pub cache_bytes: u64,
+    /// Bytes that rows of it which [deltas](super::Deltas) change may take while it is cached, besides its share, and as long as its generation is
+    /// held: as many as `cache_bytes` unless set.
+    pub delta_bytes: Option<u64>,
     /// What is done about rows that can't be read.
     #[serde(default)]
     pub on_failure: Failure,

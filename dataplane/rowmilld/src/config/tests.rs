@@ -255,11 +255,6 @@ fn bad_values_are_refused_with_place_and_advice() {
             "this build serves one",
         ),
         (
-            "[model]\ndirectory = \"/m\"\n[[tables]]\nname = \"a\"\nplacement = \"cached\"",
-            "line 3",
-            "missing field `cache_bytes`",
-        ),
-        (
             "[model]\ndirectory = \"/m\"\n[[tables]]\nname = \"a\"\nplacement = \"cached\"\ncache_bytes = 1\non_failure = \"next-tier\"",
             "line 7",
             "when the next tier fails too: `[\"next-tier\", \"error\"]`",

@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::{Context, anyhow, bail, ensure};
-use rowmill_table::{DeltaFile, Resident, delta_chain};
+use rowmill_table::{DeltaFile, Resident, ResidentTable, delta_chain};
 
-use super::{change, table_of};
+use super::target::{Target, Targets, change, have_room};
 use crate::claim::Claim;
 use crate::config::Config;
 
@@ -120,23 +120,17 @@ impl Store {
             .join(format!("{sequence:020}.delta"))
     }
 
-    /// Applies all deltas of a generation that has just been loaded, which nobody reads yet. Returns how many there are.
+    /// Applies all deltas of a generation that has just been loaded, which nobody reads yet. Returns how many there are. Those of tables without rows,
+    /// which are to be cached, are [applied](Self::replay_to) when there is something to put them into.
     ///
     /// # Errors
     /// Where one is damaged, or lacking while there is a later one.
     pub fn replay(&self, tables: &Resident) -> anyhow::Result<u64> {
         let generation = tables.generation();
         let last = self.last(generation)?;
+        let targets = |table: &ResidentTable| table.has_rows().then(|| Target::Rows(table.clone()));
         for sequence in 1..=last {
-            let path = self.path(generation, sequence);
-            let delta = self.checked(&path, tables, sequence).with_context(|| {
-                format!(
-                    "cannot apply delta {sequence} of generation {generation} again; bring back {}, or remove it and all after it to serve without \
-                     their rows",
-                    path.display()
-                )
-            })?;
-            change(&delta, tables, &mut || (), &mut |_| ())?;
+            let delta = self.again(tables, sequence, &targets)?;
             self.applied(tables, &delta);
             tables.set_delta(sequence);
             self.count(delta.head().rows());
@@ -147,6 +141,50 @@ impl Store {
             tracing::info!("applied {last} deltas of generation {generation} again");
         }
         Ok(last)
+    }
+
+    /// Applies all deltas that a generation has once more, and one that could not be read to its end, some of whose rows may be served: to tables that
+    /// nobody reads yet as they are from now on.
+    ///
+    /// # Errors
+    /// Where one is damaged, or there is no room for its rows.
+    pub(crate) fn replay_to(&self, tables: &Resident, targets: &Targets<'_>) -> anyhow::Result<()> {
+        for sequence in 1..=self.last(tables.generation())? {
+            let path = self.path(tables.generation(), sequence);
+            let is_wanted = |name: &str| tables.table(name).and_then(targets).is_some();
+            // One that can't be opened is told of with what is to be done.
+            let is_about = |delta: DeltaFile| {
+                let mut sections = delta.head().sections.iter();
+                sections.any(|section| is_wanted(&section.table))
+            };
+            if DeltaFile::open(path).map_or(true, is_about) {
+                self.again(tables, sequence, targets)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies a delta that was kept.
+    fn again(
+        &self,
+        tables: &Resident,
+        sequence: u64,
+        targets: &Targets<'_>,
+    ) -> anyhow::Result<DeltaFile> {
+        let generation = tables.generation();
+        let path = self.path(generation, sequence);
+        let delta = self.checked(&path, tables, sequence).with_context(|| {
+            format!(
+                "cannot apply delta {sequence} of generation {generation} again; bring back {}, or remove it and all after it to serve without \
+                 their rows",
+                path.display()
+            )
+        })?;
+        let changed = change((&delta, tables, targets), &mut || (), &mut |_| ());
+        changed.with_context(|| {
+            format!("cannot apply delta {sequence} of generation {generation} again")
+        })?;
+        Ok(delta)
     }
 
     /// How many deltas there are of a generation; clears away what was not finished.
@@ -192,9 +230,6 @@ impl Store {
             )));
         }
         delta.verify(tables)?;
-        for section in &head.sections {
-            table_of(&delta, tables, &section.table)?;
-        }
         Ok(delta)
     }
 
@@ -206,6 +241,7 @@ impl Store {
         &self,
         source: &DeltaFile,
         tables: &Resident,
+        targets: &Targets<'_>,
     ) -> anyhow::Result<Option<DeltaFile>> {
         let head = source.head();
         let (generation, sequence, last) = (head.generation, head.sequence, tables.delta());
@@ -241,7 +277,7 @@ impl Store {
             path.display()
         );
         let draft = path.with_extension("delta.tmp");
-        let kept = self.keep(source, tables, &draft, &path);
+        let kept = self.keep(source, (tables, targets), &draft, &path);
         if kept.is_err() {
             // It may not be there. What stays is cleared away at the next start.
             let _ = fs::remove_file(&draft);
@@ -252,7 +288,7 @@ impl Store {
     fn keep(
         &self,
         source: &DeltaFile,
-        tables: &Resident,
+        (tables, targets): (&Resident, &Targets<'_>),
         draft: &Path,
         path: &Path,
     ) -> anyhow::Result<DeltaFile> {
@@ -261,16 +297,7 @@ impl Store {
         // What can be said before all of it is copied.
         let head = source.head();
         head.check_tables(tables).map_err(|why| source.bad(why))?;
-        for section in &head.sections {
-            let table = table_of(source, tables, &section.table)?;
-            let most = u64::from(table.row_count());
-            if section.rows > most {
-                bail!(source.bad(format!(
-                    "has {} rows of table {}, which has {most}",
-                    section.rows, section.table
-                )));
-            }
-        }
+        have_room(source, (tables, targets))?;
         make(directory).with_context(unkept)?;
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);

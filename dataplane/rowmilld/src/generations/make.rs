@@ -100,6 +100,8 @@ impl Means {
             generation.load_parts(keep, self.huge_pages, &progress, options)
         });
         let tables = tables.with_context(|| format!("cannot load {}", directory.display()))?;
+        // No table moves until its workers know of it.
+        let hands = self.listed.as_ref().map(|listed| listed.hands());
         // Until it is held, so that no delta comes between.
         let alone = self.deltas.as_ref().map(|deltas| deltas.alone());
         if let Some(deltas) = &self.deltas {
@@ -108,10 +110,14 @@ impl Means {
         }
         let bytes = tables.arena_bytes() as u64;
         let side = self.view.other();
-        let tables = match (&self.listed, coming) {
-            (Some(listed), Some(coming)) => listed.bring(side, coming, &generation, tables)?,
+        let tables = match (&hands, coming) {
+            (Some(hands), Some(coming)) => {
+                let listed = hands.listed;
+                listed.bring(hands, side, coming, &generation, tables)?
+            }
             _ => Arc::new(tables),
         };
+        drop(hands);
         let prepared = self.sessions.prepare(side, &tables).map_err(|why| {
             if let Some(listed) = &self.listed {
                 listed.leave(side, running);

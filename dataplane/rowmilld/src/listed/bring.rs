@@ -12,6 +12,7 @@ use rowmill_table::{Generation, Keep, Resident, ResidentTable, TableKind};
 use super::{Hands, Listed, Model, info, number};
 use crate::cache_view::{Kept, TableView};
 use crate::config::Placement;
+use crate::deltas::Target;
 use crate::mailbox::Move;
 use crate::room::{Needs, areas};
 
@@ -24,6 +25,8 @@ const LONG: Duration = Duration::from_secs(10);
 pub(crate) struct Coming {
     /// In the order of the view's tables: where its rows are, and its number.
     tables: Vec<(Placement, usize)>,
+    /// What comes into memory of those that are resident.
+    apart: Keep,
 }
 
 impl Coming {
@@ -33,7 +36,7 @@ impl Coming {
         let (placement, _) = tables.find(|(_, of)| *of == number)?;
         Some(match placement {
             Placement::Cached => Keep::Index,
-            Placement::Resident => Keep::RowsApart,
+            Placement::Resident => self.apart,
         })
     }
 }
@@ -68,6 +71,7 @@ impl Listed {
         let tables = self.views().iter().map(plan);
         Ok(Coming {
             tables: tables.collect::<anyhow::Result<_>>()?,
+            apart: self.means.plan.keep_apart(),
         })
     }
 
@@ -89,12 +93,13 @@ impl Listed {
     }
 
     /// Has the workers know the listed tables of a generation that was loaded, on a side where none is. Their rows go from `tables` to the
-    /// workers.
+    /// workers. No delta is applied meanwhile.
     ///
     /// # Errors
     /// Where files or memory are not to be had, or a table has moved meanwhile. Nothing is changed then.
     pub(crate) fn bring(
         &self,
+        hands: &Hands<'_>,
         side: Side,
         coming: Coming,
         generation: &Generation,
@@ -117,7 +122,6 @@ impl Listed {
         };
         let new: anyhow::Result<Vec<Move>> = reads.iter().map(tier).collect();
         let new = new.context("cannot read files of cached tables")?;
-        let hands = self.hands();
         let mut ready = Vec::new();
         for (view, (placement, number)) in self.views().iter().zip(&coming.tables) {
             ensure!(
@@ -127,7 +131,19 @@ impl Listed {
                 view.placement()
             );
             let resident = (*placement == Placement::Resident).then(|| tables.take_rows(*number));
-            ready.push(hands.homes(side, view, resident)?);
+            let info = &generation.tables()[*number];
+            let store = hands.homes(side, view, resident.as_ref())?;
+            let kept = Kept::of(info, store.1, resident.as_ref());
+            ready.push((store.0, kept));
+        }
+        if let Some(deltas) = &self.means.deltas {
+            let views = || self.views().iter().zip(&ready);
+            let store = |name: &str| {
+                views()
+                    .find_map(|(view, (_, kept))| (view.name == name).then(|| kept.store.clone()))
+            };
+            let target = |table: &ResidentTable| store(table.name())?.map(Target::Cached);
+            deltas.replay_to(&tables, &target)?;
         }
         let tables = Arc::new(tables);
         let model = Model::new(generation.clone(), Arc::clone(&tables), &self.means.cache)
@@ -136,10 +152,9 @@ impl Listed {
         self.means.watch.add(side, tiers.files(), cache)?;
         // From here on nothing fails.
         hands.over("the files of a generation", new);
-        for (view, (homes, store)) in self.views().iter().zip(ready) {
-            let info = &generation.tables()[model.number(view)];
+        for (view, (homes, kept)) in self.views().iter().zip(ready) {
             hands.over(&format!("table {}", view.name), homes);
-            view.brought(side, Kept::of(info, store));
+            view.brought(side, kept);
         }
         self.models()[side.index()] = Some(Arc::new(model));
         Ok(tables)
@@ -195,7 +210,7 @@ impl Hands<'_> {
         &self,
         side: Side,
         view: &TableView,
-        resident: Option<ResidentTable>,
+        resident: Option<&ResidentTable>,
     ) -> anyhow::Result<(Vec<Move>, Option<Arc<Store>>)> {
         let (means, number) = (&self.listed.means, view.home_on(side));
         if let Some(table) = resident {

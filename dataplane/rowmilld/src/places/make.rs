@@ -6,11 +6,12 @@ use std::thread;
 use anyhow::{Context, ensure};
 use rowmill_cache::store::{Shape, Store};
 use rowmill_engine::Home;
-use rowmill_table::{LoadOptions, Progress, Stage};
+use rowmill_table::{LoadOptions, Progress, ResidentTable, Stage};
 
 use super::{LOOK, Means, Reports};
 use crate::cache_view::TableView;
 use crate::config::Placement;
+use crate::deltas::Target;
 use crate::files;
 use crate::listed::Hands;
 use crate::mailbox::Move;
@@ -54,26 +55,42 @@ impl Hands<'_> {
             (None, Placement::Resident) => Ok(()),
             (None, Placement::Cached) => {
                 let (homes, store) = self.cached(view, shape)?;
-                self.place(view, homes, store);
-                Ok(())
+                self.place(view, homes, (store, None))
             }
             (Some(_), Placement::Resident) => {
-                let homes = self.resident(at, reports.progress)?;
-                self.place(view, homes, None);
-                Ok(())
+                let (homes, table) = self.resident(at, reports.progress)?;
+                self.place(view, homes, (None, Some(table)))
             }
         }
     }
 
-    fn place(&self, view: &TableView, homes: Vec<Home>, store: Option<Arc<Store>>) {
+    /// Has the workers know where a table is, whose deltas are applied there again first.
+    fn place(
+        &self,
+        view: &TableView,
+        homes: Vec<Home>,
+        (store, resident): (Option<Arc<Store>>, Option<ResidentTable>),
+    ) -> anyhow::Result<()> {
+        let deltas = self.listed.means.deltas.as_ref();
+        // Until all workers know of it, so that no delta comes between.
+        let _alone = deltas.map(|deltas| deltas.alone());
+        if let Some(deltas) = deltas {
+            let target = |table: &ResidentTable| {
+                let cached = || store.clone().map(Target::Cached);
+                let target = || resident.clone().map(Target::Rows).or_else(cached);
+                (table.name() == view.name).then(target).flatten()
+            };
+            deltas.replay_to(&self.listed.newest().tables, &target)?;
+        }
         let (number, _) = view.newest();
         let homes = homes
             .into_iter()
             .map(|home| Move::Home(number, Box::new(home)));
         let before = self.over(&format!("table {}", view.name), homes.collect());
-        view.set_store(store);
+        view.moved(store, resident.map(Arc::new));
         // The last who have it: its memory is given back.
         drop(before);
+        Ok(())
     }
 
     /// Gives a cached table another share, which it has when this returns.
@@ -127,7 +144,11 @@ impl Hands<'_> {
         Ok((parts.into_iter().map(home).collect(), store))
     }
 
-    fn resident(&self, at: usize, progress: Progress<'_>) -> anyhow::Result<Vec<Home>> {
+    fn resident(
+        &self,
+        at: usize,
+        progress: Progress<'_>,
+    ) -> anyhow::Result<(Vec<Home>, ResidentTable)> {
         let (listed, view) = (self.listed, &self.listed.views()[at]);
         let (means, newest) = (&listed.means, listed.newest());
         let path = newest.path(view);
@@ -156,7 +177,8 @@ impl Hands<'_> {
                 progress(stage, done, total);
             };
             let generation = &newest.generation;
-            let table = generation.load_rows(without, means.huge_pages, &progress, options);
+            let (changing, pages) = (means.plan.is_changing(), means.huge_pages);
+            let table = generation.load_rows(without, changing, pages, &progress, options);
             let table = table.context("its rows cannot be read")?;
             tell(&path);
             is_the_same_file()?;
@@ -166,6 +188,6 @@ impl Hands<'_> {
             resident: Some(Box::new(table.clone())),
             cached: None,
         };
-        Ok(means.mailboxes.iter().map(home).collect())
+        Ok((means.mailboxes.iter().map(home).collect(), table))
     }
 }

@@ -3,17 +3,20 @@
 //! One thread fills this, shows it, and hides it; readers ask at any time. It is filled again only when every reader has passed a point
 //! at which it had nothing in hand, since it was hidden: so nobody looks at what is being filled, and the stores to it need no order but
 //! that of [`show`](StandIns::show), which releases, and [`are_shown`](StandIns::are_shown), which acquires.
+//!
+//! Or they stay, and the thread [sets](StandIns::set) one after another while readers ask. A reader that finds a row's stand-in acquires what was
+//! written before it was set; and so does whoever is told of it: it finds the row's bit in the filter, too, which was set before.
 
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// No row.
 const NONE: u64 = u64::MAX;
 /// Bits of the filter for each row that may have a stand-in: one row in 16 of the others is looked for in vain where all have one.
-const FILTER_BITS: u32 = 16;
+const FILTER_BITS: usize = 16;
 
 /// Which rows have others in their place, and which these are.
 #[derive(Debug)]
-pub(crate) struct StandIns {
+pub struct StandIns {
     /// How many rows have one now; 0 where nothing is shown.
     shown: AtomicU32,
     /// A bit for each hash: none of the rows has it unless the bit is set.
@@ -24,10 +27,10 @@ pub(crate) struct StandIns {
 }
 
 impl StandIns {
-    /// None are shown; `most` rows can have one at a time, at most 2^20.
-    pub(crate) fn new(most: u32) -> StandIns {
-        let bits = (most * FILTER_BITS).next_power_of_two().max(64);
-        let entries = (2 * most).next_power_of_two();
+    /// None are shown; `most` rows can have one at a time.
+    pub fn new(most: u32) -> StandIns {
+        let bits = (most as usize * FILTER_BITS).next_power_of_two().max(64);
+        let entries = (2 * most as usize).next_power_of_two();
         StandIns {
             shown: AtomicU32::new(0),
             filter: (0..bits / 64).map(|_| AtomicU64::new(0)).collect(),
@@ -37,24 +40,62 @@ impl StandIns {
 
     /// A reader's: whether rows have others in their place. What was written before they were shown, or hidden, is seen from here on.
     #[inline]
-    pub(crate) fn are_shown(&self) -> bool {
+    pub fn are_shown(&self) -> bool {
         self.shown.load(Ordering::Acquire) != 0
     }
 
     /// A reader's, that has just found them shown: puts stand-ins in the place of the rows that have one.
-    pub(crate) fn put(&self, rows: &mut [u32]) {
+    pub fn put(&self, rows: &mut [u32]) {
         for row in rows {
-            let hash = hash(*row);
-            let (word, bit) = self.filter_bit(hash);
-            if self.filter[word].load(Ordering::Relaxed) & bit != 0 {
-                *row = self.find(*row, hash);
-            }
+            *row = self.of(*row).unwrap_or(*row);
         }
+    }
+
+    /// A row's stand-in. A reader's, that has just found them shown; the filling thread's at any time.
+    #[inline]
+    pub fn of(&self, row: u32) -> Option<u32> {
+        let hash = hash(row);
+        let (word, bit) = self.filter_bit(hash);
+        if self.filter[word].load(Ordering::Relaxed) & bit == 0 {
+            return None;
+        }
+        self.find(row, hash)
+    }
+
+    /// The filling thread's, while readers ask: a row has this stand-in from now on, whose bytes were written before. Returns the one that it had.
+    ///
+    /// # Panics
+    /// If there would be more rows than there is room for.
+    pub fn set(&self, row: u32, place: u32) -> Option<u32> {
+        let entry = u64::from(row) << 32 | u64::from(place);
+        let hash = hash(row);
+        let mut at = self.place(hash);
+        for _ in 0..=self.entries.len() / 2 {
+            let former = self.entries[at].load(Ordering::Relaxed);
+            if former != NONE && (former >> 32) as u32 != row {
+                at = self.next(at);
+                continue;
+            }
+            let (word, bit) = self.filter_bit(hash);
+            let bits = self.filter[word].load(Ordering::Relaxed);
+            self.filter[word].store(bits | bit, Ordering::Relaxed);
+            // Whoever finds it sees the row that stands in, and has others see the filter.
+            self.entries[at].store(entry, Ordering::Release);
+            return (former != NONE).then_some(former as u32);
+        }
+        panic!("no more rows than there is room for");
+    }
+
+    /// The filling thread's: all rows that have a stand-in, each with it.
+    pub fn all(&self) -> impl Iterator<Item = (u32, u32)> {
+        let entries = (self.entries.iter()).map(|entry| entry.load(Ordering::Relaxed));
+        let taken = entries.filter(|&entry| entry != NONE);
+        taken.map(|entry| ((entry >> 32) as u32, entry as u32))
     }
 
     /// The filling thread's: the rows that are to have one, each once, with `first` and those after it as stand-ins. Nothing is shown, and no
     /// reader still looks at what was.
-    pub(crate) fn fill(&self, rows: &[u32], first: u32) {
+    pub fn fill(&self, rows: &[u32], first: u32) {
         assert!(
             rows.len() * 2 <= self.entries.len(),
             "no more rows than there is room for"
@@ -80,25 +121,24 @@ impl StandIns {
     }
 
     /// The filling thread's: from now on rows have their stand-ins, whose bytes were written before.
-    pub(crate) fn show(&self, rows: u32) {
+    pub fn show(&self, rows: u32) {
         self.shown.store(rows, Ordering::Release);
     }
 
     /// The filling thread's: from now on rows stand for themselves again, with the bytes that were written before.
-    pub(crate) fn hide(&self) {
+    pub fn hide(&self) {
         self.shown.store(0, Ordering::Release);
     }
 
-    /// The row's stand-in, or itself where it has none.
-    fn find(&self, row: u32, hash: u64) -> u32 {
+    fn find(&self, row: u32, hash: u64) -> Option<u32> {
         let mut at = self.place(hash);
         loop {
-            let entry = self.entries[at].load(Ordering::Relaxed);
+            let entry = self.entries[at].load(Ordering::Acquire);
             if entry == NONE {
-                return row;
+                return None;
             }
             if (entry >> 32) as u32 == row {
-                return entry as u32;
+                return Some(entry as u32);
             }
             at = self.next(at);
         }

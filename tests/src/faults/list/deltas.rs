@@ -23,6 +23,18 @@ pub(super) const FAULTS: &[Fault] = &[
         deltas::killed,
     ),
     Fault::new(
+        "delta-cached",
+        "OK; each row of a cached table old or new and never back, wherever it is fetched from; what was acknowledged from then on",
+        UNHARMED,
+        deltas::cached_under_load,
+    ),
+    Fault::new(
+        "delta-cached-sigkill",
+        "all that were acknowledged served again, the one under way whole or not at all",
+        "serves again; nothing leaked",
+        deltas::cached_killed,
+    ),
+    Fault::new(
         "delta-control-sigkill",
         "every delta that is kept applied once; each row old or new and never back",
         UNHARMED,

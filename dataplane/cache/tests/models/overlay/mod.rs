@@ -2,7 +2,7 @@
 //! written at once.
 
 #[path = "../../../../table/src/overlay/stand_ins.rs"]
-mod stand_ins;
+pub(crate) mod stand_ins;
 
 use std::sync::Mutex;
 
@@ -12,17 +12,27 @@ use crate::store::sync;
 use stand_ins::StandIns;
 
 /// A row's value. Loom is told of every access, and finds those that no order keeps apart.
-struct Row {
+pub(crate) struct Row {
     access: UnsafeCell<()>,
     value: u32,
 }
 
 impl Row {
-    fn new() -> Mutex<Row> {
+    pub(crate) fn new() -> Mutex<Row> {
         Mutex::new(Row {
             access: UnsafeCell::new(()),
             value: 0,
         })
+    }
+
+    pub(crate) fn write(&mut self, value: u32) {
+        self.access.with_mut(|_| ());
+        self.value = value;
+    }
+
+    pub(crate) fn read(&self) -> u32 {
+        self.access.with(|_| ());
+        self.value
     }
 }
 
@@ -46,9 +56,8 @@ impl Table {
     }
 
     fn write(&self, row: u32, value: u32) {
-        let mut row = self.rows[row as usize].lock().expect("no panic");
-        row.access.with_mut(|_| ());
-        row.value = value;
+        let row = &self.rows[row as usize];
+        row.lock().expect("no panic").write(value);
     }
 
     /// A reader's, in a turn.
@@ -57,9 +66,8 @@ impl Table {
         if self.stand_ins.are_shown() {
             self.stand_ins.put(&mut found);
         }
-        let row = self.rows[found[0] as usize].lock().expect("no panic");
-        row.access.with(|_| ());
-        row.value
+        let row = &self.rows[found[0] as usize];
+        row.lock().expect("no panic").read()
     }
 
     /// The steps of `Overlay::change`.

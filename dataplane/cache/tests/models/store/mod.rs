@@ -7,6 +7,9 @@ pub(crate) mod extent;
 #[path = "../../../src/store/limbo.rs"]
 mod limbo;
 pub(crate) mod memory;
+pub(crate) mod patched;
+#[path = "../../../src/store/patches.rs"]
+mod patches;
 #[path = "../../../src/store/quiescence.rs"]
 pub(crate) mod quiescence;
 #[path = "../../../src/store/spread.rs"]

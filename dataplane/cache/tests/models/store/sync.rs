@@ -3,6 +3,7 @@
 use loom::sync::atomic;
 pub(crate) use loom::sync::atomic::Ordering;
 
+pub(crate) use crate::overlay::stand_ins::StandIns;
 use crate::plant::{Mistake, is};
 
 fn weakened(order: Ordering) -> Ordering {
