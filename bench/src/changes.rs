@@ -1,5 +1,5 @@
 //! What it costs requests in progress that the model changes: another generation is loaded beside the one that is served, it is switched to
-//! and back, and rows become others by a delta. The first two also where the table is cached, half of it, and requests are for an eighth: all that
+//! and back, and rows become others by a delta. All of it also where the table is cached, half of it, and requests are for an eighth: all that
 //! they look up is there, and is loaded into the cache of a generation that comes.
 //!
 //! A client has a few requests in flight at any time. Rounds of each kind take turns. What is told is the 99th percentile of the time from a
@@ -79,14 +79,6 @@ enum Rows {
 }
 
 impl Rows {
-    /// What happens to them: tables that are listed take no deltas.
-    fn kinds(self) -> &'static [Kind] {
-        match self {
-            Rows::Resident => &Kind::ALL,
-            Rows::Cached => &Kind::ALL[..3],
-        }
-    }
-
     fn case(self, kind: &str) -> String {
         let rows = match self {
             Rows::Resident => "dist=uniform",
@@ -118,7 +110,7 @@ pub(crate) fn run(reporter: &mut Reporter) -> Result<()> {
 }
 
 fn run_with(rows: Rows, reporter: &mut Reporter) -> Result<()> {
-    let kinds = rows.kinds();
+    let kinds = Kind::ALL;
     let wanted = |kind: &Kind| (kind.name()).is_some_and(|name| reporter.wants(&rows.case(name)));
     if !kinds.iter().any(wanted) {
         return Ok(());
@@ -158,22 +150,23 @@ impl Scene {
     fn new(folder: &Path, rows: Rows) -> Result<Scene> {
         let [first, second] = [1, 2].map(|n| Model::alike(&["rows"], ROWS.into(), DIM, n));
         let (first, second) = (first?, second?);
-        let (mut deltas, mut extra) = (Vec::new(), "allow_changes = true\n".to_owned());
-        let one_in = match rows {
-            Rows::Resident => {
-                let made = (1..=TURNS).map(|sequence| delta(&first, folder, sequence));
-                deltas = made.collect::<Result<_>>()?;
-                let kept = folder.join("kept");
-                extra += &format!("[deltas]\ndirectory = \"{}\"\n", kept.display());
-                1
-            }
+        let deltas = (1..=TURNS).map(|sequence| delta(&first, folder, sequence));
+        let deltas = deltas.collect::<Result<_>>()?;
+        let kept = folder.join("kept");
+        let taking = format!(
+            "allow_changes = true\n[deltas]\ndirectory = \"{}\"\n",
+            kept.display()
+        );
+        let (one_in, listed) = match rows {
+            Rows::Resident => (1, String::new()),
             Rows::Cached => {
-                extra += &format!(
+                let listed = format!(
                     "[cache]\npage_cache = \"allow\"\n[[tables]]\nname = \"rows\"\nplacement = \"cached\"\ncache_bytes = {SHARE_BYTES}\n"
                 );
-                HOT_ONE_IN
+                (HOT_ONE_IN, listed)
             }
         };
+        let extra = taking + &listed;
         let service = Service::start(&first.directory, &extra)?;
         let (schema, _) = first.schema(BAGS);
         let driver = Driver::new(service.connect("bench")?, schema, BAGS, DEPTH)?;

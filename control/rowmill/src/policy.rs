@@ -59,8 +59,15 @@ pub(crate) struct Set {
     /// This part of its share, from 0 to 0.7, is kept for the rows that were sampled most often
     #[arg(long, value_name = "PART")]
     pinned: Option<f64>,
+    /// Which rows that were missed come into the cache: `built`, what the dataplane takes for worth it, or `pinned`, none but pinned ones
+    #[arg(long, value_parser = ["built", "pinned"])]
+    admission: Option<String>,
     /// Leave its share to the control plane
-    #[arg(long, conflicts_with_all = ["min", "max", "pinned"], required_unless_present_any = ["min", "max", "pinned"])]
+    #[arg(
+        long,
+        conflicts_with_all = ["min", "max", "pinned", "admission"],
+        required_unless_present_any = ["min", "max", "pinned", "admission"]
+    )]
     clear: bool,
     #[command(flatten)]
     control: Control,
@@ -124,6 +131,9 @@ impl Set {
         }
         if let Some(part) = self.pinned {
             settings.insert("pinned_share".into(), json!(part));
+        }
+        if let Some(admission) = self.admission {
+            settings.insert("admission".into(), admission.into());
         }
         let settings = Value::Object(settings);
         self.control.ask("PUT", &path, &settings.to_string())?;
@@ -193,6 +203,11 @@ fn wanted(settings: &Value) -> String {
     }
     if let Some(part) = settings["pinned_share"].as_f64() {
         words.push(format!("{:.1} % of it pinned", 100.0 * part));
+    }
+    match settings["admission"].as_str() {
+        Some("pinned") => words.push("no other row comes".into()),
+        Some("built") => words.push("rows come as the dataplane decides".into()),
+        _ => {}
     }
     if words.is_empty() {
         "-".into()
@@ -458,6 +473,12 @@ mod tests {
             text.ends_with(r#"{"min_bytes":1048576,"pinned_share":0.5}"#),
             "{text}"
         );
+        let pins = ["set", "m", "a", "--pinned", "0.5", "--admission", "pinned"];
+        let text = asked(&pins, none);
+        assert!(
+            text.ends_with(r#"{"admission":"pinned","pinned_share":0.5}"#),
+            "{text}"
+        );
         let text = asked(&["set", "m", "a", "--clear"], none);
         assert!(
             text.starts_with("DELETE /v1/tables/m/a/settings "),
@@ -466,6 +487,7 @@ mod tests {
         for wrong in [
             &["set", "m", "a"][..],
             &["set", "m", "a", "--clear", "--min", "1MiB"],
+            &["set", "m", "a", "--admission", "all"],
         ] {
             assert!(Line::try_parse_from(["rowmill"].iter().chain(wrong)).is_err());
         }

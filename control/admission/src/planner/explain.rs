@@ -1,5 +1,6 @@
 //! What is known and why something is as it is, for people.
 
+use rowmill_link::Admission;
 use serde::{Deserialize, Serialize};
 
 use super::dataplane::{Dataplane, Holding, Move};
@@ -201,6 +202,9 @@ impl Planner {
         let pinned_in: Vec<String> = pinned.map(|(name, _)| name.clone()).collect();
         let why = match (pinned_in.is_empty(), sampled) {
             (false, _) => "it is pinned: it is among the rows that were sampled most often, of which the table's settings want a part of its share".into(),
+            (true, _) if self.keeps_out(model, name) => {
+                "it is not pinned, and the table's settings let no other row come into a cache".into()
+            }
             (true, Some(times)) => format!(
                 "it is not pinned: whether it is in a cache is decided there, when it is looked up; it was sampled {times:.1} times lately"
             ),
@@ -215,6 +219,16 @@ impl Planner {
             pinned_in,
             why,
         })
+    }
+
+    /// Whether some dataplane takes no rows of a table but pinned ones.
+    fn keeps_out(&self, model: &str, name: &str) -> bool {
+        let of_model = self
+            .dataplanes
+            .values()
+            .filter(|of| of.report.model == model);
+        let mut tables = of_model.flat_map(|of| of.policy.iter().flat_map(|policy| &policy.tables));
+        tables.any(|table| table.table == name && table.admission == Admission::Pinned)
     }
 
     fn dataplane_view(&self, now_ns: u64, name: &str, of: &Dataplane) -> DataplaneView {

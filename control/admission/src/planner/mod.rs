@@ -357,8 +357,7 @@ impl Planner {
         self.choose_rates(now_ns, passed_ns);
         for (key, table) in &mut self.tables {
             table.fade(now_ns, passed_ns);
-            let pinned = |settings: &Settings| settings.pinned_share.is_some_and(|part| part > 0.0);
-            if self.settings.get(key).is_some_and(pinned) {
+            if self.settings.get(key).is_some_and(Settings::pins) {
                 table.rank(now_ns);
             } else {
                 table.ranking.clear();
@@ -409,15 +408,18 @@ impl Planner {
                     let known = self.tables.get(&key);
                     let sampler = Some((name.clone(), dataplane.instance));
                     let sampled = known.filter(|known| known.sampler == sampler);
-                    let pinned = known.map_or(Vec::new(), |known| {
-                        pinned(known, holding, self.settings.get(&key), left)
-                    });
+                    let settings = self.settings.get(&key);
+                    let pinned =
+                        known.map_or(Vec::new(), |known| pinned(known, holding, settings, left));
                     left -= pinned.len();
+                    // As long as no row is known to be pinned, nothing would come at all.
+                    let admission = settings.filter(|_| !pinned.is_empty());
+                    let admission = admission.and_then(|settings| settings.admission);
                     TablePolicy {
                         table: table.clone(),
                         cache_bytes: holding.wanted_bytes,
                         threshold: sampled.map_or(0, |of| of.model.sampling().threshold()),
-                        admission: rowmill_link::Admission::Built,
+                        admission: admission.unwrap_or_default(),
                         pinned,
                     }
                 })

@@ -1,8 +1,9 @@
 //! What an operator wants of a table.
 
+use rowmill_link::Admission;
 use serde::{Deserialize, Serialize};
 
-/// Bounds of a table's share, in each dataplane that serves it. What isn't given is left to the planner.
+/// Bounds of a table's share, in each dataplane that serves it, and which rows come into it. What isn't given is left to the planner.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -16,6 +17,9 @@ pub struct Settings {
     /// Part of its share, from 0 to 0.7, that is kept for the rows that were sampled most often: they are never evicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned_share: Option<f64>,
+    /// Which rows that were missed come into the cache. `pinned`, as for a table that is scanned: none but the pinned ones, once some of these are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub admission: Option<Admission>,
 }
 
 /// Settings that can't be.
@@ -34,6 +38,11 @@ pub enum SettingsError {
         "pinned_share is {0}: give a part from 0 to 0.7, since the rest of the share has to take what is not pinned"
     )]
     Part(f64),
+    /// No row would ever come.
+    #[error(
+        "admission is pinned, and no part of the share is: give a pinned_share of more than 0, or no row would come into the cache"
+    )]
+    NothingPinned,
 }
 
 impl Settings {
@@ -54,8 +63,16 @@ impl Settings {
             Some(part) if !(0.0..=Self::PINNED_SHARE_MAX).contains(&part) => {
                 Err(SettingsError::Part(part))
             }
+            _ if self.admission == Some(Admission::Pinned) && !self.pins() => {
+                Err(SettingsError::NothingPinned)
+            }
             _ => Ok(()),
         }
+    }
+
+    /// Whether rows are to be pinned.
+    pub(super) fn pins(&self) -> bool {
+        self.pinned_share.is_some_and(|part| part > 0.0)
     }
 }
 
@@ -83,6 +100,12 @@ mod tests {
                 "{part}"
             );
         }
+        let nothing = Err(SettingsError::NothingPinned);
+        assert_eq!(of(r#"{"admission":"pinned"}"#), nothing);
+        assert_eq!(of(r#"{"admission":"pinned","pinned_share":0}"#), nothing);
+        assert_eq!(of(r#"{"admission":"pinned","pinned_share":0.5}"#), Ok(()));
+        assert_eq!(of(r#"{"admission":"built"}"#), Ok(()));
         assert!(serde_json::from_str::<Settings>(r#"{"min":5}"#).is_err());
+        assert!(serde_json::from_str::<Settings>(r#"{"admission":"none"}"#).is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! Who is listened to, what is published when, and what is explained.
 
 use rowmill_admission::{Event, Limits, Planner, Recorded, Refused, Settings};
-use rowmill_link::{Applied, Order, Policy, TablePolicy};
+use rowmill_link::{Admission, Applied, Order, Policy, TablePolicy};
 
 use crate::simulated::{ROW_BYTES, Simulated, Traffic, World};
 
@@ -415,6 +415,27 @@ fn settings_are_followed_and_explained() {
         "{unknown:?}"
     );
     assert_eq!(world.planner.row("m", "c", 0), None);
+    // Only those come, as soon as they are known; of the other table, none of which are, all may.
+    let only = r#"{"pinned_share":0.1,"admission":"pinned"}"#;
+    for table in ["a", "b"] {
+        world.tell(Event::Settings {
+            model: "m".into(),
+            table: table.into(),
+            settings: settings(only),
+        });
+    }
+    world.run(3);
+    let policy = world.planner.policy("x").unwrap();
+    for table in &policy.tables {
+        let wanted = match table.pinned.is_empty() {
+            true => Admission::Built,
+            false => Admission::Pinned,
+        };
+        assert_eq!(table.admission, wanted, "{}", table.table);
+    }
+    assert_eq!(policy.tables[0].admission, Admission::Pinned);
+    let out = world.planner.row("m", "a", 4_000_000_000).unwrap();
+    assert!(out.why.contains("let no other row come"), "{out:?}");
     // Without settings it goes back to what is best.
     for table in ["a", "b"] {
         world.tell(Event::Settings {

@@ -134,7 +134,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => settings.prop_map(|(table, (min_bytes, max_bytes, part))| Event::Settings {
             model: "m".into(),
             table: table.into(),
-            settings: Some(Settings { min_bytes, max_bytes, pinned_share: Some(part) }),
+            settings: Some(Settings { min_bytes, max_bytes, pinned_share: Some(part), admission: None }),
         }),
         1 => prop::collection::vec(at_most(4), 0..4).prop_map(|held| Event::Generations {
             model: "m".into(),

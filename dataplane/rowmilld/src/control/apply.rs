@@ -182,7 +182,8 @@ impl Applier {
             _ => (!pins.is_empty()).then(|| Arc::new(Pins::new(&pins))),
         };
         let rule = Rules {
-            only_pins: wanted.admission == Admission::Pinned,
+            // Where no row is pinned none would ever come.
+            only_pins: wanted.admission == Admission::Pinned && set.is_some(),
             pins: set,
         };
         rules.push((table.number, wanted.threshold, rule));
