@@ -1,6 +1,6 @@
 //! What rows of listed tables are read from: the model's own files, and copies of those of tables that name the next tier.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -102,11 +102,14 @@ impl Tiers<'_> {
             let file = opened.with_context(|| format!("table {name}{advice}"))?;
             let folder = cache.next_tier.as_ref().filter(|_| on_failure.next_tier);
             let copy = folder.map(|folder| {
+                let folder = copies_in(folder, generation);
                 tell(&folder.join(&file.info().file));
-                let copy = file.copy_in(generation, folder, cache.page_cache.0);
+                let copy = file.copy_in(generation, &folder, cache.page_cache.0);
                 copy.with_context(|| {
                     format!(
-                        "table {name}: cache.next_tier is to have a copy of its file, since its on_failure names the next tier"
+                        "table {name}: cache.next_tier is to have a copy of its file, itself or in a folder named as {}, since its on_failure names the \
+                         next tier",
+                        generation.dir().display()
                     )
                 })
             });
@@ -270,6 +273,13 @@ impl Tiers<'_> {
         }
         choices
     }
+}
+
+/// Where copies of a generation's files are: in a folder of the generation's name, so that there may be copies of several, or in this one itself.
+fn copies_in(folder: &Path, generation: &Generation) -> PathBuf {
+    let own = generation.dir().file_name().map(|name| folder.join(name));
+    let own = own.filter(|own| own.is_dir());
+    own.unwrap_or_else(|| folder.to_owned())
 }
 
 /// Why the devices of these files can't be polled, if one can't.

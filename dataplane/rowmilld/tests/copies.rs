@@ -10,14 +10,19 @@ use std::time::{Duration, Instant};
 
 use rowmill_cache::warm::{Warm, WarmTable};
 use rowmill_table::{TableSpec, generate, silent};
-use support::{MODEST, PATIENCE, Place, page, ready, run};
+use serde_json::Value;
+use support::{MODEST, PATIENCE, Place, ask, page, ready, run};
 
 const SPECS: [&str; 2] = ["f:2000:64:f32", "g:2000:64:f32"];
 const FILE: &str = "00000.rows";
 
 fn make(at: &Path, seed: u64) {
+    make_generation(at, 1, seed);
+}
+
+fn make_generation(at: &Path, number: u64, seed: u64) {
     let specs = SPECS.map(|spec| spec.parse::<TableSpec>().unwrap());
-    generate(at, 1, &specs, seed, &silent).unwrap();
+    generate(at, number, &specs, seed, &silent).unwrap();
 }
 
 /// The configuration of a service whose table has a copy in `folder`.
@@ -70,6 +75,56 @@ fn what_is_no_copy_is_refused() {
         &configure(&place, Path::new("/dev/null")),
         "Not a directory",
     );
+}
+
+/// Each generation has its copies in a folder of its name, where there is one.
+#[test]
+fn another_generation_has_copies_of_its_own() {
+    let place = Place::new();
+    let (model, copy) = (place.path("model"), place.path("copy"));
+    fs::remove_dir_all(&model).unwrap();
+    make(&model, 1);
+    make_generation(&place.path("second"), 7, 2);
+    fs::create_dir(&copy).unwrap();
+    fs::copy(model.join(FILE), copy.join(FILE)).unwrap();
+    let config = configure(&place, &copy);
+    let text = fs::read_to_string(&config).unwrap() + "\nallow_changes = true\n";
+    fs::write(&config, text).unwrap();
+    let (_running, address) = ready(&config);
+    let loaded = || -> (String, String) {
+        let head = "POST /generations/load?number=7 HTTP/1.1\r\nHost: x\r\n\r\n";
+        let reply = ask(address, head);
+        assert!(reply.starts_with("HTTP/1.1 202"), "{reply}");
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let status: Value = serde_json::from_str(&page(address, "/status").1).unwrap();
+            let last = status["generation_changes"].as_array().unwrap().last();
+            let text = |key: &str| last.unwrap()[key].as_str().unwrap().to_owned();
+            if text("state") != "running" {
+                return (text("state"), text("detail"));
+            }
+            assert!(Instant::now() < until, "{status:#}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let (state, why) = loaded();
+    assert!(
+        state == "failed" && why.contains("of another model or generation"),
+        "{why}"
+    );
+    fs::create_dir(copy.join("second")).unwrap();
+    let (state, why) = loaded();
+    assert!(
+        state == "failed" && why.contains("No such file or directory"),
+        "{why}"
+    );
+    fs::copy(
+        place.path("second").join(FILE),
+        copy.join("second").join(FILE),
+    )
+    .unwrap();
+    let (state, why) = loaded();
+    assert_eq!(state, "done", "{why}");
 }
 
 /// Writes over the second page of a file, which holds the first rows.

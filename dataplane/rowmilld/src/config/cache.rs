@@ -76,8 +76,8 @@ pub struct Cache {
     /// Whether a file whose file system has no O_DIRECT is read by way of the page cache.
     #[serde(deserialize_with = "from_text")]
     pub page_cache: PageCacheUse,
-    /// The folder of a copy of files of the generation: rows of tables whose `on_failure` says `next-tier` are read there if they can't be
-    /// read from the model's own files.
+    /// The folder of copies of files: rows of tables whose `on_failure` says `next-tier` are read there if they can't be read from the model's
+    /// own files. Those of a generation are in a folder in it that is named as the generation's, or, where there is none, in it itself.
     pub next_tier: Option<PathBuf>,
     /// Where the list of the rows that are wanted most is kept, so that the next start loads them first.
     pub warm_file: Option<PathBuf>,
