@@ -332,11 +332,16 @@ impl CachePlan {
     /// Bytes that each worker has for tables whose longest rows have so many bytes.
     fn worker_bytes(&self, row_bytes: u64) -> u64 {
         let tiers = self.tier_count();
-        let landing = self.remote.as_ref().map_or(0, |r| u64::from(r.reads));
         let own = self
             .cache
             .worker_bytes(self.count(), row_bytes, self.workers, tiers);
-        own + landing * row_bytes.next_multiple_of(64)
+        own + self.landing_bytes()
+    }
+
+    /// Bytes that rows of another dataplane's memory come to, of each worker, for a generation.
+    fn landing_bytes(&self) -> u64 {
+        let rows = self.remote.as_ref().map_or(0, |r| u64::from(r.reads));
+        rows * (self.row_bytes as u64).next_multiple_of(64)
     }
 
     /// What is chosen of a listed table that is at this place, with such a share.
@@ -378,7 +383,7 @@ impl CachePlan {
             .map(|info| info.page_count() * size_of::<u32>() as u64)
             .sum();
         let buffers = u64::from(self.cache.reads) * u64::from(self.cache.read_bytes);
-        checksums + self.workers * self.tier_count() * buffers
+        checksums + self.workers * (self.tier_count() * buffers + self.landing_bytes())
     }
 
     /// The model's own files, and copies where there are some.
@@ -386,9 +391,9 @@ impl CachePlan {
         1 + u64::from(self.listed().any(|(_, listed)| listed.on_failure.next_tier))
     }
 
-    /// Whether rows of listed tables are read from another dataplane's memory, too.
-    pub(crate) fn is_remote(&self) -> bool {
-        self.remote.is_some()
+    /// The dataplane that rows of listed tables are read from, too.
+    pub(crate) fn remote(&self) -> Option<&Remote> {
+        self.remote.as_ref()
     }
 
     /// The files of a generation's listed tables, opened.

@@ -24,6 +24,7 @@ use crate::cache_view::{CacheView, TableView};
 use crate::deltas::{self, Target};
 use crate::files::{self, Identity, Watch};
 use crate::mailbox::{Mailbox, Move};
+use crate::remote::Remotes;
 use crate::room::{Memory, Needs};
 
 /// How often it is looked for what workers give back.
@@ -47,6 +48,8 @@ pub struct Means {
     pub cache: Arc<CacheView>,
     /// Who looks at their files.
     pub watch: Arc<Watch>,
+    /// The dataplane that rows are read from too, where there is one.
+    pub remote: Option<Arc<Remotes>>,
     /// Deltas that were applied, where they are taken. Whoever waits for its lock has [hands](Listed::hands) first.
     pub deltas: Option<Arc<deltas::Store>>,
     /// The workers'.

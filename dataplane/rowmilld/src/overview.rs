@@ -17,7 +17,7 @@ use crate::generations::{Generations, Held, View};
 use crate::metrics::{Metrics, escape};
 use crate::places::Places;
 use crate::plan::{Choice, Plan};
-use crate::remote::{Export, RemoteView};
+use crate::remote::{Export, Remotes};
 use crate::warm::WarmView;
 use crate::worker::SLEEP_MAX;
 
@@ -115,7 +115,7 @@ pub struct Overview {
     allow_changes: bool,
     control: OnceLock<Arc<ControlView>>,
     export: OnceLock<Arc<Export>>,
-    remote: OnceLock<Arc<RemoteView>>,
+    remote: OnceLock<Arc<Remotes>>,
 }
 
 /// A page: status code, content type, body.
@@ -289,7 +289,7 @@ impl Overview {
     }
 
     /// Rows are read from another dataplane, too. Only once.
-    pub fn set_remote(&self, remote: Arc<RemoteView>) {
+    pub fn set_remote(&self, remote: Arc<Remotes>) {
         assert!(self.remote.set(remote).is_ok(), "set once");
     }
 

@@ -1,14 +1,15 @@
 //! Memory that is offered to other dataplanes ([`config::Export`]), and the one that rows are read from ([`config::Remote`]).
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use anyhow::Context;
 use rowmill_cache::tier::{EachArrived, RemoteReads};
+use rowmill_engine::{HELD, Side};
 use rowmill_port::rdma::ConnectionParameters;
 use rowmill_port::rdma::remote::{
     ExportedTable, Exporter, ExporterConfig, ExporterState, Identity, Offer, ReadLane, Reader,
-    ReaderConfig, ReaderPhase,
+    ReaderConfig, ReaderPhase, ReaderState,
 };
 use rowmill_table::{Generation, Resident, TableInfo};
 use serde_json::{Value, json};
@@ -41,6 +42,8 @@ impl RemoteReads for Lane {
     }
 }
 
+type CountOf = fn(&ReaderState) -> u64;
+
 fn identity(model: &str, generation: &Generation, table: &TableInfo) -> Identity {
     Identity {
         model: model.into(),
@@ -56,40 +59,6 @@ fn identity(model: &str, generation: &Generation, table: &TableInfo) -> Identity
 
 fn connection(config: &Config) -> ConnectionParameters {
     config.rdma.port().connection
-}
-
-/// Begins to connect to the dataplane that rows are read from, if there is one: `tables` are those that are listed, in their order. Gives
-/// each worker's lane.
-pub(crate) fn read(
-    config: &Config,
-    generation: &Generation,
-    workers: usize,
-    clock: &Clock,
-) -> anyhow::Result<Option<(Arc<RemoteView>, Vec<ReadLane>)>> {
-    let Some(remote) = &config.remote else {
-        return Ok(None);
-    };
-    let model = config.model.name();
-    let wanted = config.tables.iter().map(|table| {
-        let table = generation.table(&table.name)?;
-        Ok(identity(&model, generation, table))
-    });
-    let clock = clock.clone();
-    let (reader, lanes) = Reader::start(ReaderConfig {
-        endpoint: remote.url.clone(),
-        connection: connection(config),
-        lanes: workers as u16,
-        reads: remote.reads,
-        tables: wanted.collect::<anyhow::Result<_>>()?,
-        now_ns: Box::new(move || clock.now_ns()),
-    })
-    .context("remote.url")?;
-    let view = RemoteView {
-        remote: remote.clone(),
-        tables: config.tables.iter().map(|t| t.name.clone()).collect(),
-        reader,
-    };
-    Ok(Some((Arc::new(view), lanes)))
 }
 
 /// What is said at start of the dataplane that rows are read from.
@@ -119,17 +88,82 @@ pub(crate) fn describe(config: &Config) -> Vec<Choice> {
     choices
 }
 
-/// The dataplane that rows are read from, for others to see.
+/// The dataplane that rows are read from, of each generation that is held.
 #[derive(Debug)]
-pub struct RemoteView {
+pub struct Remotes {
     remote: config::Remote,
+    connection: ConnectionParameters,
+    model: String,
+    /// Those that are listed, in their order.
     tables: Vec<String>,
-    reader: Reader,
+    workers: usize,
+    clock: Clock,
+    readers: Mutex<[Option<(u64, Reader)>; HELD]>,
 }
 
-impl RemoteView {
+impl Remotes {
+    /// That of the configuration, if there is one.
+    pub(crate) fn configured(config: &Config, workers: usize, clock: &Clock) -> Option<Remotes> {
+        Some(Remotes {
+            remote: config.remote.clone()?,
+            connection: connection(config),
+            model: config.model.name(),
+            tables: config.tables.iter().map(|t| t.name.clone()).collect(),
+            workers,
+            clock: clock.clone(),
+            readers: Mutex::default(),
+        })
+    }
+
+    fn readers(&self) -> MutexGuard<'_, [Option<(u64, Reader)>; HELD]> {
+        self.readers.lock().expect("a panic ends the process")
+    }
+
+    /// Begins to connect for the rows of a generation that has come on a side. Gives each worker's lane.
+    ///
+    /// # Errors
+    /// Where there is no device or no memory for that, or a listed table is missing.
+    pub(crate) fn begin(
+        &self,
+        side: Side,
+        generation: &Generation,
+    ) -> anyhow::Result<Vec<ReadLane>> {
+        let wanted = self.tables.iter().map(|name| {
+            let table = generation.table(name)?;
+            Ok(identity(&self.model, generation, table))
+        });
+        let clock = self.clock.clone();
+        let (reader, lanes) = Reader::start(ReaderConfig {
+            endpoint: self.remote.url.clone(),
+            connection: self.connection,
+            lanes: self.workers as u16,
+            reads: self.remote.reads,
+            tables: wanted.collect::<anyhow::Result<_>>()?,
+            now_ns: Box::new(move || clock.now_ns()),
+        })
+        .context("remote.url")?;
+        self.readers()[side.index()] = Some((generation.number(), reader));
+        Ok(lanes)
+    }
+
+    /// The generation of a side has gone, and workers have given their lanes back.
+    pub(crate) fn end(&self, side: Side) {
+        let ended = self.readers()[side.index()].take();
+        // It waits for its connection to end.
+        drop(ended);
+    }
+
     pub(crate) fn status(&self) -> Value {
-        let state = self.reader.state();
+        let readers = self.readers();
+        let each = readers.iter().flatten();
+        json!(
+            each.map(|(of, reader)| self.stands(*of, reader))
+                .collect::<Vec<_>>()
+        )
+    }
+
+    fn stands(&self, generation: u64, reader: &Reader) -> Value {
+        let state = reader.state();
         let refused = self.tables.iter().zip(&state.refused);
         let refused =
             refused.filter_map(|(table, why)| Some(format!("{table}: {}", why.as_ref()?)));
@@ -138,8 +172,9 @@ impl RemoteView {
             ReaderPhase::Apart => "apart",
             ReaderPhase::Connected => "connected",
         };
-        json!([{
+        json!({
             "url": self.remote.url,
+            "generation": generation,
             "tried": self.remote.tried.to_string(),
             "state": stands,
             "connected": state.connected,
@@ -149,35 +184,45 @@ impl RemoteView {
             "reads_in_flight": state.reads_in_flight,
             "why": state.why,
             "not_given": refused.join("; "),
-        }])
+        })
     }
 
     pub(crate) fn metrics(&self, out: &mut Metrics) {
-        let state = self.reader.state();
+        let readers = self.readers();
+        let each = readers.iter().flatten();
+        let each = each.map(|(of, reader)| {
+            let url = escape(&self.remote.url);
+            (format!("url=\"{url}\",generation=\"{of}\""), reader.state())
+        });
+        let states: Vec<(String, ReaderState)> = each.collect();
+        drop(readers);
         let name = "rowmill_remote_connected";
-        let help = "Whether rows can be read from the dataplane of remote.url.";
+        let help = "Whether rows of a generation can be read from the dataplane of remote.url.";
         out.family(name, "gauge", help);
-        let label = format!("url=\"{}\"", escape(&self.remote.url));
-        out.sample(
-            name,
-            &label,
-            u64::from(state.phase == ReaderPhase::Connected),
-        );
-        for (name, help, count) in [
+        for (labels, state) in &states {
+            let is_connected = state.phase == ReaderPhase::Connected;
+            out.sample(name, labels, u64::from(is_connected));
+        }
+        let counts: [(&str, &str, CountOf); 3] = [
             (
                 "rowmill_remote_connections_total",
                 "Connections to it.",
-                state.connected,
+                |state| state.connected,
             ),
-            ("rowmill_remote_lost_total", "Connections lost.", state.lost),
+            ("rowmill_remote_lost_total", "Connections lost.", |state| {
+                state.lost
+            }),
             (
                 "rowmill_remote_renewals_total",
                 "Renewals of the lease.",
-                state.renewed,
+                |state| state.renewed,
             ),
-        ] {
+        ];
+        for (name, help, count) in counts {
             out.family(name, "counter", help);
-            out.sample(name, &label, count);
+            for (labels, state) in &states {
+                out.sample(name, labels, count(state));
+            }
         }
     }
 }

@@ -36,7 +36,7 @@ use crate::places::{Means, Places};
 use crate::plan::{Choice, Plan, bytes_text};
 use crate::ports::{Lane, Port, Server};
 use crate::progress;
-use crate::remote;
+use crate::remote::{self, Remotes};
 use crate::service::Sessions;
 use crate::warm;
 
@@ -92,10 +92,11 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     }
     let mailboxes: Vec<Arc<Mailbox>> = plan.seats.iter().map(|_| Arc::default()).collect();
     let huge_pages = config.model.huge_pages;
-    let remote = remote::read(config, &plan.generation, mailboxes.len(), overview.clock())?;
-    let (remote, lanes) = remote.map_or((None, Vec::new()), |(view, lanes)| (Some(view), lanes));
-    if let Some(remote) = remote {
-        overview.set_remote(remote);
+    let remote = Remotes::configured(config, mailboxes.len(), overview.clock()).map(Arc::new);
+    let mut lanes = Vec::new();
+    if let Some(remote) = &remote {
+        lanes = remote.begin(Side::A, &plan.generation)?;
+        overview.set_remote(Arc::clone(remote));
     }
     let Opened {
         mut parts,
@@ -154,6 +155,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
             reads,
             cache: Arc::clone(&cache),
             watch,
+            remote,
             deltas: store.clone(),
             mailboxes: mailboxes.clone(),
             huge_pages,

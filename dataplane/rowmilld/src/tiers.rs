@@ -163,7 +163,7 @@ impl Tiers<'_> {
         let mut reads = vec![own];
         if let Some((remote, lane)) = remote {
             let at = usize::from(remote.tried == Tried::After);
-            let (tier, counted) = self.remote(remote, lane);
+            let (tier, counted) = self.remote(remote, lane, before);
             let all = (0..self.files.len() as u32).map(Some).collect();
             links.insert(at, (Box::new(tier), all));
             reads.insert(at, counted);
@@ -184,13 +184,22 @@ impl Tiers<'_> {
     }
 
     /// The tier of another dataplane's memory, which is asked for all tables; what it does not give fails at once.
-    fn remote(&self, remote: &config::Remote, lane: ReadLane) -> (RemoteTier<Lane>, TierReads) {
+    fn remote(
+        &self,
+        remote: &config::Remote,
+        lane: ReadLane,
+        before: Option<&[TierReads]>,
+    ) -> (RemoteTier<Lane>, TierReads) {
         let strides = self.files.iter().map(|file| file.info().stride);
         let options = RemoteTierOptions {
             fetches: self.fetches(),
             budget_ns: u64::from(remote.budget_ms) * 1_000_000,
         };
-        let tier = RemoteTier::new(Lane(lane), &strides.collect::<Vec<_>>(), options);
+        let mut tier = RemoteTier::new(Lane(lane), &strides.collect::<Vec<_>>(), options);
+        if let Some(before) = before.and_then(|tiers| tiers.iter().find(|of| of.name == NAMES[2])) {
+            let tables = before.files.iter().flatten().cloned();
+            tier = tier.counted_in(Arc::clone(&before.figures), tables.collect());
+        }
         let reads = TierReads {
             name: NAMES[2],
             figures: Arc::clone(tier.figures()),

@@ -1,6 +1,6 @@
 # Rows read from another dataplane's memory: answers of a cached table whose own file has been cut off are those of a dataplane that has
 # all of it in memory; the exporter is killed under load, and rows come from the model's own files; it is back, and they come from there
-# again; asked after the files, it gives what these don't.
+# again; asked after the files, it gives what these don't; another generation is loaded, of which rows come from there too.
 # lab-topology: loopback
 # lab-limit: 120 400
 # lab-programs: bins
@@ -13,6 +13,7 @@ exported=rdma://$ROWMILL_RDMA_ADDRESS:7404
 
 "$rowmill" table generate model --table items:20000:128:f32 --table keyed:4000:64:int8 > generate.log
 cp -r model copy
+"$rowmill" table generate second --generation 2 --seed 2 --table items:20000:128:f32 --table keyed:4000:64:int8 >> generate.log
 
 # config FILE SOCKET PORT DIRECTORY
 config() {
@@ -30,6 +31,7 @@ pin = false
 connections = 8
 [admin]
 address = "127.0.0.1:$3"
+allow_changes = true
 EOF
 }
 
@@ -168,6 +170,29 @@ same before
 same after
 say "files cut off: $(($(arrived 7413 remote) - rows)) rows that they don't have any more came from the exporter; answers are equal"
 [ "$(arrived 7413 remote)" -gt "$rows" ] || fail "rows did not come from the exporter"
+
+# Another generation comes to both, and its file goes from under the reader.
+generation() {
+    "$rowmill" generation $1 --admin "127.0.0.1:$2" > generation.log 2>&1 || fail "generation $1 at $2: $(cat generation.log)"
+}
+holds_two() {
+    [ "$(remote 7412 state | grep -c '^connected$')" = 2 ]
+}
+generation "load 2" 7411
+generation "load 2" 7412
+wait_until "$ROWMILL_TEST_PATIENCE" holds_two || fail "not connected for both: $(status 7412)"
+generation "activate 2" 7411
+generation "activate 2" 7412
+for file in second/*; do
+    case $file in *manifest*|*checksum*|*crc*) ;; *) truncate -s 4096 "$file" ;; esac
+done
+rows=$(arrived 7412 remote)
+same before
+[ "$(arrived 7412 remote)" -gt "$rows" ] || fail "rows of generation 2 did not come from the exporter: $(status 7412)"
+say "generation 2: $(($(arrived 7412 remote) - rows)) rows came from the exporter; answers are equal"
+generation "unload 1" 7412
+is_connected 7412 || fail "not connected for the one that is left: $(status 7412)"
+same before
 
 # A reader that ends gives its lease back.
 readers() {

@@ -154,6 +154,7 @@ impl InProcess {
                 reads: opened.reads,
                 cache: Arc::clone(&cache),
                 watch: Arc::default(),
+                remote: None,
                 deltas: None,
                 mailboxes: mailboxes.clone(),
                 huge_pages: HugePages::Off,

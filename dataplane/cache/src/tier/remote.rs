@@ -136,6 +136,19 @@ impl<R: RemoteReads> RemoteTier<R> {
         }
     }
 
+    /// The same, counted where another one was before: that of each table, in their order.
+    ///
+    /// # Panics
+    /// If these are others in number.
+    pub fn counted_in(self, figures: Arc<TierFigures>, tables: Box<[Readers]>) -> RemoteTier<R> {
+        assert_eq!(tables.len(), self.tables.len(), "the same tables");
+        RemoteTier {
+            figures,
+            tables,
+            ..self
+        }
+    }
+
     /// What it does, for others to read: as of its last poll.
     pub fn figures(&self) -> &Arc<TierFigures> {
         &self.figures

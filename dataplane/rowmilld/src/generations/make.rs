@@ -66,14 +66,8 @@ impl Means {
             "generation 0 cannot be told from the newest by requests, whatever that is: give generations numbers from 1 on (`rowmill table ... \
              --generation`)"
         );
-        let coming = self.listed.as_ref().map(|listed| {
-            ensure!(
-                !listed.means.plan.is_remote(),
-                "rows of listed tables are read from another dataplane's memory, too ([remote]), which is of one generation as long as the service \
-                 runs: put the other one into the configuration, and restart"
-            );
-            listed.coming(&generation)
-        });
+        let coming = self.listed.as_ref();
+        let coming = coming.map(|listed| listed.coming(&generation));
         let coming = coming.transpose()?;
         let keep = |number| {
             let listed = coming.as_ref().and_then(|coming| coming.keep(number));

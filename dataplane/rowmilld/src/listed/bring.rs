@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use rowmill_cache::store::Store;
 use rowmill_engine::{Home, Side, SideTier};
+use rowmill_port::rdma::remote::ReadLane;
 use rowmill_table::{Generation, Keep, Resident, ResidentTable, TableKind};
 
 use super::{Hands, Listed, Model, info, number};
@@ -103,9 +104,28 @@ impl Listed {
         side: Side,
         coming: Coming,
         generation: &Generation,
-        mut tables: Resident,
+        tables: Resident,
+    ) -> anyhow::Result<Arc<Resident>> {
+        let remote = self.means.remote.as_ref();
+        let lanes = remote.map(|remote| remote.begin(side, generation));
+        let lanes = lanes.transpose()?.unwrap_or_default();
+        let brought = self.bring_with(hands, side, coming, generation, (tables, lanes));
+        if let (Err(_), Some(remote)) = (&brought, remote) {
+            remote.end(side);
+        }
+        brought
+    }
+
+    fn bring_with(
+        &self,
+        hands: &Hands<'_>,
+        side: Side,
+        coming: Coming,
+        generation: &Generation,
+        (mut tables, lanes): (Resident, Vec<ReadLane>),
     ) -> anyhow::Result<Arc<Resident>> {
         let plan = &self.means.plan;
+        let mut lanes = lanes.into_iter();
         let reads = &self.means.reads.0[side.index()];
         let tiers = plan.tiers(generation)?.counted_in(reads);
         let mut homes = vec![u32::MAX; generation.tables().len()];
@@ -113,7 +133,8 @@ impl Listed {
             homes[*number] = view.home_on(side) as u32;
         }
         let tier = |reads: &Vec<_>| -> anyhow::Result<Move> {
-            let (tier, _) = tiers.for_worker(None, Some(reads))?;
+            let remote = plan.remote().zip(lanes.next());
+            let (tier, _) = tiers.for_worker(remote, Some(reads))?;
             let new = SideTier {
                 tier: Some(tier),
                 homes: homes.clone().into(),
@@ -190,6 +211,9 @@ impl Listed {
         }
         self.means.watch.leave(side);
         drop(tiers);
+        if let Some(remote) = &self.means.remote {
+            remote.end(side);
+        }
         let reads = self.means.reads.0[side.index()].iter().flatten();
         for (reads, failures) in reads.flat_map(|tier| tier.files.iter().flatten()) {
             reads.forget();

@@ -39,6 +39,7 @@ fn one_table_moves_at_a_time() {
         reads: opened.reads,
         cache: Arc::clone(&cache),
         watch: Arc::default(),
+        remote: None,
         deltas: None,
         mailboxes,
         huge_pages: HugePages::Off,
