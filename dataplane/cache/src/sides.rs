@@ -23,8 +23,10 @@ pub(crate) fn on_one_side(table: usize, tables: usize) -> usize {
 /// Why a row can't be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// As [`FetchesFull`]; rows of other tables may be.
-    Full,
+    /// As [`FetchesFull::ForTable`]; rows of other tables may be.
+    OfTable,
+    /// All that this generation's may have is taken; rows of the other's may be.
+    OfSide,
     /// As [`FetchesFull::ForAll`].
     AllFull,
     /// The generation that it is of is gone.
@@ -77,8 +79,8 @@ impl Tiers {
         };
         tier.fetch(now_ns, wanted).map_err(|full| match full {
             FetchesFull::ForAll if is_alone => Refused::AllFull,
-            // The other side's may have room.
-            FetchesFull::ForAll | FetchesFull::ForTable => Refused::Full,
+            FetchesFull::ForAll => Refused::OfSide,
+            FetchesFull::ForTable => Refused::OfTable,
         })
     }
 

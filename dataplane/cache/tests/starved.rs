@@ -58,6 +58,30 @@ fn rows_starve_where_no_row_of_their_own_table_was_late() {
     );
 }
 
+/// Its own reads have all that the table may have, and whoever they were for waits no more, so that nobody hears of them.
+#[test]
+fn rows_whose_own_table_holds_them_back_are_given_up_though_others_come() {
+    let mut fetches = Fetches::new(LIMITS, 0, &[true; 2], 1);
+    park(&mut fetches, 0, 0, 1, Source::Tier);
+    for now_ns in [0, 50, 90] {
+        fetches.pass_none();
+        let read = fetches.next_read(now_ns).expect("a row to be read");
+        assert_eq!(read.table, 0);
+        fetches.hold_back(read);
+        fetches.heard(now_ns, 1, Ok(()));
+        assert_eq!(given_up(&mut fetches, now_ns, false), []);
+    }
+    assert_eq!(given_up(&mut fetches, 110, false), [(0, 1, false)]);
+    // Those of a table that is passed by for others' sake wait as long as these come.
+    park(&mut fetches, 110, 0, 3, Source::Tier);
+    fetches.pass_none();
+    let read = fetches.next_read(110).expect("a row to be read");
+    fetches.pass_by(read);
+    fetches.heard(200, 1, Ok(()));
+    assert_eq!(given_up(&mut fetches, 250, false), []);
+    assert_eq!(given_up(&mut fetches, 300, false), [(0, 3, true)]);
+}
+
 #[test]
 fn of_rows_of_other_workers_shards_their_owner_says_whether_one_was_late() {
     for is_silent in [false, true] {

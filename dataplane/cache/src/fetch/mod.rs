@@ -10,7 +10,8 @@
 //! A row's time budget counts from when its read is taken out; a tier answers all that it has taken by then. Rows that wait for their turn are
 //! given up only where the tier has given no row, and said of none why it can't, for a whole budget: a tier that is busy fails nobody,
 //! however many rows wait. Where the last that was heard of a table is that a row of it was late, only answers for that table
-//! count: one whose file hangs is not waited for because others' files answer. So whatever becomes of the tier, a row of its own is here or given up at most
+//! count: one whose file hangs is not waited for because others' files answer. Nor do others' count where the table's own reads have all that it may
+//! have of the tier, which may be reads that nobody waits for any more. So whatever becomes of the tier, a row of its own is here or given up at most
 //! two budgets after it was wanted or the tier last answered, whichever is later: one in which it waits for its turn, and one in which it is read. Turns go round
 //! among clients (`lanes.rs`).
 //!
@@ -131,6 +132,8 @@ pub struct Fetches {
     queued: Lanes,
     away: Lanes,
     is_passed: Box<[bool]>,
+    /// Of those passed by, whether their own reads have all that they may have.
+    is_held_back: Box<[bool]>,
     is_away_passed: Box<[bool]>,
     /// Rows on their way that nobody has wanted, and those of them that are being read.
     prefetched: Quotas,
@@ -210,6 +213,7 @@ impl Fetches {
             queued: Lanes::new(fetches, SIDES * listed),
             away: Lanes::new(fetches, SIDES * listed),
             is_passed: vec![false; SIDES * listed].into_boxed_slice(),
+            is_held_back: vec![false; SIDES * listed].into_boxed_slice(),
             is_away_passed: vec![false; SIDES * listed].into_boxed_slice(),
             prefetched: Quotas::new(limits.prefetched, 1, tables),
             read_ahead: Quotas::new(ahead, 1, &vec![true; listed]),

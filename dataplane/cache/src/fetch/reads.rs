@@ -74,6 +74,14 @@ impl Fetches {
         }
     }
 
+    /// The same where reads of its own table have all that the tier lets it have: until it can be asked again, only what is heard of the table counts,
+    /// since whoever these reads were for may wait no more.
+    pub fn hold_back(&mut self, read: Read) {
+        let number = self.number(read.table);
+        self.is_held_back[number] = true;
+        self.pass_by(read);
+    }
+
     /// The same where no row of its table can be asked for now: others' are the next, until [`Fetches::pass_none`].
     pub fn pass_by(&mut self, read: Read) {
         let number = self.number(read.table);
@@ -87,6 +95,7 @@ impl Fetches {
     /// No table's rows are [passed by](Fetches::pass_by) any more.
     pub fn pass_none(&mut self) {
         self.is_passed.fill(false);
+        self.is_held_back.fill(false);
         self.is_away_passed.fill(false);
     }
 
@@ -172,7 +181,10 @@ impl Fetches {
                     self.ages.remove(self.looked, index);
                     continue;
                 }
-                let heard_ns = self.silent_since(fetch.key.table).unwrap_or(self.heard_ns);
+                let heard_ns = match self.is_held_back[self.looked] {
+                    true => self.heard[fetch.key.table as usize].last_ns,
+                    false => self.silent_since(fetch.key.table).unwrap_or(self.heard_ns),
+                };
                 if is_over(fetch.since_ns.max(heard_ns), 1) {
                     *left -= 1;
                     return Some(self.ticket(index));
@@ -216,7 +228,10 @@ impl Fetches {
         let fetch = &self.fetches[ticket.index as usize];
         let is_silent = match fetch.is_asked {
             true => is_silent,
-            false => self.silent_since(fetch.key.table).is_some(),
+            false => {
+                let is_held_back = self.is_held_back[self.number(fetch.key.table)];
+                is_held_back || self.silent_since(fetch.key.table).is_some()
+            }
         };
         fetch.state == State::Queued && !is_silent
     }

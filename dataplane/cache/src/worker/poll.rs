@@ -334,7 +334,11 @@ impl Worker {
             }
             match self.tiers.fetch(now_ns, &read, home.in_tier()) {
                 Ok(()) => {}
-                Err(Refused::Full) => {
+                Err(Refused::OfTable) => {
+                    self.fetches.hold_back(read);
+                    continue;
+                }
+                Err(Refused::OfSide) => {
                     self.fetches.pass_by(read);
                     continue;
                 }
