@@ -374,7 +374,10 @@ impl World {
         assert!(self.store.settle().expect("memory is taken back"));
         let shape = self.store.shape();
         let present = self.store.present();
-        let most = shape.bytes() + 4 * 4096 + (PATCHED as usize + 21) * shape.stride();
+        let most = shape.bytes()
+            + self.store.patch_bytes(0).max(1 << 16)
+            + 4 * 4096
+            + (PATCHED as usize + 21) * shape.stride();
         assert!((shape.bytes()..most).contains(&present));
         self.turn(0);
         self.readers[0].found.clear();

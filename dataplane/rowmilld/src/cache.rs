@@ -42,8 +42,9 @@ struct Listed {
     shape: Shape,
     most: Shape,
     on_failure: Failure,
-    /// Rows that deltas may change while it is cached.
+    /// Rows that there are addresses for which deltas change, and the bytes that a delta may bring them to, while it is cached.
     most_patched: u32,
+    delta_bytes: u64,
 }
 
 /// What will be done about tables that are not simply resident.
@@ -157,9 +158,13 @@ impl CachePlan {
             };
             let info = &generation.tables()[number];
             let shape = share::shape(info, table.cache_bytes, workers as u32).map_err(|least| {
+                let given = match table.cache_bytes {
+                    0 => "0, or not set".to_owned(),
+                    bytes => bytes.to_string(),
+                };
                 PlanError::Tables(format!(
-                    "tables.cache_bytes: of `{}` is {}; {least}",
-                    table.name, table.cache_bytes
+                    "tables.cache_bytes: of `{}` is {given}; {least}",
+                    table.name
                 ))
             })?;
             tables[number] = Some(Listed {
@@ -169,9 +174,10 @@ impl CachePlan {
                 most: share::most(info, shape, arena_bytes, config.may_change()),
                 on_failure: table.on_failure,
                 most_patched: match config.takes_deltas() {
-                    true => share::patched(info, table.delta_bytes.unwrap_or(table.cache_bytes)),
+                    true => share::most_patched(info),
                     false => 0,
                 },
+                delta_bytes: table.delta_bytes.unwrap_or(table.cache_bytes),
             });
         }
         let listed = |(table, info): (&Option<Listed>, &TableInfo)| table.map(|_| info.stride);
@@ -548,7 +554,7 @@ impl CachePlan {
             };
             TableView::new(
                 (number, generation.tables().len()),
-                info.name.clone(),
+                (info.name.clone(), listed.delta_bytes),
                 kept,
                 share,
                 figures(number),

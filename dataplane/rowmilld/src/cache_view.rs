@@ -25,6 +25,8 @@ pub struct TableView {
     pub number: usize,
     /// Its name.
     pub name: String,
+    /// What rows of it that deltas change may take while it is cached.
+    pub delta_bytes: u64,
     /// Its share of the arena when it is cached, in the newest generation.
     pub share: Mutex<Share>,
     /// What each worker has done about it, in the generations of each side.
@@ -88,10 +90,10 @@ pub struct Wishes {
 }
 
 impl TableView {
-    /// One of `tables` of the first generation, of which it is the one of that number.
+    /// One of `tables` of the first generation, of which it is the one of that number, with its name and what rows that deltas change may take.
     pub fn new(
         (number, tables): (usize, usize),
-        name: String,
+        (name, delta_bytes): (String, u64),
         kept: Kept,
         share: Share,
         figures: [Vec<Arc<TableFigures>>; HELD],
@@ -100,6 +102,7 @@ impl TableView {
         TableView {
             number,
             name,
+            delta_bytes,
             share: Mutex::new(share),
             figures,
             files,
@@ -211,6 +214,13 @@ impl TableView {
     /// What is kept of it in the generation of a side.
     pub(crate) fn kept_on(&self, side: Side) -> Kept {
         self.sides().kept[side.index()].clone()
+    }
+
+    /// Rows that deltas changed take more than a delta may bring them to: they were changed while it was resident, or with other settings. How many
+    /// bytes, if so.
+    pub(crate) fn is_over(&self, store: &Store) -> Option<u64> {
+        let bytes = u64::from(store.patched()) * store.most().stride() as u64;
+        (bytes > self.delta_bytes).then_some(bytes)
     }
 
     /// Rows of it that deltas changed and that are in memory for that, in all generations in which it is cached.
@@ -544,6 +554,8 @@ impl CacheView {
         });
         let help = "Rows of the table in the cache.";
         gauge("rowmill_cache_held_rows", help, &TableView::held);
+        let help = "Rows that deltas changed and that are in memory for that, in all generations.";
+        gauge("rowmill_cache_patched_rows", help, &TableView::patched);
         let help = "Rows that a policy wants to stay in the cache.";
         gauge("rowmill_cache_pinned_rows", help, &|table| {
             table.wishes.pinned.load(Relaxed)

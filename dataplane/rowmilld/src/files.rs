@@ -586,7 +586,7 @@ mod tests {
             let (kept, figures) = (Kept::default(), Default::default());
             TableView::new(
                 (number, names.len()),
-                name.into(),
+                (name.into(), 0),
                 kept,
                 share,
                 figures,

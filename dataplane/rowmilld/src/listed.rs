@@ -179,7 +179,8 @@ impl Listed {
         let view = self.views().iter().find(|view| view.name == table)?;
         let kept = view.kept_on(side);
         let rows = |table: Arc<ResidentTable>| Target::Rows(ResidentTable::clone(&table));
-        (kept.store.map(Target::Cached)).or_else(|| kept.resident.map(rows))
+        let cached = |store| Target::Cached(store, view.delta_bytes);
+        kept.store.map(cached).or_else(|| kept.resident.map(rows))
     }
 
     /// Waits until nobody else changes tables.

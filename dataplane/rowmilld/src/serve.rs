@@ -114,8 +114,21 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     let cache = Arc::new(plan.cache.view(&plan.generation, &parts));
     if let Some(store) = &store {
         let view = |name: &str| cache.tables.iter().find(|view| view.name == name);
-        let target = |table: &ResidentTable| view(table.name())?.store().map(Target::Cached);
+        let target = |table: &ResidentTable| {
+            let (view, cached) = (view(table.name())?, |store| Target::Cached(store, u64::MAX));
+            view.store().map(cached)
+        };
         store.replay_to(&tables, &target)?;
+        for view in &cache.tables {
+            let kept = view.store();
+            if let Some(bytes) = kept.and_then(|kept| view.is_over(&kept)) {
+                overview.choose(Choice::warning(
+                    &format!("deltas of table {}", view.name),
+                    format!("{} of rows that changed", bytes_text(bytes)),
+                    "more than its tables.delta_bytes: a delta with others is refused; write more there, or load a generation that has them",
+                ));
+            }
+        }
     }
     let view = Arc::new(View::new(Held::new(&plan.generation, Arc::clone(&tables))));
     overview.set_view(Arc::clone(&view));

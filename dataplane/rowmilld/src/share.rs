@@ -75,9 +75,9 @@ pub(crate) fn shape(info: &TableInfo, bytes: u64, workers: u32) -> Result<Shape,
     })
 }
 
-/// How many rows that deltas change have room in so many bytes.
-pub(crate) fn patched(info: &TableInfo, bytes: u64) -> u32 {
-    let rows = (bytes / info.stride as u64).min(info.stored_rows());
+/// Rows of it that deltas may change at most: all, and of another generation, which may have more, as many again.
+pub(crate) fn most_patched(info: &TableInfo) -> u32 {
+    let rows = info.stored_rows().saturating_mul(2);
     rows.min(u64::from(ROWS_END - 1)) as u32
 }
 

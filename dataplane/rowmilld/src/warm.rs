@@ -477,7 +477,7 @@ mod tests {
             };
             TableView::new(
                 (number, 5),
-                name.into(),
+                (name.into(), 0),
                 kept,
                 share,
                 Default::default(),

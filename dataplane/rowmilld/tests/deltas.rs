@@ -554,7 +554,7 @@ fn they_are_taken_where_that_is_configured_and_as_far_as_there_is_room() {
         taking(&place) + &listed("cached").replace("\n[cache]", &bytes)
     };
     let (running, address) = ready(&place.configure("", &little(CHANGED - 1)));
-    let why = "has 250 rows of table f that no delta changed before, and while it is cached there is room for 249";
+    let why = "has 250 rows of table f that no delta changed before, with which those that deltas changed take 16000 bytes, and tables.delta_bytes is 15936";
     fails(address, &first, why);
     let kept = place.path("deltas/model/gen-1/00000000000000000001.delta");
     assert!(!kept.exists());
@@ -568,12 +568,70 @@ fn they_are_taken_where_that_is_configured_and_as_far_as_there_is_room() {
         Looker::new(&place, "model").all_are(sequence);
     }
     drop(running);
-    // With less than it has.
+    // With less than it has: what was acknowledged is served, and no other row changes.
     let config = place.configure("", &little(CHANGED - 1));
-    let (output, stderr) = run(&config, false);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        stderr.contains("tables.delta_bytes has no room: write more there"),
-        "{stderr}"
-    );
+    let (running, address) = ready(&config);
+    let told = page(address, "/status").1;
+    assert!(told.contains("more than its tables.delta_bytes"), "{told}");
+    Looker::new(&place, "model").all_are(3);
+    assert!(status(address)["cache"][0]["patched_rows"] == CHANGED as u64);
+    let metrics = page(address, "/metrics").1;
+    let line = format!("rowmill_cache_patched_rows{{table=\"f\"}} {CHANGED}");
+    assert!(metrics.contains(&line), "{metrics}");
+    drop(running);
+}
+
+/// Files that are gone from under the service don't make rows go back.
+#[test]
+fn a_table_moves_only_with_all_deltas_that_were_applied() {
+    let place = Place::new();
+    let config = place.configure("", &(taking(&place) + &listed("cached")));
+    let (_running, address) = ready(&config);
+    for sequence in 1..=3 {
+        done(address, &delta(&place, "model", sequence));
+    }
+    let kept = |sequence: u64| place.path(&format!("deltas/model/gen-1/{sequence:020}.delta"));
+    let refused = |why: &str| {
+        let head = "POST /tables/f?placement=resident HTTP/1.1\r\nHost: x\r\n\r\n";
+        assert!(ask(address, head).starts_with("HTTP/1.1 202"));
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let status = status(address);
+            let last = status["changes"].as_array().unwrap().last().unwrap();
+            match last["state"].as_str().unwrap() {
+                "running" => assert!(Instant::now() < until, "{last}"),
+                "failed" => {
+                    break assert!(last["detail"].as_str().unwrap().contains(why), "{last}");
+                }
+                _ => panic!("{last}"),
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Looker::new(&place, "model").all_are(3);
+    };
+    let away = place.path("away");
+    fs::rename(kept(3), &away).unwrap();
+    refused("lacks delta 3, of 3 that were applied");
+    fails(address, &delta(&place, "model", 4), "lacks delta 3");
+    fs::rename(&away, kept(3)).unwrap();
+    // Another of the same number.
+    fs::rename(kept(1), &away).unwrap();
+    let other = place.path("other");
+    fs::create_dir(&other).unwrap();
+    let generation = Generation::open(place.path("model")).unwrap();
+    let (ids, rows) = (place.path("ids.npy"), place.path("rows.npy"));
+    npy(&ids, "<i8", "(1,)", &8u64.to_le_bytes());
+    npy(&rows, "<f4", "(1, 16)", &[0; 64]);
+    let tables = [DeltaTable {
+        name: "f".into(),
+        from: Container::Npy {
+            rows,
+            ids: Some(ids),
+        },
+    }];
+    write_delta(kept(1), "model", 1, &generation, &tables).unwrap();
+    refused("has other deltas than the 3 that were applied");
+    fs::rename(&away, kept(1)).unwrap();
+    change(address, "/tables/f?placement=resident", "changes");
+    Looker::new(&place, "model").all_are(3);
 }

@@ -31,6 +31,7 @@ mod sync;
 mod tags;
 mod writer;
 
+use std::collections::TryReserveError;
 use std::sync::{Arc, Mutex};
 
 use rowmill_arena::{ArenaError, Backing, HugePages, ReadWindow};
@@ -48,7 +49,7 @@ pub use writer::{Candidate, Counts, Evicted, Held, LimboFull, Ticket, Writer};
 
 use extent::{Extent, View};
 use memory::Memory;
-use patches::{CHUNK, Full, LEAST, Patches};
+use patches::{CHUNK, LEAST, Lacking, Patches};
 use resize::Size;
 
 /// Meta words that stay in a core's cache beside other things: an eighth of 1 MiB.
@@ -76,6 +77,9 @@ pub enum PatchError {
     /// No memory for them.
     #[error("no memory for rows that change")]
     Memory(#[from] ArenaError),
+    /// No memory for what says which rows these are.
+    #[error("no memory for the index of rows that change")]
+    Index(#[source] TryReserveError),
 }
 
 /// The rows of a table that are in the arena. Shared by all workers.
@@ -213,7 +217,8 @@ impl Store {
         let changed = self.patches.change(rows, &mut make, &mut write, pass);
         changed.map_err(|unpatched| match unpatched {
             Unpatched::Memory(error) => PatchError::Memory(error),
-            Unpatched::Full => PatchError::Full {
+            Unpatched::Lacking(Lacking::Index(error)) => PatchError::Index(error),
+            Unpatched::Lacking(Lacking::Places) => PatchError::Full {
                 most: self.patched() + self.patch_room(),
             },
         })
@@ -258,7 +263,12 @@ impl Store {
 
     /// Bytes of memory that it has, which is as much as it needs, rounded up to pages.
     pub fn present(&self) -> usize {
-        self.memory.present()
+        self.memory.present() + self.patches.bytes()
+    }
+
+    /// Bytes that it needs besides, at most, if so many rows are patched that were not before.
+    pub fn patch_bytes(&self, rows: u32) -> usize {
+        self.patches.bytes_for(rows, self.most().stride())
     }
 
     /// How rows are spread over its shards, and over its sets as they were at first.
@@ -288,12 +298,12 @@ impl Store {
 }
 
 enum Unpatched {
-    Full,
+    Lacking(Lacking),
     Memory(ArenaError),
 }
 
-impl From<Full> for Unpatched {
-    fn from(_: Full) -> Unpatched {
-        Unpatched::Full
+impl From<Lacking> for Unpatched {
+    fn from(lacking: Lacking) -> Unpatched {
+        Unpatched::Lacking(lacking)
     }
 }

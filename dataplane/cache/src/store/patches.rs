@@ -11,6 +11,7 @@
 //! What says which rows these are doubles when it is full: the next *level* is filled with all of them, and is the one that is looked at from then
 //! on. Readers may still look at the one before, so all of them stay, which together are as large as the last.
 
+use std::collections::TryReserveError;
 use std::fmt;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -23,9 +24,14 @@ const LEVELS: usize = 22;
 /// Rows that are written before slots that they had are waited for: so many more slots than rows are needed.
 pub(super) const CHUNK: usize = 4096;
 
-/// More rows than there may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Full;
+/// Why rows can't become others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Lacking {
+    /// There would be more than there may be.
+    Places,
+    /// There is no memory for what says which rows these are.
+    Index(TryReserveError),
+}
 
 /// See the module's text.
 pub(super) struct Patches {
@@ -37,6 +43,8 @@ pub(super) struct Patches {
     levels: [OnceLock<StandIns>; LEVELS],
     /// One more than the level that is looked at; 0 as long as no row is here.
     level: AtomicU64,
+    /// How many rows are here, for who only looks.
+    rows: AtomicU64,
     slots: Mutex<Slots>,
 }
 
@@ -66,6 +74,7 @@ impl Patches {
             least,
             levels: [const { OnceLock::new() }; LEVELS],
             level: AtomicU64::new(0),
+            rows: AtomicU64::new(0),
             slots: Mutex::new(Slots {
                 used: 0,
                 free: Vec::new(),
@@ -98,12 +107,9 @@ impl Patches {
         level.get()
     }
 
-    /// Rows that are here.
+    /// Rows that are here. Waits for nobody.
     pub(super) fn rows(&self) -> u32 {
-        self.slots
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .rows
+        self.rows.load(Ordering::Relaxed) as u32
     }
 
     /// How many more rows can be here.
@@ -121,8 +127,8 @@ impl Patches {
     /// many are used from then on. `pass` returns when all turns have ended that had begun when it was called.
     ///
     /// # Errors
-    /// [`Full`], and whatever `make` ends with; rows of the chunks before have become others then.
-    pub(super) fn change<E: From<Full>>(
+    /// [`Lacking`], and whatever `make` ends with; rows of the chunks before have become others then.
+    pub(super) fn change<E: From<Lacking>>(
         &self,
         rows: &[u32],
         make: &mut dyn FnMut(u32) -> Result<(), E>,
@@ -134,11 +140,11 @@ impl Patches {
         for (chunk, rows) in rows.chunks(CHUNK).enumerate() {
             let all = u64::from(slots.rows) + self.lacking(rows) as u64;
             if all > self.most.into() {
-                return Err(Full.into());
+                return Err(Lacking::Places.into());
             }
             let more = rows.len().saturating_sub(slots.free.len());
             make(slots.used + more as u32)?;
-            let level = self.level_for(all as u32);
+            let level = self.level_for(all as u32)?;
             for (position, &row) in rows.iter().enumerate() {
                 let slot = slots.take(self.first);
                 write(chunk * CHUNK + position, slot);
@@ -147,6 +153,7 @@ impl Patches {
                     None => slots.rows += 1,
                 }
             }
+            self.rows.store(slots.rows.into(), Ordering::Relaxed);
             if !left.is_empty() {
                 pass();
                 slots.free.append(&mut left);
@@ -156,13 +163,14 @@ impl Patches {
     }
 
     /// The level that is looked at from now on, in which so many rows have room.
-    fn level_for(&self, rows: u32) -> &StandIns {
-        let number = rows.div_ceil(self.least).next_power_of_two().ilog2() as usize;
+    fn level_for(&self, rows: u32) -> Result<&StandIns, Lacking> {
+        let number = self.number_for(rows);
         let now = self.level.load(Ordering::Relaxed) as usize;
         if now > number {
-            return self.levels[now - 1].get().expect("it is looked at");
+            return Ok(self.levels[now - 1].get().expect("it is looked at"));
         }
-        let next = self.levels[number].get_or_init(|| StandIns::new(self.least << number));
+        let made = StandIns::try_new(self.least << number).map_err(Lacking::Index)?;
+        let next = self.levels[number].get_or_init(|| made);
         if let Some(last) = self.level() {
             for (row, slot) in last.all() {
                 next.set(row, slot);
@@ -170,7 +178,36 @@ impl Patches {
         }
         // Whoever looks there finds all that was in the one before.
         self.level.store(number as u64 + 1, Ordering::Release);
-        next
+        Ok(next)
+    }
+
+    /// The first level in which so many rows have room.
+    fn number_for(&self, rows: u32) -> usize {
+        rows.div_ceil(self.least).next_power_of_two().ilog2() as usize
+    }
+
+    /// Bytes of all levels.
+    pub(super) fn bytes(&self) -> usize {
+        let levels = self.levels.iter().enumerate();
+        let there = levels.filter(|(_, level)| level.get().is_some());
+        let bytes = there.map(|(number, _)| StandIns::bytes(self.least << number));
+        bytes.sum()
+    }
+
+    /// Bytes of slots, each of so many, and of a level, that are to be had if so many more rows come.
+    pub(super) fn bytes_for(&self, more: u32, stride: usize) -> usize {
+        let (used, rows) = {
+            let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+            (slots.used, slots.rows)
+        };
+        let all = rows.saturating_add(more);
+        let slots = u64::from(all) + CHUNK as u64;
+        let slots = slots.saturating_sub(used.into()) as usize * stride;
+        let (number, now) = (self.number_for(all), self.level.load(Ordering::Relaxed));
+        match (now as usize) > number {
+            true => slots,
+            false => slots + StandIns::bytes(self.least << number),
+        }
     }
 }
 

@@ -149,19 +149,43 @@ impl Store {
     /// # Errors
     /// Where one is damaged, or there is no room for its rows.
     pub(crate) fn replay_to(&self, tables: &Resident, targets: &Targets<'_>) -> anyhow::Result<()> {
-        for sequence in 1..=self.last(tables.generation())? {
-            let path = self.path(tables.generation(), sequence);
-            let is_wanted = |name: &str| tables.table(name).and_then(targets).is_some();
-            // One that can't be opened is told of with what is to be done.
-            let is_about = |delta: DeltaFile| {
-                let mut sections = delta.head().sections.iter();
-                sections.any(|section| is_wanted(&section.table))
-            };
-            if DeltaFile::open(path).map_or(true, is_about) {
-                self.again(tables, sequence, targets)?;
+        let generation = tables.generation();
+        let last = self.all_kept(tables)?;
+        let (applied, mut chain) = (tables.delta(), tables.fingerprint());
+        let is_wanted = |name: &str| tables.table(name).and_then(targets).is_some();
+        let mut wanted = Vec::new();
+        for sequence in 1..=last {
+            let delta = DeltaFile::open(self.path(generation, sequence))?;
+            if sequence <= applied {
+                chain = delta_chain(chain, delta.crc32());
+            }
+            let mut sections = delta.head().sections.iter();
+            if sections.any(|section| is_wanted(&section.table)) {
+                wanted.push(sequence);
             }
         }
-        Ok(())
+        let is_same = self.chain(tables, applied).is_none_or(|own| own == chain);
+        ensure!(
+            is_same,
+            "{} has other deltas than the {applied} that were applied: bring those back",
+            self.generation(generation).display()
+        );
+        wanted
+            .into_iter()
+            .try_for_each(|sequence| self.again(tables, sequence, targets).map(|_delta| ()))
+    }
+
+    /// How many deltas there are of a generation that is held: those that were applied at least, and one more where that could not be read to its end.
+    fn all_kept(&self, tables: &Resident) -> anyhow::Result<u64> {
+        let (generation, applied) = (tables.generation(), tables.delta());
+        let last = self.last(generation)?;
+        ensure!(
+            last >= applied,
+            "{} lacks delta {}, of {applied} that were applied to generation {generation}: bring it and all after it back",
+            self.generation(generation).display(),
+            last + 1
+        );
+        Ok(last)
     }
 
     /// Applies a delta that was kept.
@@ -174,9 +198,12 @@ impl Store {
         let generation = tables.generation();
         let path = self.path(generation, sequence);
         let delta = self.checked(&path, tables, sequence).with_context(|| {
+            let way_out = match tables.delta() < sequence {
+                true => ", or remove it and all after it to serve without their rows",
+                false => "",
+            };
             format!(
-                "cannot apply delta {sequence} of generation {generation} again; bring back {}, or remove it and all after it to serve without \
-                 their rows",
+                "cannot apply delta {sequence} of generation {generation} again; bring back {}{way_out}",
                 path.display()
             )
         })?;
@@ -251,6 +278,7 @@ impl Store {
                 head.model, self.model
             )));
         }
+        self.all_kept(tables)?;
         let path = self.path(generation, sequence);
         if sequence > last + 1 {
             bail!(source.bad(format!(
@@ -271,11 +299,6 @@ impl Store {
             self.settle(generation)?;
             return Ok((sequence > last).then_some(kept));
         }
-        ensure!(
-            sequence == last + 1,
-            "delta {sequence} was applied before, but is not there any more to be compared: {} is missing",
-            path.display()
-        );
         let draft = path.with_extension("delta.tmp");
         let kept = self.keep(source, (tables, targets), &draft, &path);
         if kept.is_err() {
@@ -302,9 +325,15 @@ impl Store {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
         let mut to = options.open(draft).with_context(unkept)?;
-        source
-            .bytes(&mut |piece| to.write_all(piece))
-            .with_context(unkept)?;
+        let mut unwritten = None;
+        let copied = source.bytes(&mut |piece| {
+            let written = to.write_all(piece);
+            written.inspect_err(|error| unwritten = Some(error.to_string()))
+        });
+        if let Some(why) = unwritten {
+            return Err(anyhow!(why).context(unkept()));
+        }
+        copied?;
         to.sync_all().with_context(unkept)?;
         // What is checked is the copy, which nobody else writes.
         let kept = self.checked(draft, tables, source.head().sequence)?;

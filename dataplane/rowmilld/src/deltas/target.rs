@@ -13,8 +13,8 @@ use crate::plan::bytes_text;
 pub(crate) enum Target {
     /// All of its rows are in memory.
     Rows(ResidentTable),
-    /// It is cached.
-    Cached(Arc<store::Store>),
+    /// It is cached; a delta may bring the rows that change to so many bytes.
+    Cached(Arc<store::Store>, u64),
 }
 
 /// Of a table of a generation, where its rows become others now; none where that is not to be.
@@ -24,7 +24,7 @@ impl Target {
     fn change(&self, rows: &[u32], bytes: &[u8], pass: &mut dyn FnMut()) -> Result<(), PatchError> {
         match self {
             Target::Rows(table) => table.change(rows, bytes, pass),
-            Target::Cached(store) => store.patch(rows, bytes, pass)?,
+            Target::Cached(store, _) => store.patch(rows, bytes, pass)?,
         }
         Ok(())
     }
@@ -51,6 +51,12 @@ pub(super) fn target_of(
     }
     let target = targets(table);
     if let Some(Target::Rows(table)) = &target
+        && !table.has_rows()
+    {
+        let generation = delta.head().generation;
+        return Err(delta.bad(format!("is for generation {generation}, which has gone")));
+    }
+    if let Some(Target::Rows(table)) = &target
         && !table.can_change()
     {
         return Err(delta.bad(format!(
@@ -71,20 +77,21 @@ pub(super) fn have_room(
     let mut bytes = 0;
     for (number, section) in delta.head().sections.iter().enumerate() {
         let target = target_of(delta, (tables, targets), number)?;
-        let Some(Target::Cached(store)) = target else {
+        let Some(Target::Cached(store, most_bytes)) = target else {
             continue;
         };
         let (name, mut more) = (&section.table, 0);
         let table = table_of(delta, tables, name)?;
         delta.numbers(number, table, &mut |rows| more += store.unpatched(rows))?;
-        let room = store.patch_room();
-        if more > room as usize {
+        let all = (u64::from(store.patched()) + more as u64) * table.stride() as u64;
+        if all > most_bytes {
             return Err(delta.bad(format!(
-                "has {more} rows of table {name} that no delta changed before, and while it is cached there is room for {room}: write more in \
-                 tables.delta_bytes and restart, or load a generation that has them"
+                "has {more} rows of table {name} that no delta changed before, with which those that deltas changed take {} bytes, and tables.delta_bytes is \
+                 {most_bytes}: write more there and restart, or load a generation that has them",
+                all
             )));
         }
-        bytes += more as u64 * table.stride() as u64;
+        bytes += store.patch_bytes(more as u32) as u64;
     }
     let (available, limited_by) = available_bytes();
     if bytes > available {
@@ -135,8 +142,10 @@ pub(super) fn change(
 /// Why rows of a cached table could not all become others.
 fn unroomy(table: &str, error: &PatchError) -> String {
     let what = match error {
-        PatchError::Full { .. } => "tables.delta_bytes has no room: write more there",
+        PatchError::Full { .. } => "there are no places",
         _ => "there is no memory",
     };
-    format!("has rows of table {table}, which is cached, for which {what} ({error})")
+    format!(
+        "has rows of table {table}, which is cached, for which {what}: have it resident, or load a generation that has them ({error})"
+    )
 }

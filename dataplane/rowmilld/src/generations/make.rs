@@ -111,13 +111,13 @@ impl Means {
             }
             _ => Arc::new(tables),
         };
-        drop(hands);
         let prepared = self.sessions.prepare(side, &tables).map_err(|why| {
-            if let Some(listed) = &self.listed {
-                listed.leave(side, running);
+            if let Some(hands) = &hands {
+                hands.listed.leave(hands, side, running);
             }
             anyhow!(why)
         })?;
+        drop(hands);
         settle(&prepared.pending, running);
         for schemas in prepared.also.chunks(turnover::SCHEMAS) {
             self.tell(side, turnover::Stage::Bind(schemas.into()), running);
@@ -188,12 +188,17 @@ impl Means {
         settle(&self.sessions.withdraw(side), running);
         self.tell(side, turnover::Stage::Release, running);
         self.sessions.release(side);
-        if let Some(listed) = &self.listed {
-            listed.leave(side, running);
+        let hands = self.listed.as_ref().map(|listed| listed.hands());
+        // A delta that is being applied to it comes to its end before.
+        let alone = self.deltas.as_ref().map(|deltas| deltas.alone());
+        if let Some(hands) = &hands {
+            hands.listed.leave(hands, side, running);
         }
+        drop(hands);
         self.leave_readers(number, running);
         // With it the last who has its tables goes, but for who looks at them right now: their memory is given back.
         self.view.set_other(None);
+        drop(alone);
         format!("generation {number} is gone")
     }
 

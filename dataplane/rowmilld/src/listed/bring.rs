@@ -163,7 +163,8 @@ impl Listed {
                 views()
                     .find_map(|(view, (_, kept))| (view.name == name).then(|| kept.store.clone()))
             };
-            let target = |table: &ResidentTable| store(table.name())?.map(Target::Cached);
+            let cached = |store| Target::Cached(store, u64::MAX);
+            let target = |table: &ResidentTable| store(table.name())?.map(cached);
             deltas.replay_to(&tables, &target)?;
         }
         let tables = Arc::new(tables);
@@ -182,8 +183,7 @@ impl Listed {
     }
 
     /// Takes the listed tables of a side's generation from the workers, of which no request is in progress.
-    pub(crate) fn leave(&self, side: Side, running: &dyn Fn(String)) {
-        let hands = self.hands();
+    pub(crate) fn leave(&self, hands: &Hands<'_>, side: Side, running: &dyn Fn(String)) {
         for view in self.views() {
             let home = view.home_on(side);
             let nothing = |_| Move::Home(home, Box::default());

@@ -76,7 +76,8 @@ impl Hands<'_> {
         let _alone = deltas.map(|deltas| deltas.alone());
         if let Some(deltas) = deltas {
             let target = |table: &ResidentTable| {
-                let cached = || store.clone().map(Target::Cached);
+                let own = |store| Target::Cached(store, u64::MAX);
+                let cached = || store.clone().map(own);
                 let target = || resident.clone().map(Target::Rows).or_else(cached);
                 (table.name() == view.name).then(target).flatten()
             };

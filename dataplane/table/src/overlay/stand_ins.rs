@@ -7,6 +7,8 @@
 //! Or they stay, and the thread [sets](StandIns::set) one after another while readers ask. A reader that finds a row's stand-in acquires what was
 //! written before it was set; and so does whoever is told of it: it finds the row's bit in the filter, too, which was set before.
 
+use std::collections::TryReserveError;
+
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// No row.
@@ -29,13 +31,32 @@ pub struct StandIns {
 impl StandIns {
     /// None are shown; `most` rows can have one at a time.
     pub fn new(most: u32) -> StandIns {
-        let bits = (most as usize * FILTER_BITS).next_power_of_two().max(64);
-        let entries = (2 * most as usize).next_power_of_two();
-        StandIns {
+        StandIns::try_new(most).expect("a little memory")
+    }
+
+    /// The same where that takes much memory.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn try_new(most: u32) -> Result<StandIns, TryReserveError> {
+        let (filter, entries) = StandIns::words(most);
+        Ok(StandIns {
             shown: AtomicU32::new(0),
-            filter: (0..bits / 64).map(|_| AtomicU64::new(0)).collect(),
-            entries: (0..entries).map(|_| AtomicU64::new(NONE)).collect(),
-        }
+            filter: words(filter, 0)?,
+            entries: words(entries, NONE)?,
+        })
+    }
+
+    /// Words of the filter, and entries.
+    fn words(most: u32) -> (usize, usize) {
+        let bits = (most as usize * FILTER_BITS).next_power_of_two().max(64);
+        (bits / 64, (2 * most as usize).next_power_of_two())
+    }
+
+    /// The bytes that it takes.
+    pub fn bytes(most: u32) -> usize {
+        let (filter, entries) = StandIns::words(most);
+        size_of::<u64>() * (filter + entries)
     }
 
     /// A reader's: whether rows have others in their place. What was written before they were shown, or hidden, is seen from here on.
@@ -157,6 +178,13 @@ impl StandIns {
     fn next(&self, at: usize) -> usize {
         (at + 1) & (self.entries.len() - 1)
     }
+}
+
+fn words(count: usize, value: u64) -> Result<Box<[AtomicU64]>, TryReserveError> {
+    let mut words = Vec::new();
+    words.try_reserve_exact(count)?;
+    words.extend((0..count).map(|_| AtomicU64::new(value)));
+    Ok(words.into_boxed_slice())
 }
 
 /// Spreads rows: Fibonacci hashing, and the high bits folded in, since multiplying moves nothing down.

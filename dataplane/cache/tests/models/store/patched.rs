@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use super::patches::{Full, Patches};
+use super::patches::{Lacking, Patches};
 use crate::overlay::Row;
 
 /// The row that is looked up.
@@ -39,7 +39,7 @@ impl Patched {
 
     /// The rows become others, of these values.
     pub(crate) fn change(&self, rows: &[u32], values: &[u32], mut pass: impl FnMut()) {
-        let mut make = |slots| (slots <= SLOTS).then_some(()).ok_or(Full);
+        let mut make = |slots| (slots <= SLOTS).then_some(()).ok_or(Lacking::Places);
         let mut write = |position: usize, slot: u32| {
             let row = &self.slots[(slot - SLOT) as usize];
             row.lock().expect("no panic").write(values[position]);
