@@ -90,12 +90,10 @@ impl Patches {
             return 0;
         };
         let mut found = 0;
-        for (&row, place) in rows.iter().zip(places) {
-            if let Some(slot) = level.of(row) {
-                found += usize::from(*place == missed);
-                *place = slot;
-            }
-        }
+        level.each(rows, |at, slot| {
+            found += usize::from(places[at] == missed);
+            places[at] = slot;
+        });
         found
     }
 

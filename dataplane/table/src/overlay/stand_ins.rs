@@ -13,15 +13,19 @@ use super::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// No row.
 const NONE: u64 = u64::MAX;
-/// Bits of the filter for each row that may have a stand-in: one row in 16 of the others is looked for in vain where all have one.
+/// Bits of the filter for each row that may have a stand-in, of which it sets two: of the others one row in some 60 is looked for in vain where all have
+/// one.
 const FILTER_BITS: usize = 16;
+
+/// Rows that are looked for in the filter together.
+const TOGETHER: usize = 64;
 
 /// Which rows have others in their place, and which these are.
 #[derive(Debug)]
 pub struct StandIns {
     /// How many rows have one now; 0 where nothing is shown.
     shown: AtomicU32,
-    /// A bit for each hash: none of the rows has it unless the bit is set.
+    /// Two bits for each hash: none of the rows has it unless both are set.
     filter: Box<[AtomicU64]>,
     /// A row in the upper half and its stand-in in the lower, or [`NONE`]: at the place of the row's hash or in the next ones. At most half
     /// of them are taken.
@@ -72,12 +76,34 @@ impl StandIns {
         }
     }
 
+    /// A reader's, that has just found them shown: gives `found` the position and the stand-in of each of the rows that has one.
+    ///
+    /// The filter is asked for many rows before any is looked for, so that no branch waits for it.
+    #[inline]
+    pub fn each(&self, rows: &[u32], mut found: impl FnMut(usize, u32)) {
+        for (rows, from) in rows.chunks(TOGETHER).zip((0..).step_by(TOGETHER)) {
+            let mut perhaps = 0_u64;
+            for (at, &row) in rows.iter().enumerate() {
+                let (word, bits) = self.filter_bits(hash(row));
+                let is_set = self.filter[word].load(Ordering::Relaxed) & bits == bits;
+                perhaps |= u64::from(is_set) << at;
+            }
+            while perhaps != 0 {
+                let at = perhaps.trailing_zeros() as usize;
+                perhaps &= perhaps - 1;
+                if let Some(stand_in) = self.find(rows[at], hash(rows[at])) {
+                    found(from + at, stand_in);
+                }
+            }
+        }
+    }
+
     /// A row's stand-in. A reader's, that has just found them shown; the filling thread's at any time.
     #[inline]
     pub fn of(&self, row: u32) -> Option<u32> {
         let hash = hash(row);
-        let (word, bit) = self.filter_bit(hash);
-        if self.filter[word].load(Ordering::Relaxed) & bit == 0 {
+        let (word, bits) = self.filter_bits(hash);
+        if self.filter[word].load(Ordering::Relaxed) & bits != bits {
             return None;
         }
         self.find(row, hash)
@@ -97,9 +123,9 @@ impl StandIns {
                 at = self.next(at);
                 continue;
             }
-            let (word, bit) = self.filter_bit(hash);
-            let bits = self.filter[word].load(Ordering::Relaxed);
-            self.filter[word].store(bits | bit, Ordering::Relaxed);
+            let (word, bits) = self.filter_bits(hash);
+            let before = self.filter[word].load(Ordering::Relaxed);
+            self.filter[word].store(before | bits, Ordering::Relaxed);
             // Whoever finds it sees the row that stands in, and has others see the filter.
             self.entries[at].store(entry, Ordering::Release);
             return (former != NONE).then_some(former as u32);
@@ -129,9 +155,9 @@ impl StandIns {
         }
         for (&row, place) in rows.iter().zip(first..) {
             let hash = hash(row);
-            let (word, bit) = self.filter_bit(hash);
-            let bits = self.filter[word].load(Ordering::Relaxed);
-            self.filter[word].store(bits | bit, Ordering::Relaxed);
+            let (word, bits) = self.filter_bits(hash);
+            let before = self.filter[word].load(Ordering::Relaxed);
+            self.filter[word].store(before | bits, Ordering::Relaxed);
             let mut at = self.place(hash);
             while self.entries[at].load(Ordering::Relaxed) != NONE {
                 at = self.next(at);
@@ -165,9 +191,10 @@ impl StandIns {
         }
     }
 
-    fn filter_bit(&self, hash: u64) -> (usize, u64) {
-        let bit = (hash >> 32) as usize & (self.filter.len() * 64 - 1);
-        (bit / 64, 1 << (bit % 64))
+    /// The word of a hash, and its two bits there.
+    fn filter_bits(&self, hash: u64) -> (usize, u64) {
+        let word = (hash >> 32) as usize & (self.filter.len() - 1);
+        (word, 1 << (hash & 63) | 1 << (hash >> 6 & 63))
     }
 
     fn place(&self, hash: u64) -> usize {
