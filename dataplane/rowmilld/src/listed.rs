@@ -50,7 +50,7 @@ pub struct Means {
     pub watch: Arc<Watch>,
     /// The dataplane that rows are read from too, where there is one.
     pub remote: Option<Arc<Remotes>>,
-    /// Deltas that were applied, where they are taken. Whoever waits for its lock has [hands](Listed::hands) first.
+    /// Deltas that were applied, where they are taken. Whoever waits for its lock has hands first, if it is to have any.
     pub deltas: Option<Arc<deltas::Store>>,
     /// The workers'.
     pub mailboxes: Vec<Arc<Mailbox>>,

@@ -9,7 +9,7 @@
 //! - a tag is stored by the shard's writer only. All load it, with an acquire fence behind the loads;
 //! - the row of a slot is written by the shard's writer, between the end of the epoch in which its tag was taken away and the
 //!   store of the next tag, with release. It is read by who found the tag, in the turn in which it was found;
-//! - a row that a delta changed is in a slot of its own, whatever the sets hold ([`patches`]): written by the one thread that does so, before it says
+//! - a row that a delta changed is in a slot of its own, whatever the sets hold (`patches.rs`): written by the one thread that does so, before it says
 //!   that this is the row's slot and when no turn is left in which another was found there. It is read by who found it, in the same turn;
 //! - the number of sets is changed by one thread that is no worker, with [`Store::resize`] and [`Store::settle`]; the writers
 //!   [move](Writer::sweep) the rows;

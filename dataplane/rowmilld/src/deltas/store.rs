@@ -121,7 +121,7 @@ impl Store {
     }
 
     /// Applies all deltas of a generation that has just been loaded, which nobody reads yet. Returns how many there are. Those of tables without rows,
-    /// which are to be cached, are [applied](Self::replay_to) when there is something to put them into.
+    /// which are to be cached, are applied when there is something to put them into.
     ///
     /// # Errors
     /// Where one is damaged, or lacking while there is a later one.
