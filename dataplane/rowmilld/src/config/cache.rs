@@ -42,7 +42,7 @@ pub struct Table {
     /// Its share of the arena when it is cached, in bytes: rows, and six bytes a row besides. Where it is not set, it is told how many there must be.
     #[serde(default)]
     pub cache_bytes: u64,
-    /// Bytes that a delta may bring rows of it to which [deltas](super::Deltas) changed while it is cached, besides its share, and 20 to 70 bytes a row
+    /// Bytes that a delta may bring rows of it to which [deltas](super::Deltas) changed while it is cached, besides its share, and 36 to 72 bytes a row
     /// that say which they are: as many as `cache_bytes` unless set. What was applied is in memory in any case, as long as its generation is held.
     pub delta_bytes: Option<u64>,
     /// What is done about rows that can't be read.
