@@ -218,7 +218,7 @@ impl TableView {
 
     /// Rows that deltas changed take more than a delta may bring them to: they were changed while it was resident, or with other settings. How many
     /// bytes, if so.
-    pub(crate) fn is_over(&self, store: &Store) -> Option<u64> {
+    pub(crate) fn bytes_over(&self, store: &Store) -> Option<u64> {
         let bytes = u64::from(store.patched()) * store.most().stride() as u64;
         (bytes > self.delta_bytes).then_some(bytes)
     }

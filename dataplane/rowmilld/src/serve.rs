@@ -121,7 +121,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         store.replay_to(&tables, &target)?;
         for view in &cache.tables {
             let kept = view.store();
-            if let Some(bytes) = kept.and_then(|kept| view.is_over(&kept)) {
+            if let Some(bytes) = kept.and_then(|kept| view.bytes_over(&kept)) {
                 overview.choose(Choice::warning(
                     &format!("deltas of table {}", view.name),
                     format!("{} of rows that changed", bytes_text(bytes)),

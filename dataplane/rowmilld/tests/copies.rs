@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 
 use rowmill_cache::warm::{Warm, WarmTable};
 use rowmill_table::{TableSpec, generate, silent};
-use serde_json::Value;
-use support::{MODEST, PATIENCE, Place, ask, page, ready, run};
+use support::{MODEST, PATIENCE, Place, changed, page, ready, run};
 
 const SPECS: [&str; 2] = ["f:2000:64:f32", "g:2000:64:f32"];
 const FILE: &str = "00000.rows";
@@ -91,22 +90,7 @@ fn another_generation_has_copies_of_its_own() {
     let text = fs::read_to_string(&config).unwrap() + "\nallow_changes = true\n";
     fs::write(&config, text).unwrap();
     let (_running, address) = ready(&config);
-    let loaded = || -> (String, String) {
-        let head = "POST /generations/load?number=7 HTTP/1.1\r\nHost: x\r\n\r\n";
-        let reply = ask(address, head);
-        assert!(reply.starts_with("HTTP/1.1 202"), "{reply}");
-        let until = Instant::now() + PATIENCE;
-        loop {
-            let status: Value = serde_json::from_str(&page(address, "/status").1).unwrap();
-            let last = status["generation_changes"].as_array().unwrap().last();
-            let text = |key: &str| last.unwrap()[key].as_str().unwrap().to_owned();
-            if text("state") != "running" {
-                return (text("state"), text("detail"));
-            }
-            assert!(Instant::now() < until, "{status:#}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    };
+    let loaded = || changed(address, "/generations/load?number=7", "generation_changes");
     let (state, why) = loaded();
     assert!(
         state == "failed" && why.contains("of another model or generation"),

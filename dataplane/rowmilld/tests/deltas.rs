@@ -21,7 +21,7 @@ use rowmill_wire::request::{self, Element, FeatureSpan, Header, Op, Place as Sou
 use rowmill_wire::{Pooling, Schema, Status};
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{MODEST, PATIENCE, Place, ask, page, ready, run};
+use support::{MODEST, PATIENCE, Place, ask, changed, page, ready, run};
 
 const DIM: usize = 16;
 /// Rows that change; one of four in the table.
@@ -67,6 +67,22 @@ fn delta(place: &Place, model: &str, sequence: u64) -> PathBuf {
     }];
     write_delta(&path, "model", sequence, &generation, &tables).unwrap();
     path
+}
+
+/// A delta of a model of that name that makes row 8 zeros.
+fn one_row(place: &Place, path: &Path, name: &str, sequence: u64) {
+    let generation = Generation::open(place.path("model")).unwrap();
+    let (ids, rows) = (place.path("ids.npy"), place.path("rows.npy"));
+    npy(&ids, "<i8", "(1,)", &8u64.to_le_bytes());
+    npy(&rows, "<f4", "(1, 16)", &[0; 64]);
+    let tables = [DeltaTable {
+        name: "f".into(),
+        from: Container::Npy {
+            rows,
+            ids: Some(ids),
+        },
+    }];
+    write_delta(path, name, sequence, &generation, &tables).unwrap();
 }
 
 fn post(address: SocketAddr, path: &Path) -> (u16, String) {
@@ -372,26 +388,15 @@ fn what_can_not_be_applied_changes_nothing_and_is_told() {
     // Another of the same number.
     let other = place.path("other");
     fs::create_dir(&other).unwrap();
-    let generation = Generation::open(place.path("model")).unwrap();
-    let (ids, rows) = (place.path("ids.npy"), place.path("rows.npy"));
-    npy(&ids, "<i8", "(1,)", &8u64.to_le_bytes());
-    npy(&rows, "<f4", "(1, 16)", &[0; 64]);
-    let tables = [DeltaTable {
-        name: "f".into(),
-        from: Container::Npy {
-            rows,
-            ids: Some(ids),
-        },
-    }];
     let same_number = other.join("1.delta");
-    write_delta(&same_number, "model", 1, &generation, &tables).unwrap();
+    one_row(&place, &same_number, "model", 1);
     fails(
         address,
         &same_number,
         "which another delta has that was taken before",
     );
     let stranger = other.join("2.delta");
-    write_delta(&stranger, "stranger", 2, &generation, &tables).unwrap();
+    one_row(&place, &stranger, "stranger", 2);
     fails(
         address,
         &stranger,
@@ -461,22 +466,10 @@ fn what_can_not_be_applied_changes_nothing_and_is_told() {
     done(address, &delta(&place, "model", 1));
 }
 
-/// Asks for a change and waits until it is made: of which it is told in the list of that name.
+/// Asks for a change, which is made when this returns.
 fn change(address: SocketAddr, path: &str, list: &str) {
-    let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\n\r\n");
-    let reply = ask(address, &head);
-    assert!(reply.starts_with("HTTP/1.1 202"), "{reply}");
-    let until = Instant::now() + PATIENCE;
-    loop {
-        let status = status(address);
-        let last = status[list].as_array().unwrap().last().unwrap();
-        match last["state"].as_str().unwrap() {
-            "running" => assert!(Instant::now() < until, "{last}"),
-            "done" => return,
-            _ => panic!("{last}"),
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
+    let (state, detail) = changed(address, path, list);
+    assert_eq!(state, "done", "{detail}");
 }
 
 /// While a client looks, whose rows never go back, the table moves and deltas come, and another generation with deltas of its own.
@@ -592,21 +585,11 @@ fn a_table_moves_only_with_all_deltas_that_were_applied() {
     }
     let kept = |sequence: u64| place.path(&format!("deltas/model/gen-1/{sequence:020}.delta"));
     let refused = |why: &str| {
-        let head = "POST /tables/f?placement=resident HTTP/1.1\r\nHost: x\r\n\r\n";
-        assert!(ask(address, head).starts_with("HTTP/1.1 202"));
-        let until = Instant::now() + PATIENCE;
-        loop {
-            let status = status(address);
-            let last = status["changes"].as_array().unwrap().last().unwrap();
-            match last["state"].as_str().unwrap() {
-                "running" => assert!(Instant::now() < until, "{last}"),
-                "failed" => {
-                    break assert!(last["detail"].as_str().unwrap().contains(why), "{last}");
-                }
-                _ => panic!("{last}"),
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
+        let (state, detail) = changed(address, "/tables/f?placement=resident", "changes");
+        assert!(
+            state == "failed" && detail.contains(why),
+            "{state}: {detail}"
+        );
         Looker::new(&place, "model").all_are(3);
     };
     let away = place.path("away");
@@ -616,20 +599,7 @@ fn a_table_moves_only_with_all_deltas_that_were_applied() {
     fs::rename(&away, kept(3)).unwrap();
     // Another of the same number.
     fs::rename(kept(1), &away).unwrap();
-    let other = place.path("other");
-    fs::create_dir(&other).unwrap();
-    let generation = Generation::open(place.path("model")).unwrap();
-    let (ids, rows) = (place.path("ids.npy"), place.path("rows.npy"));
-    npy(&ids, "<i8", "(1,)", &8u64.to_le_bytes());
-    npy(&rows, "<f4", "(1, 16)", &[0; 64]);
-    let tables = [DeltaTable {
-        name: "f".into(),
-        from: Container::Npy {
-            rows,
-            ids: Some(ids),
-        },
-    }];
-    write_delta(kept(1), "model", 1, &generation, &tables).unwrap();
+    one_row(&place, &kept(1), "model", 1);
     refused("has other deltas than the 3 that were applied");
     fs::rename(&away, kept(1)).unwrap();
     change(address, "/tables/f?placement=resident", "changes");

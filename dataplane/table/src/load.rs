@@ -15,6 +15,7 @@ use crate::pages::{BLOCK_PAGES, Checksums, PAGE_BYTES, damage, page_crcs};
 use crate::part::{Bytes, Part};
 use crate::resident::{Resident, ResidentTable};
 use crate::spec::Missing;
+use crate::verify::check_zero_row;
 use crate::{Generation, Progress, Stage, TableError};
 
 /// How tables are loaded.
@@ -362,7 +363,7 @@ impl Generation {
         match read_at(&file, &path, &mut row, at) {
             Err(TableError::Io { .. }) => Ok(()),
             Err(error) => Err(error),
-            Ok(()) => crate::verify::check_zero_row(info, &row),
+            Ok(()) => check_zero_row(info, &row),
         }
     }
 }

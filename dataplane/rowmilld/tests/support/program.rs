@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rowmill_table::{RowFormat, TableSpec, generate, silent};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use tempfile::TempDir;
 
 /// Long enough for a loaded machine, short enough for a person.
@@ -184,4 +185,21 @@ pub fn page(address: SocketAddr, path: &str) -> (u16, String) {
         head.split(' ').nth(1).unwrap().parse().unwrap(),
         body.to_owned(),
     )
+}
+
+/// Asks for a change and waits until it is through: how it stands, and what is said of it, in the list of that name.
+pub fn changed(address: SocketAddr, path: &str, list: &str) -> (String, String) {
+    let reply = ask(address, &format!("POST {path} HTTP/1.1\r\nHost: x\r\n\r\n"));
+    assert!(reply.starts_with("HTTP/1.1 202"), "{reply}");
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let status: Value = serde_json::from_str(&page(address, "/status").1).unwrap();
+        let last = status[list].as_array().unwrap().last().unwrap();
+        let text = |key: &str| last[key].as_str().unwrap().to_owned();
+        if text("state") != "running" {
+            return (text("state"), text("detail"));
+        }
+        assert!(Instant::now() < until, "{last}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }

@@ -13,8 +13,8 @@ use super::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// No row.
 const NONE: u64 = u64::MAX;
-/// Bits of the filter for each row that may have a stand-in, of which it sets two: of the others one row in some 60 is looked for in vain where all have
-/// one.
+/// Bits of the filter for each row that may have a stand-in, of which it sets two: of the others one row in some 50 is looked for in vain where all have
+/// one (four rows a word on average: 4 (16 + 4) / 64^2).
 const FILTER_BITS: usize = 16;
 
 /// Rows that are looked for in the filter together.
@@ -109,7 +109,7 @@ impl StandIns {
         self.find(row, hash)
     }
 
-    /// The filling thread's, while readers ask: a row has this stand-in from now on, whose bytes were written before. Returns the one that it had.
+    /// The filling thread's, also while readers ask: a row has this stand-in from now on, whose bytes were written before. Returns the one that it had.
     ///
     /// # Panics
     /// If there would be more rows than there is room for.
@@ -154,16 +154,7 @@ impl StandIns {
             entry.store(NONE, Ordering::Relaxed);
         }
         for (&row, place) in rows.iter().zip(first..) {
-            let hash = hash(row);
-            let (word, bits) = self.filter_bits(hash);
-            let before = self.filter[word].load(Ordering::Relaxed);
-            self.filter[word].store(before | bits, Ordering::Relaxed);
-            let mut at = self.place(hash);
-            while self.entries[at].load(Ordering::Relaxed) != NONE {
-                at = self.next(at);
-            }
-            let entry = u64::from(row) << 32 | u64::from(place);
-            self.entries[at].store(entry, Ordering::Relaxed);
+            self.set(row, place);
         }
     }
 
