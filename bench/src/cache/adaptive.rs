@@ -256,6 +256,33 @@ mod tests {
     }
 
     #[test]
+    fn a_loop_beside_popular_rows_keeps_its_part() {
+        // Three of five lookups go through 30,000 rows in order, again and again.
+        let mut popular = part("zipf-0.8").into_iter();
+        let mut in_order = (ROWS as u32..ROWS as u32 + 30_000).cycle();
+        let next = |at| match at % 5 < 3 {
+            true => in_order.next(),
+            false => popular.next(),
+        };
+        let trace: Vec<u32> = (0..250_000).map_while(next).collect();
+        let hits = |cache: &mut dyn reference::Cache| reference::hits(cache, &trace);
+        let mut cache = Adaptive::of_single(10_000).expect("a cache");
+        let found = hits(&mut cache);
+        let known = ["lru", "w-tinylfu"].map(|policy| {
+            let mut cache = reference::online(policy, 10_000, ROWS + 30_000);
+            hits(&mut **cache.as_mut().expect("a policy"))
+        });
+        // Half a point below the better one is allowed; where all loop is lost, as with LRU, it is a dozen.
+        let [lru, w_tiny_lfu] = known;
+        let least = w_tiny_lfu - trace.len() / 200;
+        assert!(
+            found >= least,
+            "{found} hits, {least} are needed; LRU has {lru}"
+        );
+        assert!(least > lru + trace.len() / 20, "the loop is no trial");
+    }
+
+    #[test]
     fn of_rows_that_come_together_those_that_are_wanted_sooner_stay() {
         // Any row may be in any slot.
         let slots = 2 * WAYS;
