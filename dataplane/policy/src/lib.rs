@@ -199,7 +199,7 @@ impl Policy {
 
     /// Tells other workers of the lookups done here, and learns from what they told, as [`advance`](Self::advance) does now and then:
     /// for a worker that has rows to choose and may have looked up none for long.
-    // Kept out of the code of lookups, which have it seldom: within it, they took a twentieth longer.
+    // Where the code of lookups lies depends on it: without these int8 lookups had 0.59 to 0.61 of the resident rate, with them 0.64.
     #[cold]
     #[inline(never)]
     pub fn catch_up<I: Iterator<Item = Word>>(

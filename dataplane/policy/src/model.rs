@@ -70,9 +70,10 @@ impl Model {
 
     /// Computes the ranks of a class anew: some thousand floating-point operations.
     pub(super) fn rank_class(&mut self, class: usize) {
-        let mut rates = self.rates(class);
+        let common = self.common_rates();
+        let mut rates = self.rates(class, &common);
         if let Some(below) = class.checked_sub(1) {
-            for (rate, below) in rates.iter_mut().zip(self.rates(below)) {
+            for (rate, below) in rates.iter_mut().zip(self.rates(below, &common)) {
                 *rate = rate.max(below);
             }
         }
@@ -82,9 +83,8 @@ impl Model {
         }
     }
 
-    /// Uses per row and tick of a class, by band.
-    fn rates(&self, class: usize) -> [f64; BANDS] {
-        let common = self.common_rates();
+    /// Uses per row and tick of a class, by band, drawn to those of all classes together where there are few.
+    fn rates(&self, class: usize, common: &[f64; BANDS]) -> [f64; BANDS] {
         let (uses, row_ticks) = (&self.uses[class], &self.row_ticks[class]);
         // How much more often rows of this class are used than others of their age.
         let found: f64 = uses.iter().sum();
