@@ -61,26 +61,27 @@ def run(arguments):
     folder = logs()
     os.environ[proc.MARK] = folder.name
     print(f"lab: logs are in {folder}")
-    results = []
+    runs = []
     try:
         cache.packages("rdma")
         built = programs.build({kind for s in chosen for kind in s.programs}, folder / "programs", folder / "cargo.log")
         for one in chosen:
-            results.append(run_one(one, folder, built, arguments.ground))
+            runs.append(run_one(one, folder, built, arguments.ground))
     except cache.CannotBuild as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     finally:
-        show(results, folder)
-    return 0 if all(result.passed for result in results) else 1
+        show(runs, folder)
+    return 0 if all(result.passed for result, _ in runs) else 1
 
 
 def run_one(one, folder, built, forced):
+    """What became of a scenario, and the run; None where there is no ground for it."""
     try:
         ground, refused = grounds.choose(one.topology, forced)
     except grounds.NoGround as error:
         print(f"lab: {one.name}: no ground: {error}")
-        return scenarios.Result(one.name, "-", f"no ground: {error}", 0)
+        return scenarios.Result(one.name, "-", f"no ground: {error}", 0), None
     print(f"lab: {one.name} ({one.topology}) on {ground.kind}: {ground.why}")
     for why in refused:
         print(f"     not {why}")
@@ -89,10 +90,8 @@ def run_one(one, folder, built, forced):
         print(f"     only {locked >> 20} MiB of memory may be locked (ulimit -l): deploy/HOST.md says how to raise it")
     started = scenarios.Run(one, ground, folder / one.name, built)
     result = started.go()
-    if not result.passed:
-        started.show_tails()
     print(f"lab: {one.name}: {result.outcome}, {result.seconds:.1f} s")
-    return result
+    return result, started
 
 
 def read_figures(folder):
@@ -107,7 +106,7 @@ def read_figures(folder):
     return figures
 
 
-def show(results, folder):
+def show(runs, folder):
     figures = read_figures(folder)
     if figures:
         with open(folder / "figures.json", "w", encoding="utf-8") as all_figures:
@@ -117,9 +116,13 @@ def show(results, folder):
             beside = f", {figure['against']} {figure['against_value']:.6g}, ratio {figure['ratio']:.3f}" \
                 if figure["ratio"] is not None else ""
             print(f"{figure['case']:<56} {figure['metric']:<16} {figure['value']:>12.6g} {figure['unit']}{beside}")
-    if results:
+    # Last of all that is long: who sees the end of the log sees why.
+    for result, one in runs:
+        if one and not result.passed:
+            one.show_tails()
+    if runs:
         print(f"\n{'scenario':<16} {'ground':<7} {'seconds':>8}  outcome")
-        for result in results:
+        for result, _ in runs:
             print(f"{result.name:<16} {result.ground:<7} {result.seconds:>8.1f}  {result.outcome}")
     left = proc.marked(folder.name)
     if left:

@@ -201,10 +201,10 @@ class Run:
         return "; ".join(wrong) or "ok"
 
     def show_tails(self, lines=30):
-        for machine in self.machines:
-            for path in (machine.log, machine.out):
-                tail = text(path).splitlines()[-lines:]
-                if tail:
-                    print(f"---- the end of {path}")
-                    print("\n".join(tail))
+        """The ends of what the machines' kernels said, then of what the scripts did, which tells more."""
+        for path in [machine.log for machine in self.machines] + [machine.out for machine in self.machines]:
+            tail = text(path).splitlines()[-lines:]
+            if tail:
+                print(f"---- the end of {path}")
+                print("\n".join(tail))
 

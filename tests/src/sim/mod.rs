@@ -6,7 +6,8 @@
 //! answer is compared with the scalar reference, from what the worker has read and again from what the
 //! client has sent. Half of the worlds have workers that can't reach the memory of clients, over links that place late,
 //! fall silent and fail (`rowmill_port::sim::Link` says what is simulated of them and what is not): there every byte that
-//! reaches a client is checked when it does. In some worlds tables become cached and resident again, generations come and go, [`policies`] say what is kept, and deltas
+//! reaches a client is checked when it does. In some worlds tables become cached and resident again, generations come and go, [`policies`] say what is kept, rows come from another dataplane's
+//! memory that can be reached only at times, and deltas
 //! change rows of tables that are resident ([`deltas`]); the [`history`] knows what each row may be by then. At the end nothing may be left: no request, slot, block or fetched data.
 //! [`planted`] mistakes show that the checks find what they are for.
 
@@ -14,6 +15,7 @@ mod books;
 pub mod dataplane;
 pub mod deltas;
 mod draws;
+mod exporter;
 pub mod flight;
 pub mod frames;
 pub mod generations;

@@ -1,4 +1,5 @@
-//! Planted mistakes, to show that the checks find them: those of a port here, those of deltas and policies where these are made.
+//! Planted mistakes, to show that the checks find them: those of a port here, those of deltas, policies and another
+//! dataplane's memory where these are made.
 
 use std::sync::Arc;
 
@@ -45,6 +46,8 @@ pub enum Mistake {
     ForgetsDeltas,
     /// Tells all workers but the first one of policies.
     LeavesWorkerOut,
+    /// Takes rows from another dataplane's memory before they have come.
+    TakesRowsEarly,
     /// The port between the worker and memory that it can't reach makes it.
     Port(sim::Mistake),
 }
@@ -77,8 +80,8 @@ impl Mistake {
     pub fn all() -> impl Iterator<Item = Mistake> {
         let of_port = sim::Mistake::ALL.into_iter().map(Mistake::Port);
         let of_dataplane = Mistake::OF_WORKER.into_iter().chain(Mistake::OF_DELTAS);
-        let of_policies = core::iter::once(Mistake::LeavesWorkerOut);
-        of_dataplane.chain(of_policies).chain(of_port)
+        let others = [Mistake::LeavesWorkerOut, Mistake::TakesRowsEarly];
+        of_dataplane.chain(others).chain(of_port)
     }
 
     /// Whether it is one of deltas.

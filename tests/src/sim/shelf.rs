@@ -13,6 +13,8 @@ use rowmill_cache::{
 };
 use rowmill_table::Resident;
 
+use super::exporter::{Exporter, Figures};
+
 /// The time that rows have where tables' files hang: others' come within a fraction of it, however long a worker does other things. (One
 /// that does for 5 ms takes that for a pause.)
 const HUNG_BUDGET_NS: u64 = 20_000_000;
@@ -35,6 +37,7 @@ pub(super) struct Drawn {
     /// Of 10,000 rows, how many never come. None where rows have all the time that they need.
     lost: u32,
     limbo: usize,
+    exporter: Option<Exporter>,
 }
 
 /// Rows that can never be read, of tables whose rows are taken for zeros then; and the tables whose files hang.
@@ -102,8 +105,20 @@ impl Drawn {
                 seed: rng.u64(..),
             },
             sets,
+            exporter: None,
         };
         drawn.with_hung()
+    }
+
+    /// In half of the worlds rows come from another dataplane's memory, too: of some of the tables of which all rows can be read.
+    pub(super) fn with_exporter(self, is_hasty: bool) -> Drawn {
+        let mut rng = Rng::with_seed(self.lacks.seed.rotate_left(32));
+        let cached = (0..self.sets.len()).filter(|&table| self.sets[table].is_some());
+        let whole = cached.filter(|&table| !self.lacks.some_of(table));
+        Drawn {
+            exporter: Exporter::draw(&mut rng, whole, is_hasty),
+            ..self
+        }
     }
 
     /// In some worlds tables' files hang beside others, of which each row comes in time: all others' or one's, or any number.
@@ -137,6 +152,11 @@ impl Drawn {
     /// Rows that are taken for zeros.
     pub(super) fn lacks(&self) -> &Lacks {
         &self.lacks
+    }
+
+    /// What workers read of another dataplane's memory, where they do.
+    pub(super) fn far_rows(&self) -> Option<&Arc<Figures>> {
+        self.exporter.as_ref().map(Exporter::figures)
     }
 
     /// Of each table, whether it may be cached.
@@ -206,27 +226,44 @@ impl Drawn {
         })
     }
 
-    /// A tier, and the next one of a quarter of the tables where rows can't be read, which knows them by other numbers and gives half of
-    /// these rows.
+    /// A tier; the next one of a quarter of the tables where rows can't be read, which knows them by other numbers and gives half of
+    /// these rows; and another dataplane's memory before both or behind them.
     fn chain(&self, mut first: Shelf) -> Box<dyn Tier + Send> {
         let tables = self.sets.len();
+        let exporter = self.exporter.as_ref();
+        let exporter = exporter.map(|it| (it, it.tier(&first.tables, tables, first.rng.fork())));
         let is_passed_on = |&table: &usize| self.lacks.seed.rotate_right(table as u32) & 3 == 3;
         let own: Vec<usize> = (0..tables).filter(is_passed_on).collect();
-        if self.bad == 0 || own.is_empty() {
+        let has_next = self.bad > 0 && !own.is_empty();
+        if !has_next && exporter.is_none() {
             return Box::new(first);
         }
         let number = |table| own.iter().position(|&t| t == table).map(|at| at as u32);
-        let next = Shelf {
+        let next = has_next.then(|| Shelf {
             rng: first.rng.fork(),
             bad: 5000,
             lost: 0,
             numbers: own.clone(),
             ..first.clone()
-        };
+        });
         let all = (0..tables as u32).map(Some).collect();
         // More than the first one takes, so that rows wait for the second, too.
-        let chain = Chain::new(2 * self.fetches as u32, tables as u32).then(Box::new(first), all);
-        Box::new(chain.then(Box::new(next), (0..tables).map(number).collect()))
+        let mut chain = Chain::new(2 * self.fetches as u32, tables as u32);
+        let (before, after) = match exporter {
+            Some((it, tier)) if it.is_first => (Some(tier), None),
+            other => (None, other.map(|(_, tier)| tier)),
+        };
+        if let Some((tier, numbers)) = before {
+            chain = chain.then(Box::new(tier), numbers);
+        }
+        chain = chain.then(Box::new(first), all);
+        if let Some(next) = next {
+            chain = chain.then(Box::new(next), (0..tables).map(number).collect());
+        }
+        if let Some((tier, numbers)) = after {
+            chain = chain.then(Box::new(tier), numbers);
+        }
+        Box::new(chain)
     }
 }
 

@@ -19,6 +19,7 @@ use rowmill_table::{Resident, ResidentTable};
 use super::dataplane::{Dataplane, Pace};
 use super::deltas::Deltas;
 use super::draws::{SILENCE_NS, draw_actors, draw_far, draw_generations, draw_tables, make};
+use super::exporter::Figures;
 use super::generations::Generations;
 use super::history::History;
 use super::ledger::{Ledger, Pass, Violation};
@@ -133,6 +134,10 @@ pub struct Outcome {
     pub stayed: u64,
     /// Lookups that were sampled.
     pub sampled: u64,
+    /// Rows that came from another dataplane's memory.
+    pub far_rows: u64,
+    /// READs of it that were under way as their connection ended.
+    pub far_broken_off: u64,
 }
 
 /// A run that broke a rule.
@@ -194,6 +199,7 @@ struct World {
     rng: Rng,
     /// Of 10,000 actions of clients, after how many a connection is cut.
     cuts: u32,
+    far_rows: Arc<Figures>,
     drawn: String,
 }
 
@@ -241,7 +247,8 @@ impl World {
             format!("{workers} workers, {limits:?}\n{bounds:?}\n{faults:?}\n{pace:?}\n{specs:?}\n");
         // By draws of their own: whatever else happens in a world does not depend on them.
         let mut draws = Rng::with_seed(!seed);
-        let cached = Drawn::draw(&mut draws, specs.len(), limits.engine().max_ids);
+        let cached = Drawn::draw(&mut draws, specs.len(), limits.engine().max_ids)
+            .with_exporter(mistake == Some(Mistake::TakesRowsEarly));
         let mut ruling = Rng::with_seed(seed.rotate_left(40));
         let has_policies = ruling.bool() || mistake == Some(Mistake::LeavesWorkerOut);
         let cached = match has_policies {
@@ -296,6 +303,7 @@ impl World {
         );
         let (_, first) = caches.first().expect("a worker");
         let stores = (0..begin_cached.len()).map(|table| first.store(table).cloned());
+        let far_rows = cached.far_rows().cloned().unwrap_or_default();
         let (shelves, mut tiers) = (cached.clone(), Rng::with_seed(seed.rotate_left(8)));
         // Files stay as they were at first.
         let files = truth.generations.clone();
@@ -378,6 +386,7 @@ impl World {
             actors,
             rng,
             cuts,
+            far_rows,
             drawn,
         }
     }
@@ -497,6 +506,8 @@ impl World {
             loads: dataplane.policies.loads,
             stayed: dataplane.policies.stayed,
             sampled,
+            far_rows: self.far_rows.rows.load(Ordering::Relaxed),
+            far_broken_off: self.far_rows.broken_off.load(Ordering::Relaxed),
         })
     }
 }
