@@ -279,6 +279,32 @@ mod tests {
     }
 
     #[test]
+    fn rows_that_are_used_twice_wait_for_the_second_time_only() {
+        // A session begins with each second lookup, and comes again 12,000 to 20,000 lookups later.
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut trace = vec![u32::MAX; 400_000];
+        let mut sessions = ROWS as u32..;
+        for at in 0..trace.len() {
+            if trace[at] < u32::MAX {
+                continue;
+            }
+            trace[at] = sessions.next().expect("numbers");
+            let from = at + 12_000;
+            let mut later = (from + random.usize(0..8_000)..trace.len())
+                .filter(|&later| trace[later] == u32::MAX);
+            if let Some(again) = later.next() {
+                trace[again] = trace[at];
+            }
+        }
+        // All that wait have room, but not beside those that came again.
+        let mut cache = Adaptive::of_single(10_000).expect("a cache");
+        let found = reference::hits(&mut cache, &trace);
+        let lru = known_hits("lru", &trace, 10_000);
+        assert!(found > trace.len() * 2 / 5, "{found}");
+        assert!(lru < trace.len() / 10, "{lru}");
+    }
+
+    #[test]
     fn of_rows_that_come_together_those_that_are_wanted_sooner_stay() {
         // Any row may be in any slot.
         let slots = 2 * WAYS;

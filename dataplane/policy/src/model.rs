@@ -12,7 +12,8 @@
 //! that waiting pays with.
 //!
 //! Rows of a class are taken to be used no less often than ones of their age that are a class below. They may seem to be: where rows
-//! come again in a loop, those that were used twice are first seen to lie unused, all of them, for as long as the loop takes.
+//! come again in a loop, those that were used twice are first seen to lie unused, all of them, for as long as the loop takes. It is believed
+//! as long as none of them is seen to have become older than that: rows that are used twice and no more do.
 
 use super::ages::{BANDS, PARTS, STEPS, middle, step, ticks};
 use super::word::{CLASSES, Tick, Word};
@@ -73,8 +74,8 @@ impl Model {
         let common = self.common_rates();
         let mut rates = self.rates(class, &common);
         if let Some(below) = class.checked_sub(1) {
-            for (rate, below) in rates.iter_mut().zip(self.rates(below, &common)) {
-                *rate = rate.max(below);
+            for (band, below) in self.rates(below, &common).into_iter().enumerate() {
+                rates[band] = rates[band].max(below * self.belief(class, band, below));
             }
         }
         let at_band = best_rates(&rates);
@@ -91,6 +92,17 @@ impl Model {
         let expected: f64 = row_ticks.iter().zip(common).map(|(t, rate)| t * rate).sum();
         let factor = (found + ASSUMED_USES) / (expected + ASSUMED_USES);
         std::array::from_fn(|band| rate(uses[band], row_ticks[band], common[band] * factor))
+    }
+
+    /// How far it may be that rows of a class are used at a rate in a band: 1 while none of them is known to have become older, and then
+    /// the part that there was of the uses that they should have had.
+    fn belief(&self, class: usize, band: usize, rate: f64) -> f64 {
+        let row_ticks = &self.row_ticks[class];
+        let older = (band + 1..BANDS).map(|band| row_ticks[band] / ticks(band));
+        let older = older.fold(0.0, f64::max);
+        let used = self.uses[class][band];
+        let expected = (used + older) * (1.0 - (-rate * ticks(band)).exp());
+        ((used + ASSUMED_USES) / (expected + ASSUMED_USES)).min(1.0)
     }
 
     /// Uses per row and tick of all classes together, by band.
@@ -250,6 +262,20 @@ mod tests {
         for age in [0, 40, 96] {
             let (fewer, more) = (of_class(&model, 3, age), of_class(&model, 4, age));
             assert!(more >= fewer * 0.99, "{more}, {fewer} at {age}");
+        }
+    }
+
+    #[test]
+    fn rows_that_became_older_unused_are_worth_nothing() {
+        // The same, and rows of class 4 got through the band in which they should have been used.
+        let mut model = model(|band| if band == 7 { 0.05 } else { 1e-4 });
+        (0..=8).for_each(|band| model.seen(4, band, 1e5));
+        model.rank_class(4);
+        for age in [0, 40, 96] {
+            let of_class =
+                |class: u16| f64::from(model.rank(Word::from_bits(class << 12), Tick::new(age)));
+            let (fewer, more) = (of_class(3), of_class(4));
+            assert!(more < fewer / 5.0, "{more}, {fewer} at {age}");
         }
     }
 
