@@ -21,8 +21,8 @@ pub use division::{Demand, TooSmall, divide};
 pub use miniature::Miniature;
 pub use model::Model;
 pub use planner::{
-    DataplaneView, Event, GenerationWish, HoldingView, Limits, ModelGenerations, ModelView,
-    Planner, Recorded, Refused, RowView, Settings, SettingsError, ShareMove, ShareView, TURN_NS,
-    TableView, Tried,
+    DataplaneView, Event, GenerationRequest, GenerationWish, HoldingView, Limits, ModelGenerations,
+    ModelView, Planner, Recorded, Refused, RowView, Settings, SettingsError, ShareMove, ShareView,
+    TURN_NS, TableView, Tried,
 };
 pub use sampling::{Sampling, place};

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rowmill_admission::{
-    Event, GenerationWish, Limits, Planner, Recorded, Refused, Settings, TURN_NS,
+    Event, GenerationRequest, Limits, ModelView, Planner, Recorded, Refused, Settings, TURN_NS,
 };
 use rowmill_link::Policy;
 use rowmill_state::{Change, State, StateError};
@@ -50,7 +50,11 @@ type Look = Box<dyn FnOnce(&Planner, u64) + Send>;
 
 enum Command {
     Tell(Box<Event>, oneshot::Sender<Result<(), Fault>>),
-    Wish(String, GenerationWish, oneshot::Sender<Result<(), Fault>>),
+    Wish(
+        String,
+        GenerationRequest,
+        oneshot::Sender<Result<ModelView, Fault>>,
+    ),
     Look(Look),
     End,
 }
@@ -155,9 +159,13 @@ pub fn start(config: &Config) -> anyhow::Result<(Planning, JoinHandle<()>)> {
         known.push(Event::Generations { model, wanted });
     }
     let mut orders = BTreeMap::new();
-    for (dataplane, Told { policy }) in state.all::<Told>()? {
+    for (dataplane, Told { model, policy }) in state.all::<Told>()? {
         orders.insert(dataplane.clone(), policy.order);
-        known.push(Event::Remembered { dataplane, policy });
+        known.push(Event::Remembered {
+            dataplane,
+            model,
+            policy,
+        });
     }
     let recording = config.record.file.as_deref();
     let recording = recording
@@ -227,13 +235,17 @@ impl Planning {
         wait.await.map_err(|_| Fault::Ending)?
     }
 
-    /// Tells what an operator wants of a model's generations, and waits until it is kept.
+    /// Tells what an operator wants of a model's generations, and waits until it is kept. Returns what is known of the model then.
     ///
     /// # Errors
     /// [`Fault`], and then nothing has changed.
-    pub async fn wish(&self, model: String, wish: GenerationWish) -> Result<(), Fault> {
+    pub async fn wish(
+        &self,
+        model: String,
+        request: GenerationRequest,
+    ) -> Result<ModelView, Fault> {
         let (done, wait) = oneshot::channel();
-        self.send(Command::Wish(model, wish, done))?;
+        self.send(Command::Wish(model, request, done))?;
         wait.await.map_err(|_| Fault::Ending)?
     }
 
@@ -300,7 +312,9 @@ impl Thread {
             match queue.recv_timeout(next.saturating_duration_since(Instant::now())) {
                 // Who asked may have gone meanwhile.
                 Ok(Command::Tell(event, done)) => _ = done.send(self.tell(*event)),
-                Ok(Command::Wish(model, wish, done)) => _ = done.send(self.wish(model, wish)),
+                Ok(Command::Wish(model, request, done)) => {
+                    _ = done.send(self.wish(model, &request))
+                }
                 Ok(Command::Look(look)) => look(&self.planner, self.now_ns()),
                 Ok(Command::End) | Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {}
@@ -342,18 +356,52 @@ impl Thread {
                 None => change.remove::<Wanted>(&key),
             })?;
         }
-        Ok(self.handle(event)?)
+        let heard = match &event {
+            Event::Report { dataplane, .. } => Some(dataplane.clone()),
+            _ => None,
+        };
+        let was_left_out = heard.is_some_and(|name| self.planner.leaves_out(&name));
+        self.handle(event)?;
+        if was_left_out {
+            self.keep_generations();
+        }
+        Ok(())
     }
 
-    fn wish(&mut self, model: String, wish: GenerationWish) -> Result<(), Fault> {
-        let wanted = self.planner.wish(self.now_ns(), &model, wish)?;
+    /// Keeps what is wanted, from which those are gone that are left out no more.
+    fn keep_generations(&mut self) {
+        let mut change = Change::new();
+        for (model, wanted) in self.planner.wanted() {
+            let wanted = wanted.clone();
+            change.put(model, &Generations { wanted });
+        }
+        if let Err(error) = self.state.change(change) {
+            tracing::error!(
+                "it can't be kept that a dataplane is heard of again, and is not left out any more: {error}"
+            );
+        }
+    }
+
+    fn wish(&mut self, model: String, request: &GenerationRequest) -> Result<ModelView, Fault> {
+        let GenerationRequest { wish, without } = request;
+        let wanted = self.planner.wish(self.now_ns(), &model, *wish, without)?;
         self.planner.check_generations(&model, wanted.as_ref())?;
+        // So that the next start knows who may serve something else.
+        self.keep_policies();
         keep(&mut self.state, |change| match wanted.clone() {
             Some(wanted) => change.put(&model, &Generations { wanted }),
             None => change.remove::<Generations>(&model),
         })?;
-        tracing::info!("generations of {model}: {wish:?}");
-        Ok(self.handle(Event::Generations { model, wanted })?)
+        match &without[..] {
+            [] => tracing::info!("generations of {model}: {wish:?}"),
+            without => tracing::warn!(
+                "generations of {model}: {wish:?}, without {}, which may serve something else",
+                without.join(", ")
+            ),
+        }
+        let of = model.clone();
+        self.handle(Event::Generations { model, wanted })?;
+        Ok(self.planner.model(self.now_ns(), &of))
     }
 
     fn handle(&mut self, event: Event) -> Result<(), Refused> {
@@ -440,6 +488,7 @@ impl Thread {
                 change.put(
                     name,
                     &Told {
+                        model: self.planner.model_of(name).map(String::from),
                         policy: Policy::clone(policy),
                     },
                 );

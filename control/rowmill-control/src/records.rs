@@ -57,6 +57,9 @@ impl Record for Generations {
 /// What a dataplane was told last.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Told {
+    /// The model that it served then.
+    #[serde(default)]
+    pub model: Option<String>,
     /// See there.
     pub policy: Policy,
 }

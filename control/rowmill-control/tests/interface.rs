@@ -186,11 +186,11 @@ fn every_operation_answers_as_it_declares() {
         let path = format!("/v1/generations/{model}");
         answers.push((wish, control.post(&path, json, body)));
     };
-    ask("m", br#"{"load":2}"#);
-    ask("m", br#"{"load":0}"#);
-    ask("n", br#"{"load":2}"#);
+    ask("m", br#"{"wish":{"load":2}}"#);
+    ask("m", br#"{"wish":{"load":0}}"#);
+    ask("n", br#"{"wish":{"load":2}}"#);
     ask("m", b"?");
-    ask("m", &[b' '; 2000]);
+    ask("m", &[b' '; 21 << 10]);
     answers.push(("get /v1/generations", control.get("/v1/generations")));
 
     // Deltas.

@@ -66,9 +66,14 @@ pub(crate) struct At {
         conflicts_with = "model"
     )]
     admin: String,
-    /// All dataplanes of this model, by way of the control plane: one generation is served by all of them or by none
+    /// All dataplanes of this model, by way of the control plane: another generation is served only when all of them are heard of and
+    /// hold it
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
+    /// Go on without this dataplane, which the control plane does not hear of, until it does: it may serve another generation meanwhile.
+    /// May be given several times
+    #[arg(long, value_name = "NAME", requires = "model")]
+    without: Vec<String>,
     #[command(flatten)]
     control: Control,
 }
@@ -78,7 +83,7 @@ impl GenerationCommand {
     pub(crate) fn run(self) -> Result<()> {
         let at = self.at();
         if let Some(model) = &at.model {
-            return self.run_everywhere(&at.control, model);
+            return self.run_everywhere(at, model);
         }
         self.run_here()
     }

@@ -331,12 +331,15 @@ pub(super) fn by_control_plane(site: &Site) -> Result<Verdict> {
         ensure!(held(service)? == [1], "2 is still held");
         let (is_done, said) = wish(&["load", "77"])?;
         let is_told = said.contains("there is no generation 77");
-        ensure!(!is_done && is_told, "load 77: {said}");
+        let is_taken_back = said.contains("everything is as it was");
+        ensure!(!is_done && is_told && is_taken_back, "load 77: {said}");
         let (is_done, said) = wish(&["activate", "77"])?;
-        let is_told = said.contains("does not hold generation 77 yet");
+        let is_told = said.contains("is not held: load it first");
         ensure!(!is_done && is_told, "activate 77: {said}");
         ensure!(held(service)? == [1], "another generation is held");
-        does(&["unload", "77"])?;
+        // Nor has it taken another's place.
+        does(&["load", "2"])?;
+        does(&["unload", "2"])?;
         let seen = client.finish()?;
         ensure!(seen.of_others > 0, "the other generation was never served");
         Ok(format!(

@@ -44,6 +44,9 @@ pub enum Event {
     Remembered {
         /// Its name.
         dataplane: String,
+        /// What it served, if that is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        model: Option<String>,
         /// See there.
         policy: Policy,
     },

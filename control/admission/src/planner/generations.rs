@@ -1,7 +1,8 @@
 //! Which generations of a model its dataplanes are to hold, by operators' wishes.
 //!
-//! A generation is activated only when every dataplane that is heard of holds it: so clients that name it are answered by all of them from
-//! the moment on in which the first one tells of it. One that comes later, or starts anew, is told the same and comes to it by itself.
+//! A generation is activated only when every dataplane of the model is heard of and holds it: so clients that name it are answered by all
+//! of them from the moment on in which the first one tells of it. One that is not heard of may serve what it served, for ever: it is waited
+//! for until it is forgotten, unless an operator leaves it out. One that comes later, or starts anew, is told the same and comes to it by itself.
 
 use std::collections::BTreeMap;
 
@@ -15,6 +16,18 @@ use super::{Planner, Refused, TURN_NS, claims};
 const HELD_MAX: usize = 2;
 /// Models whose generations are told of: more than dataplanes by default, each of which has one.
 const MODELS_MAX: usize = 1024;
+
+/// What an operator wants, and which dataplanes it may go without.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct GenerationRequest {
+    /// See there.
+    pub wish: GenerationWish,
+    /// Names of dataplanes that are not heard of, and are not waited for until they are: what they serve meanwhile is not known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub without: Vec<String>,
+}
 
 /// What an operator wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +58,9 @@ pub struct ModelGenerations {
     /// The one that was before it, and is still held.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<u64>,
+    /// Names of dataplanes that were left out since they were not heard of, and have not been since.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub without: Vec<String>,
 }
 
 /// A model and its dataplanes.
@@ -56,8 +72,10 @@ pub struct ModelView {
     pub model: String,
     /// What is wanted; none where dataplanes serve what their configurations say.
     pub wanted: Option<ModelGenerations>,
-    /// Whether every dataplane that is heard of holds and serves that.
+    /// Whether every dataplane that is known is heard of, and holds and serves that.
     pub settled: bool,
+    /// Names of those that aren't, or don't, also of those that were left out.
+    pub missing: Vec<String>,
     /// Its dataplanes.
     pub dataplanes: Vec<HoldingView>,
 }
@@ -83,6 +101,14 @@ pub struct HoldingView {
     pub delta: Option<String>,
     /// What of its policy could not be done.
     pub refused: Vec<String>,
+}
+
+/// A dataplane that is known, and of which nothing has been heard for a while.
+struct Unheard<'p> {
+    name: &'p str,
+    for_s: u64,
+    /// What it was heard to serve last, or was told to.
+    served: Option<u64>,
 }
 
 fn impossible<T>(why: String) -> Result<T, Refused> {
@@ -132,6 +158,7 @@ impl Planner {
         now_ns: u64,
         model: &str,
         wish: GenerationWish,
+        without: &[String],
     ) -> Result<Option<ModelGenerations>, Refused> {
         let dataplanes = self.heard(now_ns, model);
         let known = self.generations.get(model).cloned();
@@ -142,6 +169,27 @@ impl Planner {
             Some(known) => known,
             None => served(model, &dataplanes)?,
         };
+        let mut unheard = self.unheard(now_ns, model);
+        for name in without {
+            if !unheard.iter().any(|of| of.name == name) {
+                return impossible(match dataplanes.contains_key(&**name) {
+                    true => format!("`{name}` is heard of: only what is not can be left out"),
+                    false => {
+                        format!(
+                            "no dataplane `{name}` that serves `{model}` is known: see which are"
+                        )
+                    }
+                });
+            }
+            wanted.without.push(name.clone());
+        }
+        wanted.without.sort_unstable();
+        wanted.without.dedup();
+        // What was left out is forgotten in the end.
+        let is_left_out = |of: &Unheard| wanted.without.iter().any(|name| name == of.name);
+        let (left_out, others): (Vec<Unheard>, _) = unheard.drain(..).partition(is_left_out);
+        wanted.without = left_out.iter().map(|of| of.name.into()).collect();
+        unheard = others;
         let (newest, is_held) = (wanted.newest, |number| wanted.held.contains(&number));
         match wish {
             GenerationWish::Load(number) if is_held(number) => {}
@@ -156,13 +204,18 @@ impl Planner {
                 }
                 wanted.held.push(number);
             }
-            GenerationWish::Activate(number) if number == newest => {}
+            GenerationWish::Activate(number) if number == newest => {
+                unheard.retain(|of| of.served != Some(number));
+                let other = unheard.first().and_then(|of| of.served);
+                are_heard(&unheard, other.or(wanted.before))?;
+            }
             GenerationWish::Activate(number) => {
                 if !is_held(number) {
                     return impossible(format!(
                         "generation {number} of `{model}` is not held: load it first"
                     ));
                 }
+                are_heard(&unheard, Some(newest))?;
                 is_there(number, &dataplanes)?;
                 (wanted.newest, wanted.before) = (number, Some(newest));
             }
@@ -172,6 +225,7 @@ impl Planner {
                         "there is nothing to go back to: no generation of `{model}` that is held was served before {newest}"
                     ));
                 };
+                are_heard(&unheard, Some(newest))?;
                 is_there(before, &dataplanes)?;
                 (wanted.newest, wanted.before) = (before, None);
             }
@@ -190,6 +244,7 @@ impl Planner {
                         "`{name}` still serves generation {number}: try again when all of them serve {newest}"
                     ));
                 }
+                are_heard(&unheard, Some(number))?;
                 wanted.held.retain(|&held| held != number);
                 wanted.before = wanted.before.filter(|&before| before != number);
             }
@@ -239,37 +294,88 @@ impl Planner {
         serving.map(|(name, of)| (&**name, of)).collect()
     }
 
+    /// Dataplanes of a model that are silent, by name, and those that were told something before this planner began and have not reported since.
+    fn unheard(&self, now_ns: u64, model: &str) -> Vec<Unheard<'_>> {
+        let silent = self.dataplanes.iter();
+        let silent = silent.filter(|(_, of)| of.report.model == model && of.is_silent(now_ns));
+        let silent = silent.map(|(name, of)| (name, of.heard_ns, of.report.generations.first()));
+        let remembered = self.remembered.iter();
+        let remembered = remembered.filter(|(_, of)| of.model.as_deref() == Some(model));
+        let remembered = remembered.map(|(name, of)| {
+            let told = of.policy.generations.as_ref().map(|told| &told.newest);
+            (name, of.since_ns, told)
+        });
+        let all = silent.chain(remembered);
+        let mut unheard: Vec<Unheard> = all
+            .map(|(name, heard_ns, served)| Unheard {
+                name,
+                for_s: now_ns.saturating_sub(heard_ns) / TURN_NS,
+                served: served.copied(),
+            })
+            .collect();
+        unheard.sort_unstable_by_key(|of| of.name);
+        unheard
+    }
+
+    /// Whether a dataplane is left out, since it was not heard of.
+    pub fn leaves_out(&self, dataplane: &str) -> bool {
+        let mut wanted = self.generations.values();
+        wanted.any(|wanted| wanted.without.iter().any(|name| name == dataplane))
+    }
+
+    /// It is heard of again.
+    pub(super) fn leave_out_no_more(&mut self, dataplane: &str) {
+        for wanted in self.generations.values_mut() {
+            wanted.without.retain(|name| name != dataplane);
+        }
+    }
+
+    /// What is wanted of each model.
+    pub fn wanted(&self) -> impl Iterator<Item = (&str, &ModelGenerations)> {
+        let wanted = self.generations.iter();
+        wanted.map(|(model, wanted)| (&**model, wanted))
+    }
+
     /// All models that are served or of which something is wanted.
     pub fn models(&self, now_ns: u64) -> Vec<ModelView> {
         let served = self.dataplanes.values().map(|of| &of.report.model);
         let mut models: Vec<&String> = served.chain(self.generations.keys()).collect();
         models.sort_unstable();
         models.dedup();
-        let view = |model: &String| {
-            let wanted = self.generations.get(model);
-            let heard = self.heard(now_ns, model);
-            let of_model = self.dataplanes.iter();
-            let of_model = of_model.filter(|(_, of)| of.report.model == *model);
-            ModelView {
-                model: model.clone(),
-                wanted: wanted.cloned(),
-                settled: wanted.is_none_or(|wanted| {
-                    !heard.is_empty() && heard.values().all(|of| wanted.is_done(of))
-                }),
-                dataplanes: of_model
-                    .map(|(name, of)| HoldingView {
-                        dataplane: name.clone(),
-                        heard_s_ago: now_ns.saturating_sub(of.heard_ns) / TURN_NS,
-                        held: of.report.generations.clone(),
-                        change: of.report.generations_change.clone(),
-                        deltas: of.report.deltas.clone(),
-                        delta: of.report.deltas_change.clone(),
-                        refused: refusals(of).map(String::from).collect(),
-                    })
-                    .collect(),
-            }
-        };
-        models.into_iter().map(view).collect()
+        let views = models.into_iter();
+        views.map(|model| self.model(now_ns, model)).collect()
+    }
+
+    /// A model, whether it is known or not.
+    pub fn model(&self, now_ns: u64, model: &str) -> ModelView {
+        let wanted = self.generations.get(model);
+        let heard = self.heard(now_ns, model);
+        let missing = wanted.map_or(Vec::new(), |wanted| {
+            let not_done = heard.iter().filter(|(_, of)| !wanted.is_done(of));
+            let unheard = self.unheard(now_ns, model);
+            let unheard = unheard.iter().map(|of| of.name);
+            let missing = not_done.map(|(name, _)| *name).chain(unheard);
+            missing.map(String::from).collect()
+        });
+        let of_model = self.dataplanes.iter();
+        let of_model = of_model.filter(|(_, of)| of.report.model == *model);
+        ModelView {
+            model: model.into(),
+            wanted: wanted.cloned(),
+            settled: wanted.is_none() || !heard.is_empty() && missing.is_empty(),
+            missing,
+            dataplanes: of_model
+                .map(|(name, of)| HoldingView {
+                    dataplane: name.clone(),
+                    heard_s_ago: now_ns.saturating_sub(of.heard_ns) / TURN_NS,
+                    held: of.report.generations.clone(),
+                    change: of.report.generations_change.clone(),
+                    deltas: of.report.deltas.clone(),
+                    delta: of.report.deltas_change.clone(),
+                    refused: refusals(of).map(String::from).collect(),
+                })
+                .collect(),
+        }
     }
 }
 
@@ -311,7 +417,25 @@ fn served(
         held: vec![newest],
         newest,
         before: None,
+        without: Vec::new(),
     })
+}
+
+/// Whether nothing is unheard of that may serve a generation which is to be served no more.
+fn are_heard(unheard: &[Unheard], served: Option<u64>) -> Result<(), Refused> {
+    let Some(Unheard { name, for_s, .. }) = unheard.first() else {
+        return Ok(());
+    };
+    let served = served.map_or("another generation".into(), |number| {
+        format!("generation {number}")
+    });
+    let more = match unheard.len() - 1 {
+        0 => String::new(),
+        more => format!(", nor were {more} others"),
+    };
+    impossible(format!(
+        "`{name}` was not heard of for {for_s} s and may serve {served} still{more}: wait until it is, or go on without it (`without`, or --without {name})"
+    ))
 }
 
 /// Whether each dataplane holds a generation.

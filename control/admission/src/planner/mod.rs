@@ -26,7 +26,9 @@ use rowmill_link::{Order, Policy, Report, Samples, TablePolicy};
 
 pub use event::{Event, Recorded};
 pub use explain::{DataplaneView, RowView, ShareMove, ShareView, TableView, Tried};
-pub use generations::{GenerationWish, HoldingView, ModelGenerations, ModelView};
+pub use generations::{
+    GenerationRequest, GenerationWish, HoldingView, ModelGenerations, ModelView,
+};
 pub use settings::{Settings, SettingsError};
 
 use dataplane::{Dataplane, Holding};
@@ -37,6 +39,8 @@ use table::Table;
 pub const TURN_NS: u64 = 1_000_000_000;
 /// One that has not reported for so long makes room for another one.
 const GONE_NS: u64 = 3600 * TURN_NS;
+/// One that has not reported for so long is forgotten: until then what it may serve is reckoned with.
+const FORGOTTEN_NS: u64 = 24 * GONE_NS;
 
 /// Rows that a policy pins, of all its tables together: 1.1 MB of JSON, of the 16 MiB that a dataplane reads.
 const PINNED_ALL_MAX: usize = 100_000;
@@ -142,8 +146,18 @@ pub struct Planner {
     /// By model.
     generations: BTreeMap<String, ModelGenerations>,
     /// What dataplanes were told that are not there: as many of the latest as may be there.
-    remembered: BTreeMap<String, Policy>,
+    remembered: BTreeMap<String, Remembered>,
     turned_ns: Option<u64>,
+}
+
+/// What a dataplane was told that is not there.
+#[derive(Debug)]
+struct Remembered {
+    /// What it served, if that is known.
+    model: Option<String>,
+    policy: Policy,
+    /// When it was heard of last, or first remembered.
+    since_ns: u64,
 }
 
 impl Planner {
@@ -184,8 +198,20 @@ impl Planner {
                 Ok(())
             }
             Event::Generations { model, wanted } => self.want(model, wanted),
-            Event::Remembered { dataplane, policy } => {
-                self.remember(dataplane, policy);
+            Event::Remembered {
+                dataplane,
+                model,
+                policy,
+            } => {
+                let since_ns = now_ns;
+                self.remember(
+                    dataplane,
+                    Remembered {
+                        model,
+                        policy,
+                        since_ns,
+                    },
+                );
                 Ok(())
             }
             Event::Epoch(epoch) => self.begin_epoch(epoch),
@@ -221,9 +247,15 @@ impl Planner {
         self.order.epoch
     }
 
-    /// Whether it is known what a dataplane is to do or was told once: it is forgotten when more of them are gone than may be there.
+    /// Whether it is known what a dataplane is to do or was told once: it is forgotten when nothing was heard of it for a day, or more
+    /// of them are gone than may be there.
     pub fn knows(&self, dataplane: &str) -> bool {
         self.dataplanes.contains_key(dataplane) || self.remembered.contains_key(dataplane)
+    }
+
+    /// The model that a dataplane serves.
+    pub fn model_of(&self, dataplane: &str) -> Option<&str> {
+        Some(&self.dataplanes.get(dataplane)?.report.model)
     }
 
     /// Names of the dataplanes that are known.
@@ -248,13 +280,10 @@ impl Planner {
         epochs.filter(|&(epoch, _)| epoch < OVERTAKEN_MAX).max()
     }
 
-    fn remember(&mut self, dataplane: String, policy: Policy) {
-        self.remembered.insert(dataplane, policy);
+    fn remember(&mut self, dataplane: String, what: Remembered) {
+        self.remembered.insert(dataplane, what);
         while self.remembered.len() > self.limits.dataplanes_max {
-            let oldest = self
-                .remembered
-                .iter()
-                .min_by_key(|(_, policy)| policy.order);
+            let oldest = self.remembered.iter().min_by_key(|(_, of)| of.policy.order);
             let oldest = oldest
                 .map(|(name, _)| name.clone())
                 .expect("some are there");
@@ -305,6 +334,7 @@ impl Planner {
                     table.model.shifted();
                 }
             }
+            self.leave_out_no_more(&name);
             return Ok(());
         }
         if self.dataplanes.len() >= self.limits.dataplanes_max {
@@ -318,13 +348,19 @@ impl Planner {
             };
             let gone = self.dataplanes.remove_entry(&gone).expect("it was found");
             if let Some(policy) = gone.1.policy {
-                self.remember(gone.0, Policy::clone(&policy));
+                let what = Remembered {
+                    model: Some(gone.1.report.model),
+                    policy: Policy::clone(&policy),
+                    since_ns: gone.1.heard_ns,
+                };
+                self.remember(gone.0, what);
             }
         }
         let mut dataplane = Dataplane::new(now_ns, report)?;
-        if let Some(policy) = self.remembered.remove(&name) {
-            dataplane.go_on_from(&policy);
+        if let Some(remembered) = self.remembered.remove(&name) {
+            dataplane.go_on_from(&remembered.policy);
         }
+        self.leave_out_no_more(&name);
         self.dataplanes.insert(name, dataplane);
         Ok(())
     }
@@ -352,6 +388,9 @@ impl Planner {
     /// Decides what is to be decided.
     fn turn(&mut self, now_ns: u64) {
         let passed_ns = now_ns.saturating_sub(self.turned_ns.replace(now_ns).unwrap_or(now_ns));
+        let lasts = |since_ns: u64| now_ns < since_ns.saturating_add(FORGOTTEN_NS);
+        self.dataplanes.retain(|_, of| lasts(of.heard_ns));
+        self.remembered.retain(|_, of| lasts(of.since_ns));
         self.list(now_ns);
         self.choose_samplers(now_ns);
         self.choose_rates(now_ns, passed_ns);

@@ -141,6 +141,7 @@ fn a_start_anew_is_sampled_anew_and_goes_on_from_its_shares() {
     let mut planner = Planner::new("c".into(), 2, Limits::default());
     let event = Event::Remembered {
         dataplane: "x".into(),
+        model: None,
         policy: Policy::clone(&before),
     };
     planner.handle(0, event).unwrap();
@@ -211,7 +212,12 @@ fn of_those_that_are_gone_and_of_settings_there_are_so_many() {
             generations: None,
         };
         let dataplane = name.into();
-        let event = Event::Remembered { dataplane, policy };
+        let model = None;
+        let event = Event::Remembered {
+            dataplane,
+            model,
+            policy,
+        };
         planner.handle(0, event).unwrap();
     }
     let known = ["u", "v", "w"].map(|name| planner.knows(name));

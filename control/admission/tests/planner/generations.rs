@@ -23,7 +23,12 @@ fn dataplane(name: &str, instance: u128) -> Simulated {
 }
 
 fn wish(world: &mut World, wish: GenerationWish) -> Result<(), String> {
-    let wanted = world.planner.wish(world.now_ns, "m", wish);
+    wish_without(world, wish, &[])
+}
+
+fn wish_without(world: &mut World, wish: GenerationWish, without: &[&str]) -> Result<(), String> {
+    let without: Vec<String> = without.iter().map(|&name| name.into()).collect();
+    let wanted = world.planner.wish(world.now_ns, "m", wish, &without);
     let wanted = wanted.map_err(|refused| refused.to_string())?;
     let model = "m".into();
     world.tell(Event::Generations { model, wanted });
@@ -63,7 +68,8 @@ fn all_dataplanes_hold_it_before_one_serves_it() {
     let now_ns = world.now_ns;
     world.now_ns += 10_000_000_000;
     let error = wish(&mut world, GenerationWish::Activate(2)).unwrap_err();
-    assert!(error.contains("no dataplane that serves it"), "{error}");
+    let why = "`x` was not heard of for 10 s and may serve generation 1 still, nor were 1 others";
+    assert!(error.contains(why), "{error}");
     assert!(!world.planner.models(world.now_ns)[0].settled);
     world.now_ns = now_ns;
     wish(&mut world, GenerationWish::Activate(2)).unwrap();
@@ -117,21 +123,105 @@ fn one_that_can_not_be_loaded_changes_nothing_and_says_why() {
         ["generation 7: there is no such directory"]
     );
     assert_eq!(view.dataplanes[0].refused, [""; 0]);
-    // Where the one that can't is gone, the others may.
+    // Where the one that can't is gone, the others may once it is said.
     world.silent.push(1);
     world.run(7);
-    wish(&mut world, GenerationWish::Activate(7)).unwrap();
+    let activate = GenerationWish::Activate(7);
+    let error = wish(&mut world, activate).unwrap_err();
+    let why = "`y` was not heard of for 7 s and may serve generation 1 still";
+    assert!(error.starts_with(why), "{error}");
+    wish_without(&mut world, activate, &["y"]).unwrap();
     world.run(2);
     assert_eq!(held(&world)[0], [7, 1]);
+    let view = &world.planner.models(world.now_ns)[0];
+    assert_eq!(
+        (view.settled, &view.missing[..]),
+        (false, &["y".into()][..])
+    );
     // It comes again, with the files, and comes to the same by itself.
     world.dataplanes[1] = dataplane("y", 5);
     world.silent.clear();
     world.run(3);
     assert_eq!(held(&world), [[7, 1], [7, 1]]);
+    let view = &world.planner.models(world.now_ns)[0];
+    assert_eq!((view.settled, view.missing.len()), (true, 0));
+    assert!(!world.planner.leaves_out("y"), "it was heard of");
     wish(&mut world, GenerationWish::Leave).unwrap();
     world.run(2);
     assert_eq!(world.planner.policy("x").unwrap().generations, None);
     assert_eq!(held(&world), [[7, 1], [7, 1]], "left as it is");
+}
+
+#[test]
+fn who_is_not_heard_of_is_reckoned_with_until_it_is_left_out_or_forgotten() {
+    let mut world = World::new(vec![dataplane("x", 3), dataplane("y", 4)]);
+    world.run(2);
+    wish(&mut world, GenerationWish::Load(2)).unwrap();
+    world.run(2);
+    world.silent.push(1);
+    world.run(12);
+    let view = &world.planner.models(world.now_ns)[0];
+    assert_eq!(
+        (view.settled, &view.missing[..]),
+        (false, &["y".into()][..])
+    );
+    let activate = GenerationWish::Activate(2);
+    let error = wish(&mut world, activate).unwrap_err();
+    let why = "`y` was not heard of for 12 s and may serve generation 1 still: wait until it is, or go on without it (`without`, or --without y)";
+    assert_eq!(error, why);
+    // Nobody else is left out.
+    let error = wish_without(&mut world, activate, &["x"]).unwrap_err();
+    assert!(error.starts_with("`x` is heard of"), "{error}");
+    let error = wish_without(&mut world, activate, &["z"]).unwrap_err();
+    assert!(error.starts_with("no dataplane `z`"), "{error}");
+    wish_without(&mut world, activate, &["y"]).unwrap();
+    world.run(2);
+    assert_eq!(held(&world), [[2, 1], [1, 2]]);
+    let view = world.planner.model(world.now_ns, "m");
+    assert_eq!(view.wanted.unwrap().without, ["y"]);
+    assert!(!view.settled);
+    // It has been said once.
+    wish(&mut world, GenerationWish::Unload(1)).unwrap();
+    world.run(2);
+    assert_eq!(held(&world), [vec![2], vec![1, 2]]);
+    // It is heard of and gone again.
+    world.silent.clear();
+    world.run(3);
+    assert_eq!(held(&world), [[2], [2]]);
+    wish(&mut world, GenerationWish::Load(3)).unwrap();
+    world.run(3);
+    wish(&mut world, GenerationWish::Activate(3)).unwrap();
+    world.run(2);
+    world.silent.push(1);
+    world.run(6);
+    for other in [GenerationWish::Rollback, GenerationWish::Unload(2)] {
+        let error = wish(&mut world, other).unwrap_err();
+        assert!(error.starts_with("`y` was not heard of"), "{error}");
+    }
+    // The next start knows of it as well, from what it was told.
+    let wanted = world.planner.model(world.now_ns, "m").wanted;
+    let told = ["x", "y"].map(|name| world.planner.policy(name).cloned());
+    world.planner = Planner::new("c".into(), 2, Limits::default());
+    let model = "m".to_owned();
+    world.tell(Event::Generations {
+        model: model.clone(),
+        wanted,
+    });
+    for (name, policy) in ["x", "y"].into_iter().zip(told) {
+        world.tell(Event::Remembered {
+            dataplane: name.into(),
+            model: Some(model.clone()),
+            policy: (*policy.unwrap()).clone(),
+        });
+    }
+    world.run(2);
+    let error = wish(&mut world, GenerationWish::Unload(2)).unwrap_err();
+    assert!(error.starts_with("`y` was not heard of for 2 s"), "{error}");
+    // Nobody is for ever.
+    world.now_ns += 24 * 3600 * 1_000_000_000;
+    world.run(2);
+    wish(&mut world, GenerationWish::Unload(2)).unwrap();
+    assert!(!world.planner.knows("y"));
 }
 
 #[test]
@@ -166,6 +256,7 @@ fn what_can_not_be_wanted_is_refused() {
             held: held.to_vec(),
             newest,
             before,
+            without: Vec::new(),
         });
         let model = "m".into();
         world

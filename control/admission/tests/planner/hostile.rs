@@ -138,7 +138,7 @@ fn event() -> impl Strategy<Value = Event> {
         }),
         1 => prop::collection::vec(at_most(4), 0..4).prop_map(|held| Event::Generations {
             model: "m".into(),
-            wanted: held.first().map(|&newest| ModelGenerations { newest, before: None, held: held.clone() }),
+            wanted: held.first().map(|&newest| ModelGenerations { newest, before: None, without: Vec::new(), held: held.clone() }),
         }),
         4 => Just(Event::Turn),
     ]
@@ -159,7 +159,7 @@ proptest! {
             planner.models(now_ns);
             for wish in [GenerationWish::Load(2), GenerationWish::Activate(3), GenerationWish::Rollback] {
                 // Most of them can't be.
-                if let Ok(wanted) = planner.wish(now_ns, "m", wish) {
+                if let Ok(wanted) = planner.wish(now_ns, "m", wish, &[]) {
                     assert!(planner.check_generations("m", wanted.as_ref()).is_ok(), "{wanted:?}");
                 }
             }

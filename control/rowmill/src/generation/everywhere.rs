@@ -3,12 +3,12 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use comfy_table::Table;
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use serde_json::{Value, json};
 
-use super::GenerationCommand;
+use super::{At, GenerationCommand};
 use crate::control::{Control, part};
 use crate::output::{note, print, shown};
 
@@ -18,6 +18,8 @@ const LOOK: Duration = Duration::from_millis(500);
 const BELIEVED: Duration = Duration::from_secs(5);
 /// How often it is told what is waited for.
 const TOLD: Duration = Duration::from_secs(3);
+/// A generation that could not be loaded is given up in this time, where no request names it.
+const GIVEN_UP: Duration = Duration::from_secs(10);
 
 impl GenerationCommand {
     /// What is wished for, where something is.
@@ -40,21 +42,35 @@ impl GenerationCommand {
     }
 
     /// Does it with all dataplanes of a model, waits until all are through, and says what came of it.
-    pub(super) fn run_everywhere(&self, control: &Control, model: &str) -> Result<()> {
+    pub(super) fn run_everywhere(&self, at: &At, model: &str) -> Result<()> {
+        let (control, without) = (&at.control, &at.without);
+        let before = of(control, model)?;
         let Some(wish) = self.wish()? else {
-            return print(&list(&of(control, model)?));
+            ensure!(without.is_empty(), "a list shows all: leave --without out");
+            return print(&list(&before));
         };
         let path = format!("/v1/generations/{}", part(model)?);
-        control.ask("POST", &path, &wish.to_string())?;
+        let request = |wish: &Value| json!({"wish": wish, "without": without}).to_string();
+        control.ask("POST", &path, &request(&wish))?;
+        let is_new = |number: &&Value| {
+            let held = before["wanted"]["held"].as_array();
+            !held.is_some_and(|held| held.contains(number))
+        };
+        let loaded = wish.get("load").filter(is_new);
         let (mut told, mut refused_since) = (Instant::now(), None);
         loop {
             let page = of(control, model)?;
-            if page["settled"] == true {
+            if is_done(&page) {
                 return print(&list(&page));
             }
             if let Some(why) = refusal(&page) {
                 let since: Instant = *refused_since.get_or_insert_with(Instant::now);
                 if since.elapsed() >= BELIEVED {
+                    if let Some(number) = loaded {
+                        let request = request(&json!({ "unload": number }));
+                        let outcome = control.ask("POST", &path, &request);
+                        bail!("{why}; {}", given_up(control, model, number, outcome));
+                    }
                     bail!(
                         "{why}; it is tried again, and nothing else is served meanwhile: `rowmill generation unload` ends that"
                     );
@@ -65,10 +81,34 @@ impl GenerationCommand {
             if told.elapsed() >= TOLD {
                 told = Instant::now();
                 note(&waited_for(&page));
+                let status = control.get("/v1/status")?;
+                for other in status["others"].as_array().into_iter().flatten() {
+                    note(&shown(other.as_str().unwrap_or_default()));
+                }
             }
             sleep(LOOK);
         }
     }
+}
+
+/// What becomes of a generation that some dataplane could not load, and that is not wanted any more, or still.
+fn given_up(control: &Control, model: &str, number: &Value, outcome: Result<String>) -> String {
+    if let Err(error) = outcome {
+        return format!(
+            "generation {number} is wanted still, since that can't be taken back ({error:#}): `rowmill generation unload {number} --model {}` does when it can",
+            shown(model)
+        );
+    }
+    let began = Instant::now();
+    while began.elapsed() < GIVEN_UP {
+        if of(control, model).is_ok_and(|page| is_done(&page)) {
+            return format!("everything is as it was: nobody holds generation {number}");
+        }
+        sleep(LOOK);
+    }
+    format!(
+        "generation {number} is not wanted any more: who has loaded it gives it up when no request names it"
+    )
 }
 
 /// What is known of a model.
@@ -98,31 +138,65 @@ fn numbers(value: &Value) -> String {
     numbers.join(", ")
 }
 
+fn has(list: &Value, name: &str) -> bool {
+    let mut names = list.as_array().into_iter().flatten();
+    names.any(|of| of == name)
+}
+
+/// Whether all but those that were left out are where they are to be.
+fn is_done(page: &Value) -> bool {
+    let mut missing = page["missing"].as_array().into_iter().flatten();
+    let is_left_out = |name: &Value| {
+        let name = name.as_str().unwrap_or_default();
+        has(&page["wanted"]["without"], name)
+    };
+    let is_there = |of: &Value| !has(&page["missing"], text(of, "dataplane"));
+    page["settled"] == true || missing.all(is_left_out) && dataplanes(page).any(is_there)
+}
+
 /// Who could not do something, and why.
 fn refusal(page: &Value) -> Option<String> {
-    dataplanes(page).find_map(|of| {
+    let waited = |of: &&Value| !has(&page["wanted"]["without"], text(of, "dataplane"));
+    dataplanes(page).filter(waited).find_map(|of| {
         let why = of["refused"].as_array()?.first()?.as_str()?;
         Some(format!("{}: {}", shown(text(of, "dataplane")), shown(why)))
     })
 }
 
+/// Seconds after which a dataplane that says nothing may be left out, as the control plane has it.
+const SILENT_S: u64 = 5;
+
 /// Who is not there yet.
 fn waited_for(page: &Value) -> String {
-    let wanted = &page["wanted"];
-    let lacks = |of: &&Value| {
-        let held = of["held"].as_array();
-        held.and_then(|held| held.first()) != Some(&wanted["newest"])
-            || held.map(Vec::len) != wanted["held"].as_array().map(Vec::len)
-    };
-    let of_one = |of: &Value| {
-        let change = match text(of, "change") {
-            "" => "nothing is told yet".into(),
-            change => shown(change),
+    let of_one = |name: &str| {
+        let known = dataplanes(page).find(|of| text(of, "dataplane") == name);
+        let heard_s_ago = known.and_then(|of| of["heard_s_ago"].as_u64());
+        let stands = match (known, heard_s_ago) {
+            (Some(of), Some(..SILENT_S)) => match text(of, "change") {
+                "" => "nothing is told yet".into(),
+                change => shown(change),
+            },
+            (_, ago) => {
+                let ago = ago.map_or("since the control plane started".into(), |s| {
+                    format!("for {s} s")
+                });
+                format!(
+                    "not heard of {ago} (--without {} goes on without it)",
+                    shown(name)
+                )
+                .into()
+            }
         };
-        format!("{}: {change}", shown(text(of, "dataplane")))
+        format!("{}: {stands}", shown(name))
     };
-    let lacking: Vec<String> = dataplanes(page).filter(lacks).map(of_one).collect();
-    format!("waiting for {}", lacking.join("; "))
+    let missing = page["missing"].as_array().into_iter().flatten();
+    let names = missing.filter_map(Value::as_str);
+    let names = names.filter(|name| !has(&page["wanted"]["without"], name));
+    let lacking: Vec<String> = names.map(of_one).collect();
+    match lacking.is_empty() {
+        true => "waiting for some dataplane to be heard of".into(),
+        false => format!("waiting for {}", lacking.join("; ")),
+    }
 }
 
 /// A model's dataplanes, as a table.
@@ -148,7 +222,22 @@ fn list(page: &Value) -> String {
             wanted["newest"]
         ),
     };
-    format!("{}: {wanted}\n{table}\n", shown(text(page, "model")))
+    let left_out = page["wanted"]["without"].as_array().into_iter().flatten();
+    let left_out: Vec<String> = left_out
+        .filter_map(Value::as_str)
+        .map(|name| shown(name).into_owned())
+        .collect();
+    let left_out = match left_out.is_empty() {
+        true => String::new(),
+        false => format!(
+            "left out until heard of again: {}, which may serve another generation\n",
+            left_out.join(", ")
+        ),
+    };
+    format!(
+        "{}: {wanted}\n{left_out}{table}\n",
+        shown(text(page, "model"))
+    )
 }
 
 #[cfg(test)]
@@ -157,7 +246,7 @@ mod tests {
     use crate::generation::At;
 
     fn page() -> Value {
-        json!({"model": "m", "wanted": {"held": [1, 2], "newest": 1}, "settled": false, "dataplanes": [
+        json!({"model": "m", "wanted": {"held": [1, 2], "newest": 1}, "settled": false, "missing": ["y"], "dataplanes": [
             {"dataplane": "x", "heard_s_ago": 0, "held": [1, 2], "change": null, "refused": []},
             {"dataplane": "y", "heard_s_ago": 0, "held": [1], "change": "load generation 2: under way: 40 %", "refused": []},
         ]})
@@ -184,6 +273,31 @@ mod tests {
         ] {
             assert!(text.contains(part), "{text}");
         }
+    }
+
+    #[test]
+    fn who_is_not_heard_of_is_waited_for_until_it_is_left_out() {
+        let mut page = page();
+        page["dataplanes"][1]["heard_s_ago"] = json!(12);
+        page["missing"] = json!(["y", "z"]);
+        assert_eq!(
+            waited_for(&page),
+            "waiting for y: not heard of for 12 s (--without y goes on without it); \
+             z: not heard of since the control plane started (--without z goes on without it)"
+        );
+        page["wanted"]["without"] = json!(["y"]);
+        assert!(!is_done(&page) && !waited_for(&page).contains('y'));
+        page["wanted"]["without"] = json!(["y", "z"]);
+        assert!(is_done(&page));
+        let text = list(&page);
+        assert!(
+            text.contains("left out until heard of again: y, z,"),
+            "{text}"
+        );
+        page["missing"] = json!(["x", "y"]);
+        assert!(!is_done(&page), "x is on its way");
+        page["wanted"]["without"] = json!(["x", "y"]);
+        assert!(!is_done(&page), "nobody is there");
     }
 
     #[test]
