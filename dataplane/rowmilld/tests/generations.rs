@@ -209,6 +209,13 @@ fn what_can_not_be_loaded_changes_nothing_and_is_told() {
     std::fs::write(&file, bytes).unwrap();
     std::fs::create_dir(place.path("bad")).unwrap();
     std::fs::write(place.path("bad/manifest.json"), "{").unwrap();
+    // Ones whose manifests or names say which generations they are.
+    generation(&place.path("z30"), 30, &[spec("f", 10, 16)]);
+    let cut = Generation::open(place.path("z30")).unwrap();
+    let rows = cut.path(&cut.tables()[0]);
+    std::fs::write(rows, "short").unwrap();
+    std::fs::create_dir(place.path("v31")).unwrap();
+    std::fs::write(place.path("v31/manifest.json"), "{").unwrap();
 
     let (_running, address) = ready(&place.configure("", ALLOWED));
     let cases = [
@@ -228,7 +235,14 @@ fn what_can_not_be_loaded_changes_nothing_and_is_told() {
             "number=77",
             "there is no generation 77 among the directories",
         ),
-        ("number=77", "of which some cannot be opened"),
+        (
+            "number=77",
+            "others that cannot be opened: 3 (`rowmill table inspect ",
+        ),
+        ("number=30", "generation 30 cannot be opened: "),
+        ("number=30", "z30: "),
+        ("number=30", "others that cannot be opened: 2 ("),
+        ("number=31", "v31: "),
         ("directory=nowhere", "cannot open"),
         ("directory=bad", "cannot open"),
     ];

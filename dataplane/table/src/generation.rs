@@ -55,6 +55,12 @@ impl Generation {
         Ok(generation)
     }
 
+    /// The number that the manifest in a directory says, where that can be read, whatever is wrong with the rest.
+    pub fn number_said(dir: impl AsRef<Path>) -> Option<u64> {
+        let manifest = read_manifest(dir.as_ref()).ok()?;
+        Some(parse_manifest(&manifest).ok()?.generation)
+    }
+
     /// The generation's number.
     pub fn number(&self) -> u64 {
         self.manifest.generation

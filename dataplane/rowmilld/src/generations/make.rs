@@ -280,31 +280,52 @@ fn find_number(number: u64, beside: &Path, tell: &dyn Fn(&Path)) -> anyhow::Resu
     }
     paths.sort_unstable();
     paths.dedup();
-    let (mut found, mut bad): (Vec<Generation>, Vec<String>) = (vec![], vec![]);
+    let (mut found, mut meant, mut bad) = (Vec::new(), None, Vec::new());
     for path in paths {
         match Generation::open_telling(&path, tell) {
             Ok(generation) if generation.number() == number => found.push(generation),
             Ok(_) => {}
-            Err(error) => bad.push(format!("{}: {:#}", path.display(), anyhow!(error))),
+            Err(error) if meant.is_none() && is_meant(&path, number) => {
+                meant = Some(format!("{}: {:#}", path.display(), anyhow!(error)));
+            }
+            Err(_) => bad.push(path),
         }
     }
     match found.len() {
         1 => Ok(found.remove(0)),
-        0 if bad.is_empty() => bail!(
-            "there is no generation {number} among the directories in {}",
-            beside.display()
-        ),
-        0 => bail!(
-            "there is no generation {number} among the directories in {}, of which some cannot be opened: {}",
-            beside.display(),
-            bad.join("; ")
-        ),
+        0 => {
+            let others = match bad.first() {
+                None => String::new(),
+                Some(first) => format!(
+                    "; others that cannot be opened: {} (`rowmill table inspect {}` says why of the first)",
+                    bad.len(),
+                    first.display()
+                ),
+            };
+            match meant {
+                Some(why) => bail!("generation {number} cannot be opened: {why}{others}"),
+                None => bail!(
+                    "there is no generation {number} among the directories in {}{others}",
+                    beside.display()
+                ),
+            }
+        }
         _ => bail!(
             "several directories hold generation {number}, {} and {} among them: name the one that is meant",
             found[0].dir().display(),
             found[1].dir().display()
         ),
     }
+}
+
+/// Whether a directory that can't be opened is that of a generation: by its manifest, or, where that can't be read, by the number in its name.
+fn is_meant(path: &Path, number: u64) -> bool {
+    let said = Generation::number_said(path).or_else(|| {
+        let name = path.file_name()?.to_str()?;
+        let digits = name.trim_start_matches(|c: char| !c.is_ascii_digit());
+        digits.parse().ok()
+    });
+    said == Some(number)
 }
 
 /// Waits until workers have taken in what was bound before.
