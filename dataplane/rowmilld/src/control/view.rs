@@ -159,6 +159,8 @@ impl ControlView {
                 }
             }
             (stand.is_connected, stand.since) = (is_connected, since);
+            // What kept it from being connected is over.
+            stand.error = None;
         }
         match failure {
             None => stand.counts.reports += 1,
@@ -295,6 +297,19 @@ impl Stand {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_is_told_until_it_is_connected_again() {
+        let view = ControlView::new("http://127.0.0.1:1", "dpu-1");
+        view.failed("Connection refused");
+        view.reported(Some("Connection refused"));
+        assert_eq!(view.status()["last_error"], "Connection refused");
+        view.reported(None);
+        assert!(view.status()["last_error"].is_null());
+        view.failed("no policy");
+        view.reported(None);
+        assert_eq!(view.status()["last_error"], "no policy");
+    }
 
     #[test]
     fn a_policy_is_under_way_until_all_of_its_shares_are_changed() {
