@@ -102,6 +102,9 @@ pub(crate) struct Lookup {
     /// Give up after so many milliseconds
     #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=3_600_000))]
     deadline_ms: u32,
+    /// Look up in this generation, which is held beside the newest, and not in the newest
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    generation: Option<u64>,
     /// Only have rows of cached tables fetched that are not in memory, as far as there is room
     #[arg(long, conflicts_with_all = ["full", "json"])]
     prefetch: bool,
@@ -196,6 +199,7 @@ impl Lookup {
         let batch = batch(&wanted)?;
         let request = RequestOptions {
             remaining: Some(deadline),
+            generation: self.generation.unwrap_or(0),
             ..RequestOptions::default()
         };
         let sent = Instant::now();
@@ -212,6 +216,11 @@ impl Lookup {
         let answer = answer
             .context("no answer, not even that the deadline passed: is the dataplane stopped?")?;
         let round_trip = sent.elapsed();
+        if let (Err(Failure::Refused(refusal)), Some(number)) = (&answer.outcome, self.generation)
+            && refusal.status == Status::Retry
+        {
+            bail!("generation {number} is not held: `rowmill generation list` shows which are");
+        }
         if let Err(failure) = answer.outcome {
             bail!(explain(failure, &wanted, session.tables()?));
         }
