@@ -22,7 +22,7 @@ pub use miniature::Miniature;
 pub use model::Model;
 pub use planner::{
     DataplaneView, Event, GenerationRequest, GenerationWish, HoldingView, Limits, ModelGenerations,
-    ModelView, Planner, Recorded, Refused, RowView, Settings, SettingsError, ShareMove, ShareView,
-    TURN_NS, TableView, Tried,
+    ModelView, PinsView, Planner, Recorded, Refused, RowView, Settings, SettingsError,
+    SettingsView, ShareMove, ShareView, TURN_NS, TableView, Tried,
 };
 pub use sampling::{Sampling, place};

@@ -106,7 +106,7 @@ pub fn start(config: &Config) -> anyhow::Result<(Planning, JoinHandle<()>)> {
     let (mut state, aside) = State::open_or_set_aside(&config.state)?;
     if let Some((path, why)) = &aside {
         tracing::error!(
-            "{} was damaged ({why}): it lies in {} now, and a new one was begun; settings of operators have to be made again",
+            "{} was damaged ({why}): it lies in {} now, and a new one was begun; settings of tables and wishes for generations have to be made again",
             config.state.display(),
             path.display()
         );

@@ -49,7 +49,12 @@ const SECURED: Duration = Duration::from_secs(3600);
 pub fn serve(config: &Config) -> anyhow::Result<()> {
     abort_on_panic();
     let sources = Sources::of(config);
-    let trust = Arc::new(sources.read().context("tls, tokens_file")?);
+    let of = match (config.tls.certificate.is_some(), &config.tokens_file) {
+        (true, None) => "tls",
+        (false, _) => "tokens_file",
+        (true, Some(_)) => "tls, tokens_file",
+    };
+    let trust = Arc::new(sources.read().context(of)?);
     let (renew, trust) = watch::channel(trust);
     let warnings = sources.warnings(config.address().map_err(anyhow::Error::msg)?);
     for warning in &warnings {
@@ -76,8 +81,12 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         if let Some(log) = &log {
             take_deltas(config, log, &stopped, &ended)?;
         }
+        let warnings = Warnings {
+            open: warnings.into(),
+            state: config.state.as_path().into(),
+        };
         let visits = Visits {
-            router: api::router(planning.clone(), Deltas(log), Warnings(warnings.into())),
+            router: api::router(planning.clone(), Deltas(log), warnings),
             tcp: Places::new(config.limits.connections),
             unix: Places::new(UNIX_PLACES),
             trust,

@@ -181,6 +181,7 @@ fn every_operation_answers_as_it_declares() {
         control.delete(settings),
     ));
 
+    answers.push(("get /v1/settings", control.get("/v1/settings")));
     let wish = "post /v1/generations/{model}";
     let mut ask = |model: &str, body: &[u8]| {
         let path = format!("/v1/generations/{model}");
@@ -266,6 +267,8 @@ fn what_is_not_there_and_web_pages_are_refused_with_a_sentence() {
     assert_eq!((code, page["error"].is_string()), (404, true));
     let (code, page) = control.post("/v1/status", "text/plain", b"");
     assert_eq!((code, page["error"].is_string()), (405, true));
+    let (code, page) = control.get("/v1/dataplanes/%ff/policy");
+    assert_eq!((code, page["error"].is_string()), (400, true));
     let page = support::agent()
         .get(control.url("/v1/status"))
         .header("origin", "http://a.example")

@@ -59,7 +59,7 @@ fn after_a_kill_it_goes_on_where_it_was() {
     let mut control = Control::start(TOML);
     let mut dataplane = Dataplane::new("a", 1);
     let fixed = json!({"min_bytes": 700_000, "max_bytes": 700_000});
-    assert_eq!(control.put("/v1/tables/m/cold/settings", &fixed).0, 204);
+    assert_eq!(control.put("/v1/tables/m/cold/settings", &fixed).0, 200);
     let mut first: Option<Policy> = None;
     wait_for("the share that is set", || {
         dataplane.report(&control);
@@ -129,6 +129,110 @@ fn what_a_former_version_has_kept_is_read() {
 }
 
 #[test]
+fn settings_without_effect_are_told_and_all_are_listed() {
+    let control = Control::start(TOML);
+    let mut dataplane = Dataplane::new("a", 1);
+    wait_for("a table", || {
+        dataplane.report(&control);
+        control.get("/v1/tables/m/hot").0 == 200
+    });
+    let (code, kept) = control.put("/v1/tables/m/hto/settings", &json!({"min_bytes": 4096}));
+    let warning = kept["warnings"][0].as_str().unwrap();
+    assert_eq!(code, 200);
+    assert!(warning.contains("caches a table `hto`"), "{warning}");
+    let only = json!({"pinned_share": 0.7, "admission": "pinned"});
+    let (code, kept) = control.put("/v1/tables/m/hot/settings", &only);
+    let warning = kept["warnings"][0].as_str().unwrap();
+    assert_eq!(code, 200);
+    for part in [
+        "of 3500 rows",
+        "2048 of a table at most",
+        "nothing else comes",
+    ] {
+        assert!(warning.contains(part), "{part}: {warning}");
+    }
+    let harmless = json!({"max_bytes": 900_000});
+    let (_, kept) = control.put("/v1/tables/m/cold/settings", &harmless);
+    assert_eq!(kept["warnings"], json!([]));
+    let (_, all) = control.get("/v1/settings");
+    let all = all.as_array().unwrap().iter();
+    let tables: Vec<_> = all.map(|of| of["table"].as_str().unwrap()).collect();
+    assert_eq!(tables, ["cold", "hot", "hto"]);
+    // Objects are taken, and nothing else.
+    for body in [json!([4096, 8192, 0.5, "pinned"]), json!([])] {
+        let (code, told) = control.put("/v1/tables/m/cold/settings", &body);
+        assert_eq!(code, 400, "{body}");
+        assert!(told["error"].as_str().unwrap().contains("write an object"));
+    }
+    let table = control.get("/v1/tables/m/cold").1;
+    assert_eq!(table["table"]["settings"], harmless);
+    assert_eq!(control.delete("/v1/tables/m/hto/settings").0, 204);
+    assert_eq!(control.get("/v1/settings").1.as_array().unwrap().len(), 2);
+    // What is looked for has to be there.
+    let (code, told) = control.get("/v1/tables/m/hot/rows/100000");
+    let why = "table `hot` has 100000 rows, from 0 to 99999: there is no row 100000";
+    assert_eq!((code, &told["error"]), (400, &json!(why)));
+    assert_eq!(control.get("/v1/tables/m/hot/rows/99999").0, 200);
+    // Once rows are pinned nothing is expected of the others.
+    let share = |control: &Control| control.get("/v1/tables/m/hot").1["table"]["shares"][0].clone();
+    wait_for("pinned rows", || {
+        dataplane.report(&control);
+        dataplane.send_samples(&control);
+        if let Some(policy) = dataplane.poll(&control) {
+            dataplane.follow(&policy);
+        }
+        share(&control)["admission"] == "pinned"
+    });
+    let share = share(&control);
+    assert!(share["expected"].is_null(), "{share}");
+    assert!(share["pins"]["sampled"].as_u64() > Some(0), "{share}");
+}
+
+#[test]
+fn a_dataplane_that_is_not_heard_of_is_left_out_only_by_name() {
+    let mut control = Control::start(TOML);
+    let ask = |control: &Control, request: &serde_json::Value| {
+        let body = request.to_string();
+        control.post("/v1/generations/m", "application/json", body.as_bytes())
+    };
+    let tell = |control: &Control, name: &str, held: [u64; 2]| {
+        let instance = u128::from(name.as_bytes()[0]);
+        let mut report = Dataplane::new(name, instance).report_of();
+        report.generations = held.to_vec();
+        let report = serde_json::to_vec(&report).unwrap();
+        let path = format!("/v1/dataplanes/{name}/report");
+        assert_eq!(control.post(&path, "application/json", &report).0, 204);
+    };
+    tell(&control, "a", [1, 2]);
+    tell(&control, "b", [1, 2]);
+    let without = json!({"wish": {"activate": 2}, "without": ["b"]});
+    assert_eq!(ask(&control, &json!({"wish": {"load": 2}})).0, 200);
+    wait_for("silence", || {
+        tell(&control, "a", [1, 2]);
+        let (code, told) = ask(&control, &without);
+        code == 200 || {
+            assert!(told["error"].as_str().unwrap().contains("`b` is heard of"));
+            false
+        }
+    });
+    let wanted = |control: &Control| control.get("/v1/generations").1[0]["wanted"].clone();
+    assert_eq!(wanted(&control)["without"], json!(["b"]));
+    assert_eq!(control.get("/v1/generations").1[0]["settled"], false);
+    // It is kept, until it is heard of; that is kept as well.
+    control.kill_and_start();
+    assert_eq!(wanted(&control)["without"], json!(["b"]));
+    tell(&control, "b", [1, 2]);
+    control.kill_and_start();
+    assert_eq!(wanted(&control)["without"], json!(null));
+    // The next start knows who there was.
+    tell(&control, "a", [2, 1]);
+    let (code, told) = ask(&control, &json!({"wish": {"unload": 1}}));
+    let told = told["error"].as_str().unwrap();
+    assert!(told.contains("`b` was not heard of for "), "{told}");
+    assert_eq!(code, 409);
+}
+
+#[test]
 fn a_damaged_state_is_set_aside_and_told_and_dataplanes_are_taken_over() {
     let mut control = Control::start(TOML);
     let mut dataplane = Dataplane::new("a", 1);
@@ -154,6 +258,18 @@ fn a_damaged_state_is_set_aside_and_told_and_dataplanes_are_taken_over() {
         std::fs::read(control.folder.path().join("state.damaged-1")).unwrap(),
         [7; 8192]
     );
+    // It is told until the file is moved, also by the next start.
+    let warnings = |control: &Control| control.get("/v1/status").1["warnings"].to_string();
+    for _ in 0..2 {
+        let told = warnings(&control);
+        for part in ["state.damaged-1", " s ago", "settings", "generations"] {
+            assert!(told.contains(part), "{part}: {told}");
+        }
+        control.kill_and_start();
+    }
+    let aside = control.folder.path().join("state.damaged-1");
+    std::fs::rename(aside, control.folder.path().join("looked-at")).unwrap();
+    assert!(!warnings(&control).contains("damaged"));
     wait_for("a policy that is later", || {
         dataplane.report(&control);
         let policy = dataplane.poll(&control);
@@ -162,6 +278,16 @@ fn a_damaged_state_is_set_aside_and_told_and_dataplanes_are_taken_over() {
             json!(policy.control) != before
         })
     });
+}
+
+#[test]
+fn what_is_wrong_with_a_configuration_is_said_once() {
+    let folder = Arc::new(tempfile::tempdir().unwrap());
+    let said = Control::try_start_in(&folder, "listen = 7\n").unwrap_err();
+    assert_eq!(said.matches("invalid type").count(), 1, "{said}");
+    let toml = format!("{TOML}insecure = true\ntls = {{ certificate = 'a', key = 'b' }}\n");
+    let said = Control::try_start_in(&folder, &toml).unwrap_err();
+    assert!(said.starts_with("rowmill-control: tls: "), "{said}");
 }
 
 #[test]
@@ -247,7 +373,7 @@ fn a_poll_waits_and_ends_with_the_process() {
     // One that waits is answered when there is something.
     let waiting = dataplane.polling(&control);
     let settings = json!({"min_bytes": 700_000});
-    assert_eq!(control.put("/v1/tables/m/hot/settings", &settings).0, 204);
+    assert_eq!(control.put("/v1/tables/m/hot/settings", &settings).0, 200);
     dataplane.report(&control);
     let (code, policy) = waiting.answer();
     assert_eq!(code, 200, "{policy}");

@@ -3,13 +3,13 @@
 use core::fmt::Write;
 
 use anyhow::Result;
-use clap::{Args, Subcommand};
+use clap::{ArgGroup, Args, Subcommand};
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{CellAlignment, Table};
 use serde_json::{Map, Value, json};
 
 use crate::control::{Control, part};
-use crate::output::{print, shown};
+use crate::output::{note, print, shown};
 use crate::units::{bytes, duration, parse_bytes, thousands};
 
 /// Options of `rowmill tables`.
@@ -25,7 +25,7 @@ pub(crate) struct Tables {
 /// `rowmill policy ...`
 #[derive(Subcommand)]
 pub(crate) enum PolicyCommand {
-    /// What each dataplane's tables have, and what becomes of it
+    /// What each dataplane's tables have, what becomes of it, and all settings, also of tables that no dataplane has
     Show(Show),
     /// Bound a table's share, have rows of it pinned, or leave it to the control plane again
     Set(Set),
@@ -45,6 +45,7 @@ pub(crate) struct Show {
 
 /// Options of `rowmill policy set`.
 #[derive(Args)]
+#[command(group(ArgGroup::new("wanted").args(["min", "max", "pinned", "admission", "clear"]).multiple(true).required(true)))]
 pub(crate) struct Set {
     /// The table's model
     model: String,
@@ -56,18 +57,16 @@ pub(crate) struct Set {
     /// And at most so large
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     max: Option<u64>,
-    /// This part of its share, from 0 to 0.7, is kept for the rows that were sampled most often
+    /// This part of its share, from 0 to 0.7, is kept for the rows that were sampled most often: 2,048 of a table at most, and only
+    /// rows that are sampled (`rowmill policy explain` says how many are)
     #[arg(long, value_name = "PART")]
     pinned: Option<f64>,
-    /// Which rows that were missed come into the cache: `built`, what the dataplane takes for worth it, or `pinned`, none but pinned ones
+    /// Which rows that were missed come into the cache: `built`, what the dataplane takes for worth it, or `pinned`, none but pinned
+    /// ones, as for a table that is scanned: what is not filled by those stays empty
     #[arg(long, value_parser = ["built", "pinned"])]
     admission: Option<String>,
     /// Leave its share to the control plane
-    #[arg(
-        long,
-        conflicts_with_all = ["min", "max", "pinned", "admission"],
-        required_unless_present_any = ["min", "max", "pinned", "admission"]
-    )]
+    #[arg(long, conflicts_with_all = ["min", "max", "pinned", "admission"])]
     clear: bool,
     #[command(flatten)]
     control: Control,
@@ -101,7 +100,11 @@ impl PolicyCommand {
     pub(crate) fn run(self) -> Result<()> {
         match self {
             PolicyCommand::Show(Show { control, json }) => {
-                put(&control.get("/v1/dataplanes")?, json, dataplanes)
+                let page = json!({
+                    "dataplanes": control.get("/v1/dataplanes")?,
+                    "settings": control.get("/v1/settings")?,
+                });
+                put(&page, json, policies)
             }
             PolicyCommand::Set(set) => set.run(),
             PolicyCommand::Explain(explain) => explain.run(),
@@ -136,7 +139,11 @@ impl Set {
             settings.insert("admission".into(), admission.into());
         }
         let settings = Value::Object(settings);
-        self.control.ask("PUT", &path, &settings.to_string())?;
+        let answer = self.control.ask("PUT", &path, &settings.to_string())?;
+        let answer: Value = serde_json::from_str(&answer).unwrap_or_default();
+        for warning in list(&answer["warnings"]) {
+            note(&format!("warning: {}", text(warning)));
+        }
         print(&format!("{}: {}\n", shown(&self.table), wanted(&settings)))
     }
 }
@@ -246,7 +253,10 @@ pub(crate) fn tables(page: &Value) -> String {
                 size(&share["cache_bytes"]),
                 rate(&share["lookups_per_s"]),
                 percent(&share["found"]),
-                percent(&share["expected"]),
+                match share["admission"].as_str() {
+                    Some("pinned") => "- (only pinned rows come)".into(),
+                    _ => percent(&share["expected"]),
+                },
                 rate(&share["gain_per_mib"]),
             ]
         })
@@ -262,10 +272,25 @@ pub(crate) fn tables(page: &Value) -> String {
         "expected",
         "hits/s a MiB more",
     ];
-    format!("{}\n", drawn(&header, 4, rows))
+    let all = list(page).iter().flat_map(|table| list(&table["shares"]));
+    let short: String = all.map(short).collect();
+    format!("{}\n{short}", drawn(&header, 4, rows))
 }
 
-fn shares(of: &Value) -> Table {
+/// A line about a share of which fewer rows can be pinned than were asked for.
+fn short(share: &Value) -> String {
+    match share["pins"]["short"].as_str() {
+        Some(why) => format!(
+            "{} in {}: {}\n",
+            text(&share["table"]),
+            text(&share["dataplane"]),
+            shown(why)
+        ),
+        None => String::new(),
+    }
+}
+
+fn shares(of: &Value) -> String {
     let rows = list(&of["shares"]).iter().map(|share| {
         let arrow = share["resizing"].as_bool() == Some(true)
             || share["wanted_bytes"].as_u64().is_some_and(|wanted| {
@@ -286,7 +311,10 @@ fn shares(of: &Value) -> Table {
             percent(&share["found"]),
             rate(&share["gain_per_mib"]),
             rate(&share["loss_per_mib"]),
-            count(&share["pinned"]),
+            match share["pins"]["asked"].as_u64() {
+                Some(asked) => format!("{} of {} asked", count(&share["pinned"]), thousands(asked)),
+                None => count(&share["pinned"]),
+            },
         ]
     });
     let header = [
@@ -299,7 +327,36 @@ fn shares(of: &Value) -> Table {
         "a MiB less",
         "pinned",
     ];
-    drawn(&header, 1, rows)
+    let short: String = list(&of["shares"]).iter().map(short).collect();
+    let drawn = format!("{}\n{short}", drawn(&header, 1, rows));
+    drawn.trim_end().into()
+}
+
+/// Dataplanes, and settings of all tables.
+fn policies(page: &Value) -> String {
+    let mut out = dataplanes(&page["dataplanes"]);
+    let rows = list(&page["settings"]).iter();
+    let rows = rows.map(|of| {
+        vec![
+            text(&of["model"]),
+            text(&of["table"]),
+            wanted(&of["settings"]),
+        ]
+    });
+    if !list(&page["settings"]).is_empty() {
+        out += &format!("{}\n", drawn(&["model", "table", "set"], 3, rows));
+    }
+    for of in list(&page["settings"]) {
+        for warning in list(&of["warnings"]) {
+            out += &format!(
+                "warning: {} of {}: {}\n",
+                text(&of["table"]),
+                text(&of["model"]),
+                text(warning)
+            );
+        }
+    }
+    out
 }
 
 fn dataplanes(page: &Value) -> String {
@@ -373,123 +430,4 @@ fn explained(page: &Value) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::*;
-    use crate::control::tests::answering;
-
-    fn share(name: &str, has: u64) -> Value {
-        json!({
-            "dataplane": "dp\u{1b}1", "table": name, "cache_bytes": has, "wanted_bytes": 3 << 20, "cache_rows": 100, "held_rows": 90,
-            "resizing": false, "lookups_per_s": 12345.6, "found": 0.5, "expected": 0.499, "gain_per_mib": 12.0, "loss_per_mib": null,
-            "pinned": 7, "moves": [{"s_ago": 61, "from_bytes": 1 << 20, "to_bytes": 3 << 20, "why": "it gains"}],
-        })
-    }
-
-    fn table() -> Value {
-        json!({
-            "model": "m", "table": "hot", "sampled_by": "dp1", "rate": 0.0625, "weight": 2000.4, "curve": [{"rows": 5000, "hits": 0.25}],
-            "shifted_s_ago": 5, "settings": {"min_bytes": 1 << 20, "pinned_share": 0.1}, "shares": [share("hot", 1 << 20)],
-        })
-    }
-
-    fn dataplane() -> Value {
-        json!({
-            "name": "dp1", "model": "m", "generation": "1", "arena_bytes": 1 << 30, "free_bytes": 0, "heard_s_ago": 1, "published": "1.2",
-            "follows": "1.1", "state": "it waits", "refused": ["no"], "shares": [share("hot", 1 << 20), share("cold", 3 << 20)],
-        })
-    }
-
-    #[test]
-    fn pages_are_told_for_people() {
-        let text = tables(&json!([table()]));
-        for part in [
-            "hot",
-            "1.0 MiB",
-            &thousands(12_346),
-            "50.0 %",
-            "49.9 %",
-            "at least 1.0 MiB, 10.0 % of it pinned",
-        ] {
-            assert!(text.contains(part), "{part}: {text}");
-        }
-        assert!(!text.contains('\u{1b}'), "{text}");
-        let text = dataplanes(&json!([dataplane()]));
-        for part in [
-            "1.0 MiB -> 3.0 MiB",
-            "it waits",
-            "refused: no",
-            "policy 1.2 published, 1.1 followed",
-        ] {
-            assert!(text.contains(part), "{part}: {text}");
-        }
-        assert!(!text.contains("3.0 MiB -> "), "{text}");
-        assert!(dataplanes(&json!([])).contains("no dataplane has reported"));
-        assert!(tables(&json!([])).contains("no dataplane that caches"));
-        let text = explained(&json!({"table": table(), "dataplanes": [dataplane()]}));
-        for part in [
-            "6.2500 % of its rows",
-            "25.0 %",
-            "in dp1, beside the others: it waits",
-            "1.0 MiB -> 3.0 MiB: it gains",
-            "cold",
-        ] {
-            assert!(text.contains(part), "{part}: {text}");
-        }
-        // What is missing is told as a dash.
-        assert!(explained(&json!({})).contains("- of model -"));
-    }
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(subcommand)]
-        command: PolicyCommand,
-    }
-
-    fn asked(words: &[&str], answer: &'static str) -> String {
-        let (control, asked) = answering(answer);
-        let words = ["rowmill"].iter().chain(words);
-        let mut line = Line::parse_from(words);
-        if let PolicyCommand::Set(set) = &mut line.command {
-            set.control = control;
-        }
-        line.command.run().unwrap();
-        asked.join().unwrap()
-    }
-
-    #[test]
-    fn settings_are_sent() {
-        let none = "HTTP/1.1 204 No Content\r\n\r\n";
-        let text = asked(
-            &["set", "m", "a b", "--min", "1MiB", "--pinned", "0.5"],
-            none,
-        );
-        assert!(
-            text.starts_with("PUT /v1/tables/m/a%20b/settings "),
-            "{text}"
-        );
-        assert!(
-            text.ends_with(r#"{"min_bytes":1048576,"pinned_share":0.5}"#),
-            "{text}"
-        );
-        let pins = ["set", "m", "a", "--pinned", "0.5", "--admission", "pinned"];
-        let text = asked(&pins, none);
-        assert!(
-            text.ends_with(r#"{"admission":"pinned","pinned_share":0.5}"#),
-            "{text}"
-        );
-        let text = asked(&["set", "m", "a", "--clear"], none);
-        assert!(
-            text.starts_with("DELETE /v1/tables/m/a/settings "),
-            "{text}"
-        );
-        for wrong in [
-            &["set", "m", "a"][..],
-            &["set", "m", "a", "--clear", "--min", "1MiB"],
-            &["set", "m", "a", "--admission", "all"],
-        ] {
-            assert!(Line::try_parse_from(["rowmill"].iter().chain(wrong)).is_err());
-        }
-    }
-}
+mod tests;

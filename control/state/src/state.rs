@@ -49,12 +49,12 @@ pub enum StateError {
         version: u8,
     },
     /// The file system has failed.
-    #[error("{}: {source}", path.display())]
+    #[error("{} can't be read or written: {why}: see that its folder is there, that this program may write to both, and that the disk has room", path.display())]
     Io {
         /// The file.
         path: PathBuf,
         /// What it said.
-        source: std::io::Error,
+        why: std::io::Error,
     },
     /// A record can't be read.
     #[error("{}, {kind} `{key}`: {fault}", path.display())]
@@ -152,9 +152,9 @@ impl State {
             Err(StateError::Damaged { why, .. }) => why,
             Err(error) => return Err(error),
         };
-        let io = |source| StateError::Io {
+        let io = |why| StateError::Io {
             path: path.to_owned(),
-            source,
+            why,
         };
         let named = |number: u32| {
             let mut name = path.as_os_str().to_owned();
@@ -165,6 +165,22 @@ impl State {
         let aside = free.expect("there are more numbers than files");
         fs::rename(path, &aside).map_err(io)?;
         Ok((State::open(path)?, Some((aside, why))))
+    }
+
+    /// Where damaged states were put that [`State::open_or_set_aside`] found in the place of this one, those that are still there.
+    pub fn set_aside(path: &Path) -> Vec<PathBuf> {
+        let folder = path.parent().filter(|folder| *folder != Path::new(""));
+        let entries = fs::read_dir(folder.unwrap_or(Path::new(".")));
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(".damaged-");
+        let is_one = |path: &PathBuf| {
+            let own = path.file_name().unwrap_or_default().as_encoded_bytes();
+            own.starts_with(name.as_encoded_bytes())
+        };
+        let paths = entries.into_iter().flatten().filter_map(Result::ok);
+        let mut aside: Vec<PathBuf> = paths.map(|entry| entry.path()).filter(is_one).collect();
+        aside.sort_unstable();
+        aside
     }
 
     fn over(
@@ -295,13 +311,13 @@ impl State {
 
     fn failed(&self, error: redb::Error) -> StateError {
         match error {
-            redb::Error::Io(source) => StateError::Io {
+            redb::Error::Io(why) => StateError::Io {
                 path: self.path.clone(),
-                source,
+                why,
             },
             redb::Error::PreviousIo | redb::Error::DatabaseClosed => StateError::Io {
                 path: self.path.clone(),
-                source: std::io::Error::other("it could not be read or written before"),
+                why: std::io::Error::other("it could not be read or written before"),
             },
             error => StateError::Damaged {
                 path: self.path.clone(),
@@ -313,9 +329,9 @@ impl State {
 
 /// Makes an empty file: under another name first, since a file that is made in part is none.
 fn make(path: &Path) -> Result<(), StateError> {
-    let io = |source| StateError::Io {
+    let io = |why| StateError::Io {
         path: path.to_owned(),
-        source,
+        why,
     };
     let folder = path.parent().filter(|folder| *folder != Path::new(""));
     let folder = folder.unwrap_or(Path::new("."));
@@ -381,7 +397,7 @@ fn failed(path: &Path, error: StorageError) -> StateError {
             let why = source.to_string();
             StateError::Damaged { path, why }
         }
-        StorageError::Io(source) => StateError::Io { path, source },
+        StorageError::Io(why) => StateError::Io { path, why },
         error => {
             let why = error.to_string();
             StateError::Damaged { path, why }

@@ -378,6 +378,9 @@ fn one_process_at_a_time_has_it() {
     assert_eq!(left.len(), 1, "{left:?}");
     let nowhere = State::open(&folder.path().join("no/such/folder")).unwrap_err();
     assert!(matches!(nowhere, StateError::Io { .. }), "{nowhere}");
+    // What the system said is said once, whoever prints it, and what to do.
+    assert!(std::error::Error::source(&nowhere).is_none());
+    assert!(nowhere.to_string().contains("may write"), "{nowhere}");
 }
 
 #[test]

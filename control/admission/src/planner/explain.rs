@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use super::dataplane::{Dataplane, Holding, Move};
 use super::settings::Settings;
-use super::table::Table;
-use super::{Planner, TURN_NS};
+use super::table::{PINNED_MAX, Table};
+use super::{Planner, TURN_NS, asked};
 use crate::curve::Curve;
 
 /// What is gained or lost is told of so many bytes.
@@ -68,18 +68,38 @@ pub struct ShareView {
     pub resizing: bool,
     /// Lookups a second, where they are known.
     pub lookups_per_s: Option<f64>,
-    /// The part of them that hits, and what the curve lets expect: less, where requests look a row up several times.
+    /// The part of them that hits, and what the curve lets expect: less, where requests look a row up several times. Nothing is expected
+    /// where only pinned rows come: the curve is that of a cache which takes what is looked up.
     pub found: Option<f64>,
     /// See above.
     pub expected: Option<f64>,
-    /// Hits a second that the next MiB would gain, and that the last one gains.
+    /// Hits a second that the next MiB would gain, and that the last one gains. None as above.
     pub gain_per_mib: Option<f64>,
     /// See above.
     pub loss_per_mib: Option<f64>,
+    /// Which rows come, as it was told last: only pinned ones once some of those are known.
+    pub admission: Admission,
     /// Rows that are pinned.
     pub pinned: u64,
+    /// How many are to be, where the table's settings want some.
+    pub pins: Option<PinsView>,
     /// Its last changes, the latest last.
     pub moves: Vec<ShareMove>,
+}
+
+/// How many rows of a share are to be pinned.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct PinsView {
+    /// Rows for which there is room in the part of the share that is to be pinned.
+    pub asked: u64,
+    /// Rows of a table that are pinned at most.
+    pub most: u64,
+    /// Rows that were sampled twice lately, of those that can be pinned: only rows that are sampled can.
+    pub sampled: u64,
+    /// Why fewer are pinned than were asked for, and what that means, in a sentence.
+    pub short: Option<String>,
 }
 
 /// A change of a share.
@@ -126,6 +146,21 @@ pub struct TableView {
     pub shares: Vec<ShareView>,
 }
 
+/// Settings of a table, whether a dataplane has it or not.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct SettingsView {
+    /// The table's model.
+    pub model: String,
+    /// Its name.
+    pub table: String,
+    /// See there.
+    pub settings: Settings,
+    /// What of them has no effect as things are, each a sentence.
+    pub warnings: Vec<String>,
+}
+
 /// A size and its hits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -169,6 +204,41 @@ impl Planner {
             .collect()
     }
 
+    /// Settings of all tables that have some, also of those that no dataplane has.
+    pub fn all_settings(&self) -> Vec<SettingsView> {
+        let views = self.settings.iter();
+        views
+            .map(|((model, table), settings)| self.settings_view(model, table, settings))
+            .collect()
+    }
+
+    /// Settings that a table would have.
+    pub fn settings_view(&self, model: &str, name: &str, settings: &Settings) -> SettingsView {
+        let serving = self.dataplanes.iter();
+        let serving = serving.filter(|(_, of)| of.report.model == model);
+        let holdings = serving.filter_map(|(of, own)| Some((of, own.tables.get(name)?)));
+        let holdings: Vec<(&String, &Holding)> = holdings.collect();
+        let mut warnings = Vec::new();
+        if holdings.is_empty() {
+            warnings.push(format!(
+                "no dataplane that is known caches a table `{name}` of a model `{model}`: this has no effect until one does"
+            ));
+        }
+        let table = self.tables.get(&(model.into(), name.into()));
+        for (dataplane, own) in holdings {
+            let pins = table.and_then(|table| pins(settings, table, own));
+            if let Some(short) = pins.and_then(|pins| pins.short) {
+                warnings.push(format!("{dataplane}: {short}"));
+            }
+        }
+        SettingsView {
+            model: model.into(),
+            table: name.into(),
+            settings: settings.clone(),
+            warnings,
+        }
+    }
+
     /// How many they are.
     pub fn tables_known(&self) -> usize {
         self.tables.len()
@@ -186,6 +256,15 @@ impl Planner {
     pub fn table(&self, now_ns: u64, model: &str, name: &str) -> Option<TableView> {
         let table = self.tables.get(&(model.into(), name.into()))?;
         Some(self.table_view(now_ns, model, name, table))
+    }
+
+    /// How many rows a table has that some dataplane caches.
+    pub fn rows(&self, model: &str, name: &str) -> Option<u64> {
+        self.tables.get(&(model.into(), name.into()))?;
+        let serving = self.dataplanes.values();
+        let serving = serving.filter(|of| of.report.model == model);
+        let rows = serving.filter_map(|of| Some(of.tables.get(name)?.seen.rows));
+        rows.max()
     }
 
     /// A row of a table that some dataplane caches.
@@ -209,7 +288,7 @@ impl Planner {
                 "it is not pinned: whether it is in a cache is decided there, when it is looked up; it was sampled {times:.1} times lately"
             ),
             (true, None) => format!(
-                "it is not pinned, and was not sampled lately: it is none of the {:.4} % of the rows that are sampled, or was not looked up, or rarely",
+                "it is not pinned, and was not sampled lately: it is none of the {:.4} % of the rows that are sampled (which ones, only the dataplane's hash tells), or was not looked up, or rarely",
                 100.0 * table.model.sampling().rate()
             ),
         };
@@ -296,6 +375,12 @@ impl Planner {
     ) -> ShareView {
         let table = self.tables.get(&(of.report.model.clone(), name.into()));
         let curve = table.and_then(|table| table.model.curve());
+        let mut told = of.policy.iter().flat_map(|policy| &policy.tables);
+        let admission = told
+            .find(|table| table.table == name)
+            .map_or(Admission::default(), |table| table.admission);
+        // What only pinned rows are looked for in has another curve.
+        let curve = curve.filter(|_| admission == Admission::Built);
         let marginal = |up: bool| Some(marginal(curve.as_ref()?, own, up));
         ShareView {
             dataplane: dataplane.into(),
@@ -310,7 +395,12 @@ impl Planner {
             expected: curve.as_ref().map(|curve| curve.at(own.seen.cache_rows)),
             gain_per_mib: marginal(true),
             loss_per_mib: marginal(false),
+            admission,
             pinned: own.seen.pinned,
+            pins: table.and_then(|table| {
+                let key = (of.report.model.clone(), name.into());
+                pins(self.settings.get(&key)?, table, own)
+            }),
             moves: own
                 .moves
                 .iter()
@@ -318,6 +408,32 @@ impl Planner {
                 .collect(),
         }
     }
+}
+
+/// How many rows are to be pinned, where some are.
+fn pins(settings: &Settings, table: &Table, own: &Holding) -> Option<PinsView> {
+    if !settings.pins() {
+        return None;
+    }
+    let asked = asked(settings, own);
+    let (most, sampled) = (PINNED_MAX as u64, table.pinnable());
+    let short = (sampled.min(most) < asked).then(|| {
+        let rate = 100.0 * table.model.sampling().rate();
+        let nothing_else = match settings.admission {
+            Some(Admission::Pinned) => "; nothing else comes into the rest, since admission is `pinned`: leave admission at `built`, or bound the share by max_bytes",
+            _ => "",
+        };
+        format!(
+            "of {asked} rows that its pinned part has room for {} can be pinned: {most} of a table at most, and of the {rate:.4} % of its rows that are sampled {sampled} were seen often enough{nothing_else}",
+            sampled.min(most)
+        )
+    });
+    Some(PinsView {
+        asked,
+        most,
+        sampled,
+        short,
+    })
 }
 
 /// Hits a second that the next MiB gains, or the last one.

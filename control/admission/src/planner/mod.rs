@@ -25,7 +25,9 @@ use std::sync::Arc;
 use rowmill_link::{Order, Policy, Report, Samples, TablePolicy};
 
 pub use event::{Event, Recorded};
-pub use explain::{DataplaneView, RowView, ShareMove, ShareView, TableView, Tried};
+pub use explain::{
+    DataplaneView, PinsView, RowView, SettingsView, ShareMove, ShareView, TableView, Tried,
+};
 pub use generations::{
     GenerationRequest, GenerationWish, HoldingView, ModelGenerations, ModelView,
 };
@@ -124,7 +126,9 @@ pub enum Refused {
     #[error("{0}")]
     Generations(String),
     /// There are settings enough.
-    #[error("{0} tables have settings already: remove some that are not needed any more")]
+    #[error(
+        "{0} tables have settings already: clear some that are not needed any more (`rowmill policy show` lists all)"
+    )]
     SettingsMax(usize),
     /// See there.
     #[error(transparent)]
@@ -485,17 +489,20 @@ impl Planner {
 
 /// Rows of a table that are pinned in a share: as many of the most frequent ones as its settings say, and `most` of them.
 fn pinned(table: &Table, holding: &Holding, settings: Option<&Settings>, most: usize) -> Vec<u32> {
-    let part = settings
-        .and_then(|settings| settings.pinned_share)
-        .unwrap_or(0.0);
-    let bytes = holding.wanted_bytes.unwrap_or(holding.seen.cache_bytes);
-    let rows = part * (bytes / holding.seen.slot_bytes) as f64;
+    let rows = settings.map_or(0, |settings| asked(settings, holding));
     // What is sampled is a claim as well.
     let there = table.ranking.iter().copied();
     let there = there.filter(|&row| u64::from(row) < holding.seen.rows);
     let mut pinned: Vec<u32> = there.take((rows as usize).min(most)).collect();
     pinned.sort_unstable();
     pinned
+}
+
+/// Rows for which there is room in the part of a share that is to be pinned.
+fn asked(settings: &Settings, holding: &Holding) -> u64 {
+    let part = settings.pinned_share.unwrap_or(0.0);
+    let bytes = holding.wanted_bytes.unwrap_or(holding.seen.cache_bytes);
+    (part * (bytes / holding.seen.slot_bytes) as f64) as u64
 }
 
 /// A seed of its own for each table, the same at each start (FNV-1a).

@@ -138,6 +138,12 @@ impl Table {
         self.frequent.fade(now_ns);
     }
 
+    /// Rows that could be pinned as things are.
+    pub(crate) fn pinnable(&self) -> u64 {
+        let top = self.frequent.top(PINNED_MAX).into_iter();
+        top.filter(|(_, count)| *count >= PINNED_COUNT).count() as u64
+    }
+
     /// Ranks rows for being pinned, if it is time to. An order that names nearly the same ones is kept.
     pub(crate) fn rank(&mut self, now_ns: u64) {
         if !self.ranking.is_empty() && now_ns < self.ranked_ns.saturating_add(RANKING_NS) {

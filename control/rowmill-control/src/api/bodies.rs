@@ -81,13 +81,16 @@ pub(super) async fn swallow(mut body: Body) {
     let _late = tokio::time::timeout(PATIENCE, take).await;
 }
 
-/// A body of JSON.
+/// A body of JSON, an object: read from an array, a value's parts would be told by nothing but their order.
 pub(super) async fn read_json<T: DeserializeOwned>(body: Body, most: usize) -> Result<T, Refusal> {
     let bytes = read(body, most).await?;
-    serde_json::from_slice(&bytes).map_err(|error| {
-        Refusal::new(
-            StatusCode::BAD_REQUEST,
-            format!("the body can't be read: {error}"),
-        )
-    })
+    let refused = |why: String| Refusal::new(StatusCode::BAD_REQUEST, why);
+    let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
+    if first == Some(&b'[') {
+        return Err(refused(
+            "the body is an array: write an object, {\"name\": value}".into(),
+        ));
+    }
+    serde_json::from_slice(&bytes)
+        .map_err(|error| refused(format!("the body can't be read: {error}")))
 }

@@ -10,13 +10,21 @@ mod deltas;
 mod generations;
 mod operators;
 mod refusal;
+mod settings;
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use axum::Router;
+use axum::body::to_bytes;
 use axum::extract::{Extension, Request};
 use axum::http::StatusCode;
-use axum::http::header::ORIGIN;
+use axum::http::header::{CONTENT_TYPE, HeaderValue, ORIGIN};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use rowmill_state::State;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -26,9 +34,43 @@ use crate::planning::Planning;
 pub(crate) use deltas::Deltas;
 use refusal::Refusal;
 
-/// What whoever runs the control plane should know, each a sentence.
+/// What whoever runs the control plane should know.
 #[derive(Clone, Debug)]
-pub(crate) struct Warnings(pub(crate) std::sync::Arc<[String]>);
+pub(crate) struct Warnings {
+    /// What is open to whom, each a sentence.
+    pub(crate) open: Arc<[String]>,
+    /// The state's file: damaged ones that were found in its place lie beside it.
+    pub(crate) state: Arc<Path>,
+}
+
+impl Warnings {
+    /// Each a sentence.
+    fn told(&self) -> Vec<String> {
+        let aside = State::set_aside(&self.state);
+        let lost = aside.iter().map(|path| {
+            let changed = path.metadata().map_or(0, |of| of.ctime());
+            let changed = SystemTime::UNIX_EPOCH + Duration::from_secs(changed.max(0) as u64);
+            format!(
+                "the state was damaged and put to {} {}, and a new one was begun: settings of tables, wishes for generations and what dataplanes were told before \
+                 are lost with it; make them again (`rowmill policy set`, `rowmill generation load`), and then move that file elsewhere, which ends this warning",
+                path.display(),
+                ago(changed.elapsed().unwrap_or_default())
+            )
+        });
+        self.open.iter().cloned().chain(lost).collect()
+    }
+}
+
+/// How long ago something was.
+fn ago(passed: Duration) -> String {
+    let s = passed.as_secs();
+    match s {
+        ..120 => format!("{s} s ago"),
+        ..7_200 => format!("{} min ago", s / 60),
+        ..172_800 => format!("{} h ago", s / 3_600),
+        _ => format!("{} days ago", s / 86_400),
+    }
+}
 
 /// The interface as a whole.
 #[derive(OpenApi)]
@@ -51,7 +93,8 @@ fn described() -> OpenApiRouter<Planning> {
         .routes(routes!(operators::tables))
         .routes(routes!(operators::table))
         .routes(routes!(operators::row))
-        .routes(routes!(operators::set, operators::unset))
+        .routes(routes!(settings::set, settings::unset))
+        .routes(routes!(settings::settings))
         .routes(routes!(generations::generations))
         .routes(routes!(generations::wish))
         .routes(routes!(deltas::list, deltas::give))
@@ -89,9 +132,23 @@ pub(crate) fn router(planning: Planning, deltas: Deltas, warnings: Warnings) -> 
             )
         })
         .layer(middleware::from_fn(no_browsers))
+        .layer(middleware::from_fn(in_json))
         .layer(Extension(warnings))
         .layer(Extension(deltas))
         .with_state(planning)
+}
+
+/// What axum itself refuses, such as names that are no UTF-8, is said as everything else is.
+async fn in_json(request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    let status = response.status();
+    let is_json = |kind: &HeaderValue| kind == "application/json";
+    if status.as_u16() < 400 || response.headers().get(CONTENT_TYPE).is_some_and(is_json) {
+        return response;
+    }
+    let why = to_bytes(response.into_body(), 1 << 10).await;
+    let why = why.unwrap_or_default();
+    Refusal::new(status, String::from_utf8_lossy(&why)).into_response()
 }
 
 /// Pages of other sites can't make a visitor's browser ask something here.

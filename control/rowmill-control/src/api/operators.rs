@@ -1,19 +1,15 @@
 //! What operators ask for.
 
-use axum::body::Body;
 use axum::extract::{Extension, Path, State};
 use axum::http::StatusCode;
-use rowmill_admission::{DataplaneView, Event, RowView, Settings, TableView};
+use rowmill_admission::{DataplaneView, RowView, TableView};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::bodies::{Json, read_json};
+use super::bodies::Json;
 use super::refusal::{Refusal, Told};
 use super::{Deltas, Warnings};
 use crate::planning::Planning;
-
-/// Longest settings.
-const SETTINGS_MAX: usize = 4 << 10;
 
 /// The control plane.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -37,7 +33,8 @@ pub(crate) struct Status {
     pub tables: usize,
     /// Other control planes that dataplanes follow, each in a sentence.
     pub others: Vec<String>,
-    /// What is open to whom, where that is more than most would want, each in a sentence.
+    /// What is open to whom, where that is more than most would want, and damaged states that were set aside, as long as they lie there,
+    /// each in a sentence.
     pub warnings: Vec<String>,
     /// Where deltas come from by themselves, and how that stands, each in a sentence.
     pub deltas: Vec<String>,
@@ -47,7 +44,7 @@ pub(crate) struct Status {
 #[utoipa::path(get, path = "/v1/status", responses((status = 200, body = Status), (status = 503, body = Told, description = "There is too much to do")))]
 pub(super) async fn status(
     State(planning): State<Planning>,
-    Extension(Warnings(warnings)): Extension<Warnings>,
+    Extension(warnings): Extension<Warnings>,
     Extension(Deltas(log)): Extension<Deltas>,
 ) -> Result<Json<Status>, Refusal> {
     let control = planning.control.clone();
@@ -62,7 +59,7 @@ pub(super) async fn status(
             uptime_s: now_ns / rowmill_admission::TURN_NS,
             epoch: planner.epoch(),
             others: others.collect(),
-            warnings: warnings.to_vec(),
+            warnings: warnings.told(),
             deltas: log.map_or(Vec::new(), |log| log.sources()),
             dataplanes: planner.names().count(),
             tables: planner.tables_known(),
@@ -108,7 +105,7 @@ pub(crate) struct Explained {
 
 fn no_table(model: &str, table: &str) -> Refusal {
     Refusal::absent(format!(
-        "no dataplane caches a table `{table}` of a model `{model}`: GET /v1/tables says which there are"
+        "no dataplane caches a table `{table}` of a model `{model}`: `rowmill tables` (GET /v1/tables) says which there are"
     ))
 }
 
@@ -148,7 +145,7 @@ pub(super) async fn table(
         ("row" = u32, Path, description = "The row's number"),
     ),
     responses(
-        (status = 200, body = RowView), (status = 400, body = Told, description = "It is no number"),
+        (status = 200, body = RowView), (status = 400, body = Told, description = "It is no number, or not one of the table's rows"),
         (status = 404, body = Told, description = "Nobody caches the table"),
         (status = 503, body = Told, description = "There is too much to do"),
     )
@@ -164,59 +161,20 @@ pub(super) async fn row(
         )
     })?;
     let (of, name) = (model.clone(), table.clone());
-    let view = planning
-        .look(move |planner, _| planner.row(&of, &name, number))
-        .await?;
-    view.map(Json).ok_or_else(|| no_table(&model, &table))
-}
-
-/// Bounds a table's share, or has some of its rows pinned. It may be a table that nobody caches yet.
-#[utoipa::path(
-    put, path = "/v1/tables/{model}/{table}/settings",
-    params(("model" = String, Path, description = "The table's model"), ("table" = String, Path, description = "Its name")),
-    request_body = Settings,
-    responses(
-        (status = 204, description = "It is kept, and followed from now on"),
-        (status = 400, body = Told, description = "They can't be read"),
-        (status = 413, body = Told, description = "They are too long"),
-        (status = 408, body = Told, description = "The body did not come"),
-        (status = 422, body = Told, description = "They can't be"),
-        (status = 500, body = Told, description = "The state can't be written"),
-        (status = 503, body = Told, description = "There is too much to do"),
-    )
-)]
-pub(super) async fn set(
-    State(planning): State<Planning>,
-    Path((model, table)): Path<(String, String)>,
-    body: Body,
-) -> Result<StatusCode, Refusal> {
-    let settings: Settings = read_json(body, SETTINGS_MAX).await?;
-    planning
-        .tell(Event::Settings {
-            model,
-            table,
-            settings: Some(settings),
-        })
-        .await?;
-    Ok(StatusCode::NO_CONTENT)
-}
-
-/// Leaves a table's share to the control plane.
-#[utoipa::path(
-    delete, path = "/v1/tables/{model}/{table}/settings",
-    params(("model" = String, Path, description = "The table's model"), ("table" = String, Path, description = "Its name")),
-    responses((status = 204, description = "There are none now"), (status = 500, body = Told, description = "The state can't be written"), (status = 503, body = Told, description = "There is too much to do"))
-)]
-pub(super) async fn unset(
-    State(planning): State<Planning>,
-    Path((model, table)): Path<(String, String)>,
-) -> Result<StatusCode, Refusal> {
-    planning
-        .tell(Event::Settings {
-            model,
-            table,
-            settings: None,
-        })
-        .await?;
-    Ok(StatusCode::NO_CONTENT)
+    let look = move |planner: &rowmill_admission::Planner, _| {
+        let rows = planner.rows(&of, &name)?;
+        Some((rows, planner.row(&of, &name, number)?))
+    };
+    let found = planning.look(look).await?;
+    let (rows, view) = found.ok_or_else(|| no_table(&model, &table))?;
+    if u64::from(number) >= rows {
+        return Err(Refusal::new(
+            StatusCode::BAD_REQUEST,
+            format!(
+                "table `{table}` has {rows} rows, from 0 to {}: there is no row {number}",
+                rows.saturating_sub(1)
+            ),
+        ));
+    }
+    Ok(Json(view))
 }
