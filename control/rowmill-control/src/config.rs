@@ -187,7 +187,7 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// It is none.
-    #[error("{}: {source}", path.display())]
+    #[error("{} is no configuration", path.display())]
     Toml {
         /// The file.
         path: PathBuf,
@@ -320,6 +320,9 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), String> {
+        if self.state.as_os_str().is_empty() {
+            return Err("state is empty: write the path of the file in which the control plane keeps what it knows".into());
+        }
         let address = self.address()?;
         if address.is_none() && self.socket.is_none() {
             return Err(
@@ -418,6 +421,7 @@ mod tests {
     fn what_can_not_work_is_refused_with_what_to_write() {
         for (text, expected) in [
             ("", "missing field `state`"),
+            ("state = ''", "state is empty"),
             ("state = 'a'\nlisten = 'localhost'", "write IP:PORT"),
             ("state = 'a'\nlisten = 'off'", "nobody could connect"),
             ("state = 'a'\nlisten = '0.0.0.0:7403'", "insecure = true"),
