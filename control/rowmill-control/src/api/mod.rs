@@ -66,8 +66,8 @@ fn ago(passed: Duration) -> String {
     let s = passed.as_secs();
     match s {
         ..120 => format!("{s} s ago"),
-        ..7_200 => format!("{} min ago", s / 60),
-        ..172_800 => format!("{} h ago", s / 3_600),
+        120..7_200 => format!("{} min ago", s / 60),
+        7_200..172_800 => format!("{} h ago", s / 3_600),
         _ => format!("{} days ago", s / 86_400),
     }
 }
