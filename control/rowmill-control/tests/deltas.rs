@@ -12,7 +12,7 @@ use std::sync::Arc;
 use deltas::Deltas;
 use rowmill_table::{DeltaFile, delta_chain};
 use serde_json::{Value, json};
-use support::{Control, TOML, wait_for};
+use support::{Control, Dataplane, TOML, wait_for};
 
 const BYTES: &str = "application/octet-stream";
 
@@ -150,9 +150,36 @@ fn who_has_applied_others_gets_none_after_them() {
         assert_eq!(asked(&control, 2, others), 409);
         assert_eq!(asked(&control, 3, delta_chain(others, own[1].crc32())), 409);
         // It is farther than what is kept here.
-        assert_eq!(asked(&control, 4, 5), 204);
+        assert_eq!(asked(&control, 4, 5), 409);
         control.kill_and_start();
     }
+
+    // It is shown while it is so, of a dataplane that reports.
+    let shown = |control: &Control| {
+        let models = control.get("/v1/generations").1;
+        let diverged = models[0]["dataplanes"][0]["diverged"].to_string();
+        (diverged, control.get("/v1/status").1["deltas"].to_string())
+    };
+    asked(&control, 4, 5);
+    assert_eq!(shown(&control).1, "[]", "nobody reports");
+    assert_eq!(Dataplane::new("a", 1).report(&control).0, 204);
+    let (diverged, status) = shown(&control);
+    assert!(diverged.contains("it has applied 3 deltas"), "{diverged}");
+    assert!(
+        status.contains(
+            "dataplane `a` has applied 3 deltas to generation 1 of model m, and 2 are kept here"
+        ),
+        "{status}"
+    );
+    asked(&control, 2, others);
+    let (diverged, _) = shown(&control);
+    assert!(diverged.contains("other deltas"), "{diverged}");
+    assert_eq!(
+        control.log().matches("dataplane `a` has applied").count(),
+        2
+    );
+    assert_eq!(asked(&control, 3, second), 204);
+    assert_eq!(shown(&control), ("[]".into(), "[]".into()));
 }
 
 #[test]

@@ -39,7 +39,8 @@ pub(crate) struct Status {
     pub others: Vec<String>,
     /// What is open to whom, where that is more than most would want, each in a sentence.
     pub warnings: Vec<String>,
-    /// Where deltas come from by themselves, and how that stands, each in a sentence.
+    /// Where deltas come from by themselves, and how that stands; deltas that are damaged; and dataplanes whose deltas are others than those that
+    /// are kept: each in a sentence.
     pub deltas: Vec<String>,
 }
 
@@ -63,7 +64,7 @@ pub(super) async fn status(
             epoch: planner.epoch(),
             others: others.collect(),
             warnings: warnings.to_vec(),
-            deltas: log.map_or(Vec::new(), |log| log.sources()),
+            deltas: log.map_or(Vec::new(), |log| log.told(|name| planner.knows(name))),
             dataplanes: planner.names().count(),
             tables: planner.tables_known(),
             control,
