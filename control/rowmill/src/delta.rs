@@ -206,9 +206,17 @@ fn publish(file: &Path, control: &Control) -> Result<()> {
 /// What the control plane keeps, and how far each dataplane is, as tables.
 fn log(kept: &Value, models: &Value) -> String {
     let mut table = table_with(["model", "generation", "fingerprint", "last delta", "bytes"]);
+    let mut amiss = String::new();
     for one in kept.as_array().into_iter().flatten() {
+        let model = shown(one["model"].as_str().unwrap_or_default());
+        for sequence in one["damaged"].as_array().into_iter().flatten() {
+            amiss += &format!(
+                "delta {sequence} of generation {} of model {model} is damaged where it is kept, and is not sent: publish it again\n",
+                one["generation"]
+            );
+        }
         table.add_row([
-            shown(one["model"].as_str().unwrap_or_default()),
+            model,
             one["generation"].to_string().into(),
             shown(one["fingerprint"].as_str().unwrap_or_default()),
             one["last"].to_string().into(),
@@ -216,13 +224,13 @@ fn log(kept: &Value, models: &Value) -> String {
         ]);
     }
     let mut far = table_with(["dataplane", "model", "generation", "applied", "last change"]);
-    let (mut takes, mut diverged) = (false, String::new());
+    let mut takes = false;
     for model in models.as_array().into_iter().flatten() {
         for dataplane in model["dataplanes"].as_array().into_iter().flatten() {
             let name = shown(dataplane["dataplane"].as_str().unwrap_or_default());
             for why in dataplane["diverged"].as_array().into_iter().flatten() {
                 let why = shown(why.as_str().unwrap_or_default());
-                diverged += &format!("dataplane {name} does not follow: {why}\n");
+                amiss += &format!("dataplane {name} does not follow: {why}\n");
             }
             let held = dataplane["held"].as_array().into_iter().flatten();
             let deltas = dataplane["deltas"].as_array().into_iter().flatten();
@@ -239,9 +247,9 @@ fn log(kept: &Value, models: &Value) -> String {
         }
     }
     match takes {
-        true => format!("{table}\n{far}\n{diverged}"),
+        true => format!("{table}\n{far}\n{amiss}"),
         false => format!(
-            "{table}\nno dataplane that reports takes deltas: set deltas.directory in their configuration\n"
+            "{table}\nno dataplane that reports takes deltas: set deltas.directory in their configuration\n{amiss}"
         ),
     }
 }
@@ -338,6 +346,13 @@ mod tests {
         let text = log(&kept, &json!([{"model": "m", "dataplanes": [other]}]));
         let said = "dataplane a does not follow: it has applied other deltas\n";
         assert!(text.ends_with(said), "{text}");
+        let damaged = json!([{"model": "m", "generation": 4, "last": 17, "damaged": [3, 5]}]);
+        let text = log(&damaged, &models);
+        assert!(
+            text.contains("delta 3 of generation 4 of model m is damaged"),
+            "{text}"
+        );
+        assert!(text.contains("delta 5 of"), "{text}");
         let none = log(&kept, &json!([]));
         assert!(
             none.contains("no dataplane that reports takes deltas"),

@@ -42,7 +42,8 @@ impl DeltaFile {
         path: impl AsRef<Path>,
         name: impl AsRef<Path>,
     ) -> Result<DeltaFile, TableError> {
-        let (file, metadata) = open_at_once(path.as_ref()).map_err(TableError::io(path.as_ref()))?;
+        let (file, metadata) =
+            open_at_once(path.as_ref()).map_err(TableError::io(path.as_ref()))?;
         let path = name.as_ref();
         let bad = |reason: String| bad(path, reason);
         if !metadata.is_file() {
