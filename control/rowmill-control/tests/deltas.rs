@@ -7,6 +7,7 @@ mod support;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -282,9 +283,10 @@ fn what_was_made_for_another_generation_than_is_held_is_refused() {
         &folder,
         &format!("watch = '{}'\n", spool.display()),
     ));
-    let base = |made: &Deltas| DeltaFile::open(made.make(1, 1.0)).unwrap().head().base;
-    let (wrong, right) = (base(&made), base(&own));
-    fs::copy(made.make(1, 1.0), spool.join("1.delta")).unwrap();
+    let first = made.make(1, 1.0);
+    let base = |path: &Path| DeltaFile::open(path).unwrap().head().base;
+    let (wrong, right) = (base(&first), base(&own.make(1, 7.0)));
+    fs::copy(&first, spool.join("1.delta")).unwrap();
     // It is not taken before dataplanes were heard of.
     holds(&control, "a", 1, right);
     let fingerprints = format!(
