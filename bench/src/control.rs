@@ -203,6 +203,7 @@ impl Talker {
             model: self.model.clone(),
             generation: "1".into(),
             generations: Vec::new(),
+            fingerprints: Vec::new(),
             generations_change: None,
             deltas: None,
             deltas_change: None,

@@ -7,29 +7,40 @@
 //!
 //! Dataplanes ask for the delta after their last one, a piece at a time. What they apply is decided by themselves, from what they have.
 
+mod files;
+mod followers;
+mod sources;
 mod stream;
 mod watch;
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use rowmill_table::{DeltaFile, DeltaHead, TableError, delta_chain};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::config::Deltas;
+use files::{file_name, folders, found, make, name_of, sync};
+use followers::Followers;
+use sources::Sources;
 
+pub(crate) use followers::Holds;
+pub(crate) use sources::Source;
 pub(crate) use stream::Reader;
 pub(crate) use watch::watch;
 
 /// Bytes of a delta that a dataplane is given at a time.
 pub const PIECE_BYTES: u64 = 1 << 20;
+/// After so long each dataplane that is there has reported: it tries again after 5 s at most.
+const HEARD: Duration = Duration::from_secs(7);
 
 /// Deltas of a generation that are kept.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -45,6 +56,9 @@ pub struct Kept {
     pub last: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Sequence numbers of those that are damaged, and not sent until they are given again.
+    #[serde(default)]
+    pub damaged: Vec<u64>,
 }
 
 /// What became of a delta that was given.
@@ -67,9 +81,15 @@ pub(crate) enum NotTaken {
     /// It is damaged, or none.
     #[error(transparent)]
     Bad(#[from] TableError),
-    /// It does not come next.
+    /// Another one has its number, or it is another generation's.
     #[error("{0}")]
     Conflict(String),
+    /// Others have to come before it.
+    #[error("{0}")]
+    Ahead(String),
+    /// It is damaged where it is kept.
+    #[error("{0}")]
+    Damaged(String),
     /// Another one is on its way.
     #[error("another delta is being taken: try again in a second")]
     Busy,
@@ -127,8 +147,11 @@ pub struct Log {
     kept: Mutex<BTreeMap<(String, u64), Last>>,
     /// Held by who takes one.
     taking: Mutex<()>,
-    /// How it stands with each place that deltas come from by themselves, a sentence.
-    sources: Mutex<BTreeMap<&'static str, String>>,
+    sources: Mutex<Sources>,
+    /// Deltas that are damaged where they are kept, by model, generation and sequence number, with a sentence.
+    damaged: Mutex<BTreeMap<(String, u64, u64), String>>,
+    followers: Mutex<Followers>,
+    opened: Instant,
     _claim: File,
 }
 
@@ -167,6 +190,9 @@ impl Log {
             kept: Mutex::default(),
             taking: Mutex::new(()),
             sources: Mutex::default(),
+            damaged: Mutex::default(),
+            followers: Mutex::default(),
+            opened: Instant::now(),
             _claim: claim,
         };
         match fs::remove_file(log.draft()) {
@@ -196,19 +222,80 @@ impl Log {
         self.kept.lock().expect("a panic ends the process")
     }
 
-    /// How it stands with a place that deltas come from by themselves. It is logged where it is another sentence than before.
-    pub(crate) fn says(&self, source: &'static str, text: String) {
-        let mut sources = self.sources.lock().expect("a panic ends the process");
-        if sources.get(source) != Some(&text) {
-            tracing::info!("deltas: {text}");
-            sources.insert(source, text);
+    fn followers(&self) -> MutexGuard<'_, Followers> {
+        self.followers.lock().expect("a panic ends the process")
+    }
+
+    fn damaged(&self) -> MutexGuard<'_, BTreeMap<(String, u64, u64), String>> {
+        self.damaged.lock().expect("a panic ends the process")
+    }
+
+    /// Reads all that was kept before the start, for what was damaged meanwhile, which is told and not sent. What is taken later is
+    /// checked then.
+    pub(crate) fn check(&self) {
+        let kept: Vec<Kept> = self.list();
+        for Kept {
+            model,
+            generation,
+            last,
+            ..
+        } in kept
+        {
+            for sequence in 1..=last {
+                let path = self.path(&model, generation, sequence);
+                let checked = DeltaFile::open(path).and_then(|delta| delta.check());
+                let Err(why) = checked else { continue };
+                let told = format!(
+                    "delta {sequence} of generation {generation} of model {model} can't be read where it is kept, and is not sent: publish it again ({why})"
+                );
+                tracing::error!("{told}");
+                let of = (model.clone(), generation, sequence);
+                self.damaged().insert(of, told);
+            }
         }
     }
 
-    /// All that was said so last.
-    pub(crate) fn sources(&self) -> Vec<String> {
-        let sources = self.sources.lock().expect("a panic ends the process");
-        sources.values().cloned().collect()
+    /// A dataplane has reported.
+    pub(crate) fn reported(&self, dataplane: &str, holds: Holds) {
+        let now = Instant::now();
+        self.followers().reported(dataplane, holds, now);
+    }
+
+    /// That the deltas of a dataplane are others than those that are kept, a sentence for each generation of the model.
+    pub(crate) fn diverged_of(&self, dataplane: &str, model: &str) -> Vec<String> {
+        let followers = self.followers();
+        let own = followers
+            .diverged()
+            .filter(|(of, its, _)| (*of, *its) == (dataplane, model));
+        own.map(|(.., why)| format!("it {why}")).collect()
+    }
+
+    /// The same of all dataplanes that there are, each a sentence.
+    fn diverged(&self, is_there: impl Fn(&str) -> bool) -> Vec<String> {
+        let followers = self.followers();
+        let there = followers.diverged().filter(|(of, ..)| is_there(of));
+        there
+            .map(|(of, _, why)| format!("dataplane `{of}` {why}"))
+            .collect()
+    }
+
+    /// Whether dataplanes that are there have been heard of: nothing is taken by itself before that, since what they hold tells what is wrong.
+    fn has_heard(&self) -> bool {
+        self.opened.elapsed() >= HEARD
+    }
+
+    /// What is said of the places that deltas come from by themselves.
+    pub(crate) fn sources(&self) -> MutexGuard<'_, Sources> {
+        self.sources.lock().expect("a panic ends the process")
+    }
+
+    /// What whoever runs this should know: how it stands with those places, which deltas are damaged, and dataplanes whose deltas are
+    /// others than those that are kept; each a sentence.
+    pub(crate) fn told(&self, is_there: impl Fn(&str) -> bool) -> Vec<String> {
+        let mut told = self.sources().told();
+        told.extend(self.damaged().values().cloned());
+        told.extend(self.diverged(is_there));
+        told
     }
 
     /// Takes a delta that is in memory, once others that come in have.
@@ -258,13 +345,18 @@ impl Log {
 
     /// All that is kept, by model and generation.
     pub(crate) fn list(&self) -> Vec<Kept> {
-        let kept = self.kept();
+        let (kept, damaged) = (self.kept(), self.damaged());
         let view = |((model, generation), last): (&(String, u64), &Last)| Kept {
             model: model.clone(),
             generation: *generation,
             fingerprint: format!("{:08x}", last.base),
             last: last.sequence(),
             bytes: last.bytes,
+            damaged: damaged
+                .keys()
+                .filter(|of| (&of.0, of.1) == (model, *generation))
+                .map(|of| of.2)
+                .collect(),
         };
         kept.iter().map(view).collect()
     }
@@ -298,11 +390,23 @@ impl Log {
             )));
         }
         match sequence {
-            _ if sequence > next => Err(NotTaken::Conflict(format!(
-                "the delta has sequence number {sequence}, and {next} comes next of {of}"
+            _ if sequence > next => {
+                return Err(NotTaken::Ahead(format!(
+                    "the delta has sequence number {sequence}, and {next} comes next of {of}"
+                )));
+            }
+            _ if sequence < next => return Ok(Stands::Before),
+            _ => {}
+        }
+        let followers = self.followers();
+        let place = (&*head.model, head.generation);
+        match followers.other(place, head.base, Instant::now()) {
+            Some((dataplane, held)) => Err(NotTaken::Conflict(format!(
+                "the delta was made for another {of} (fingerprint {:08x}) than dataplane `{dataplane}` holds ({held:08x}), and no dataplane holds that \
+                 one: make it from the generation that is held, or give it again once the other one is",
+                head.base
             ))),
-            _ if sequence == next => Ok(Stands::Next),
-            _ => Ok(Stands::Before),
+            None => Ok(Stands::Next),
         }
     }
 
@@ -345,6 +449,15 @@ impl Log {
         let path = self.path(&head.model, head.generation, head.sequence);
         if self.stands(&head)? == Stands::Before {
             self.has(&delta)?;
+            let of = (head.model.clone(), head.generation, head.sequence);
+            if self.damaged().contains_key(&of) {
+                let mend = || {
+                    draft.sync_all()?;
+                    fs::rename(self.draft(), &path)
+                };
+                mend().map_err(|source| self.unkept(source))?;
+                self.damaged().remove(&of);
+            }
             // Whoever was told of it first may have died before its name was on the disk.
             let synced = sync(path.parent().expect("in a directory"));
             synced.map_err(|source| self.unkept(source))?;
@@ -379,33 +492,72 @@ impl Log {
         let _gone = fs::remove_file(self.draft());
     }
 
+    /// Why a dataplane gets no delta of this number, a phrase that continues "the dataplane ...": it has applied others than those before it here.
+    /// Of a generation of which none is kept there is nothing to compare with.
+    fn diverges(
+        &self,
+        (model, generation, sequence): (&str, u64, u64),
+        chain: Option<u32>,
+    ) -> Option<String> {
+        let kept = self.kept();
+        let last = kept.get(&(model.to_owned(), generation))?;
+        let (before, chain, of) = (
+            sequence.checked_sub(1)?,
+            chain?,
+            format!("generation {generation} of model {model}"),
+        );
+        match last.chain(before) {
+            Some(own) if own == chain => None,
+            Some(_) => Some(format!(
+                "has applied other deltas to {of} than the {before} that are kept here, or serves another generation of that number: it gets none \
+                 after them; move away its deltas, or those that are kept here, and start it anew"
+            )),
+            None => Some(format!(
+                "has applied {before} deltas to {of}, and {} are kept here: publish those that are lacking, which tells whether it has the same ones, \
+                 or move away its deltas and start it anew",
+                last.sequence()
+            )),
+        }
+    }
+
     /// A piece of a delta from one of its bytes on: fewer than [`PIECE_BYTES`] at its end. None where there is no such delta. `chain`: what
-    /// tells the deltas that who asks has applied from any others, which have to be those before it here.
+    /// tells the deltas that the dataplane has applied from any others, which have to be those before it here.
     ///
     /// # Errors
-    /// Where it can't be read, or who asks has applied others.
+    /// Where it can't be read, or the dataplane has applied others.
     pub(crate) fn piece(
         &self,
+        dataplane: &str,
         (model, generation, sequence): (&str, u64, u64),
         chain: Option<u32>,
         at: u64,
     ) -> Result<Option<Vec<u8>>, NotTaken> {
+        let diverges = self.diverges((model, generation, sequence), chain);
+        if chain.is_some() {
+            let of = (dataplane, model, generation);
+            let is_news = self.followers().asked(of, diverges.as_deref());
+            match &diverges {
+                Some(why) if is_news => tracing::warn!("dataplane `{dataplane}` {why}"),
+                None if is_news => tracing::info!(
+                    "dataplane `{dataplane}` has the deltas of generation {generation} of model {model} that are kept here"
+                ),
+                _ => {}
+            }
+        }
+        if let Some(why) = diverges {
+            return Err(NotTaken::Conflict(format!("the dataplane {why}")));
+        }
         {
             let kept = self.kept();
             let last = kept.get(&(model.to_owned(), generation));
-            let Some((last, before)) = last.zip(sequence.checked_sub(1)) else {
-                return Ok(None);
-            };
-            let own = last.chain(before);
-            if own.is_some() && chain.is_some_and(|chain| own != Some(chain)) {
-                return Err(NotTaken::Conflict(format!(
-                    "the dataplane has applied other deltas to generation {generation} of model {model} than the {before} that are kept here, or serves \
-                     another generation of that number: it gets none after them; move away its deltas, or those that are kept here, and start it anew"
-                )));
-            }
-            if sequence > last.sequence() {
+            let last = last.map_or(0, Last::sequence);
+            if sequence == 0 || sequence > last {
                 return Ok(None);
             }
+        }
+        let of = (model.to_owned(), generation, sequence);
+        if let Some(why) = self.damaged().get(&of) {
+            return Err(NotTaken::Damaged(why.clone()));
         }
         let path = self.path(model, generation, sequence);
         let read = || {
@@ -426,104 +578,4 @@ pub(crate) enum Stands {
     Next,
     /// There is one with it.
     Before,
-}
-
-fn file_name(sequence: u64) -> String {
-    format!("{sequence:020}.delta")
-}
-
-/// Directories in a directory.
-fn folders(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let unread = || format!("cannot look into {}", directory.display());
-    let mut found = Vec::new();
-    for entry in directory.read_dir().with_context(unread)? {
-        let entry = entry.with_context(unread)?;
-        if entry.file_type().with_context(unread)?.is_dir() {
-            found.push(entry.path());
-        }
-    }
-    Ok(found)
-}
-
-/// What a generation's directory has.
-fn found(directory: &Path) -> anyhow::Result<Option<((String, u64), Last)>> {
-    let unread = || format!("cannot look into {}", directory.display());
-    let mut count = 0;
-    for entry in directory.read_dir().with_context(unread)? {
-        let entry = entry.with_context(unread)?;
-        if entry.file_name().to_string_lossy().ends_with(".delta") {
-            count += 1;
-        }
-    }
-    if count == 0 {
-        return Ok(None);
-    }
-    let mut found: Option<((String, u64), Last)> = None;
-    for sequence in 1..=count {
-        let path = directory.join(file_name(sequence));
-        // With as many files, each of which has a number of its own, one that lacks tells of a gap.
-        ensure!(
-            path.try_exists().with_context(unread)?,
-            "{} has {count} deltas, which are to be those from 1 on without a gap, and lacks {sequence}: bring it back, or remove all after it",
-            directory.display()
-        );
-        let delta = DeltaFile::open(&path)?;
-        let head = delta.head();
-        let (of, last) = found.get_or_insert_with(|| {
-            let of = (head.model.clone(), head.generation);
-            (of, Last::of(head.base))
-        });
-        let named = format!("gen-{}", of.1);
-        let is_there = directory
-            .file_name()
-            .is_some_and(|name| name.to_str() == Some(&named));
-        ensure!(
-            is_there
-                && (&head.model, head.generation, head.base, head.sequence)
-                    == (&of.0, of.1, last.base, sequence),
-            "{} is delta {} of generation {} of model {} (fingerprint {:08x}): it does not belong there",
-            path.display(),
-            head.sequence,
-            head.generation,
-            head.model,
-            head.base
-        );
-        last.push(&delta);
-    }
-    // One of them may have got its name right before a kill.
-    sync(directory).with_context(unread)?;
-    Ok(found)
-}
-
-/// Makes a directory, with those above it that there are not, for nobody else to look into; its name is on the disk then.
-fn make(directory: &Path) -> io::Result<()> {
-    if directory.is_dir() {
-        return Ok(());
-    }
-    let above = directory.parent().filter(|above| *above != Path::new(""));
-    if let Some(above) = above {
-        make(above)?;
-    }
-    match DirBuilder::new().mode(0o700).create(directory) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        _ => above.map_or(Ok(()), sync),
-    }
-}
-
-fn sync(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
-}
-
-/// A model's name as that of a directory: bytes that may mean something else are written as `%` and two hexadecimal digits.
-fn name_of(model: &str) -> String {
-    let mut name = String::new();
-    for (at, byte) in model.bytes().enumerate() {
-        let is_plain =
-            byte.is_ascii_alphanumeric() || b"_-".contains(&byte) || (byte == b'.' && at > 0);
-        match is_plain {
-            true => name.push(char::from(byte)),
-            false => name += &format!("%{byte:02x}"),
-        }
-    }
-    name
 }

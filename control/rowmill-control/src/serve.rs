@@ -79,6 +79,11 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         );
         let ended = Arc::<AtomicBool>::default();
         if let Some(log) = &log {
+            let checked = Arc::clone(log);
+            // It ends with the process, however many there are.
+            let thread = std::thread::Builder::new().name("check".into());
+            let thread = thread.spawn(move || checked.check());
+            thread.context("cannot start the thread that checks deltas")?;
             take_deltas(config, log, &stopped, &ended)?;
         }
         let warnings = Warnings {

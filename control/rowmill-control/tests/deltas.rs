@@ -7,12 +7,15 @@ mod support;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use deltas::Deltas;
+use rowmill_link::Report;
 use rowmill_table::{DeltaFile, delta_chain};
 use serde_json::{Value, json};
-use support::{Control, TOML, wait_for};
+use support::{Control, Dataplane, TOML, wait_for};
 
 const BYTES: &str = "application/octet-stream";
 
@@ -150,9 +153,36 @@ fn who_has_applied_others_gets_none_after_them() {
         assert_eq!(asked(&control, 2, others), 409);
         assert_eq!(asked(&control, 3, delta_chain(others, own[1].crc32())), 409);
         // It is farther than what is kept here.
-        assert_eq!(asked(&control, 4, 5), 204);
+        assert_eq!(asked(&control, 4, 5), 409);
         control.kill_and_start();
     }
+
+    // It is shown while it is so, of a dataplane that reports.
+    let shown = |control: &Control| {
+        let models = control.get("/v1/generations").1;
+        let diverged = models[0]["dataplanes"][0]["diverged"].to_string();
+        (diverged, control.get("/v1/status").1["deltas"].to_string())
+    };
+    asked(&control, 4, 5);
+    assert_eq!(shown(&control).1, "[]", "nobody reports");
+    assert_eq!(Dataplane::new("a", 1).report(&control).0, 204);
+    let (diverged, status) = shown(&control);
+    assert!(diverged.contains("it has applied 3 deltas"), "{diverged}");
+    assert!(
+        status.contains(
+            "dataplane `a` has applied 3 deltas to generation 1 of model m, and 2 are kept here"
+        ),
+        "{status}"
+    );
+    asked(&control, 2, others);
+    let (diverged, _) = shown(&control);
+    assert!(diverged.contains("other deltas"), "{diverged}");
+    assert_eq!(
+        control.log().matches("dataplane `a` has applied").count(),
+        2
+    );
+    assert_eq!(asked(&control, 3, second), 204);
+    assert_eq!(shown(&control), ("[]".into(), "[]".into()));
 }
 
 #[test]
@@ -199,10 +229,18 @@ fn what_appears_in_a_directory_is_taken_in_its_order() {
     fs::copy(made.make(3, 3.0), spool.join("c.delta")).unwrap();
     fs::copy(made.make(2, 2.0), spool.join("a.delta")).unwrap();
     fs::write(spool.join("b.delta"), b"none").unwrap();
-    wait_for("a word on the bad one", || {
-        control.log().contains("b.delta is not taken")
+    fs::write(spool.join("two\nlines.delta"), b"none").unwrap();
+    wait_for("a word on the bad ones", || {
+        let log = control.log();
+        log.contains("b.delta is not taken") && log.contains("two\\nlines.delta is not taken")
     });
+    let whole = |line: &str| line.contains("rowmill_control");
+    assert!(control.log().lines().all(whole), "{}", control.log());
     assert_eq!(control.get("/v1/deltas").1, json!([]));
+    let told = || control.get("/v1/status").1["deltas"].to_string();
+    let waiting =
+        "is watched, and 2 deltas in it wait for others before them; 2 refused; the last: ";
+    wait_for("how it stands", || told().contains(waiting));
     fs::copy(made.make(1, 1.0), spool.join("half")).unwrap();
     fs::rename(spool.join("half"), spool.join("z.delta")).unwrap();
     wait_for("all of them", || last(&control) == json!(3));
@@ -216,5 +254,128 @@ fn what_appears_in_a_directory_is_taken_in_its_order() {
         fetch(&control, 2),
         Some(fs::read(spool.join("a.delta")).unwrap())
     );
-    assert_eq!(spool.read_dir().unwrap().count(), 5, "nothing is removed");
+    assert_eq!(spool.read_dir().unwrap().count(), 6, "nothing is removed");
+    let said = told();
+    assert!(
+        said.contains("3 taken or known; 3 refused") && said.contains("other.delta is not taken"),
+        "{said}"
+    );
+}
+
+/// What a dataplane reports that holds a generation 1 with a fingerprint.
+fn holds(control: &Control, dataplane: &str, instance: u128, fingerprint: u32) {
+    let report = Report {
+        deltas: Some(vec![0]),
+        fingerprints: vec![fingerprint],
+        ..Dataplane::new(dataplane, instance).report_of()
+    };
+    let path = format!("/v1/dataplanes/{dataplane}/report");
+    let body = serde_json::to_vec(&report).unwrap();
+    assert_eq!(control.post(&path, "application/json", &body).0, 204);
+}
+
+#[test]
+fn what_was_made_for_another_generation_than_is_held_is_refused() {
+    let (folder, made) = (tempfile::tempdir().unwrap(), Deltas::of(1));
+    let (spool, own) = (folder.path().join("spool"), Deltas::of(2));
+    fs::create_dir(&spool).unwrap();
+    let control = Control::start(&keeping(
+        &folder,
+        &format!("watch = '{}'\n", spool.display()),
+    ));
+    let first = made.make(1, 1.0);
+    let base = |path: &Path| DeltaFile::open(path).unwrap().head().base;
+    let (wrong, right) = (base(&first), base(&own.make(1, 7.0)));
+    fs::copy(&first, spool.join("1.delta")).unwrap();
+    // It is not taken before dataplanes were heard of.
+    holds(&control, "a", 1, right);
+    let fingerprints = format!(
+        "(fingerprint {wrong:08x}) than dataplane `a` holds ({right:08x}), and no dataplane holds that one"
+    );
+    let (code, said) = give(&control, &made.bytes(1, 2.0));
+    assert_eq!(code, 409);
+    assert!(said.to_string().contains(&fingerprints), "{said}");
+    wait_for("a word on that in the directory", || {
+        holds(&control, "a", 1, right);
+        control.log().contains("1.delta is not taken")
+    });
+    assert_eq!(give(&control, &own.bytes(1, 1.0)).0, 200);
+
+    // As soon as one of them holds it, others come to it.
+    holds(&control, "a", 1, wrong);
+    assert_eq!(give(&control, &own.bytes(2, 1.0)).0, 409);
+    holds(&control, "b", 2, right);
+    assert_eq!(give(&control, &own.bytes(2, 1.0)).0, 200);
+}
+
+#[test]
+fn one_that_was_damaged_where_it_is_kept_is_not_sent_until_it_is_given_again() {
+    let (folder, made) = (tempfile::tempdir().unwrap(), Deltas::of(1));
+    let mut control = Control::start(&keeping(&folder, ""));
+    let bytes = [made.bytes(1, 1.0), made.bytes(2, 2.0)];
+    for delta in &bytes {
+        assert_eq!(give(&control, delta).0, 200);
+    }
+    control.kill();
+    let kept = folder.path().join("log/m/gen-1/00000000000000000002.delta");
+    let mut damaged = bytes[1].clone();
+    *damaged.last_mut().unwrap() ^= 1;
+    fs::write(&kept, damaged).unwrap();
+    control.start_again();
+    wait_for("a word on that", || {
+        let told = control.get("/v1/status").1["deltas"].to_string();
+        told.contains("delta 2 of generation 1 of model m can't be read where it is kept")
+    });
+    assert_eq!(control.get("/v1/deltas").1[0]["damaged"], json!([2]));
+    let (code, said) = control.get("/v1/dataplanes/a/deltas/m/1/2");
+    assert_eq!(code, 500);
+    assert!(said.to_string().contains("publish it again"), "{said}");
+    assert_eq!(fetch(&control, 1).as_ref(), Some(&bytes[0]));
+    assert_eq!(give(&control, &bytes[1]).1["is_new"], json!(false));
+    assert_eq!(fetch(&control, 2).as_ref(), Some(&bytes[1]));
+    assert_eq!(control.get("/v1/deltas").1[0]["damaged"], json!([]));
+    assert_eq!(control.get("/v1/status").1["deltas"], json!([]));
+    assert_eq!(fs::read(kept).unwrap(), bytes[1]);
+}
+
+#[test]
+fn one_that_comes_too_slowly_makes_way_for_others() {
+    let (folder, made) = (tempfile::tempdir().unwrap(), Deltas::of(1));
+    let control = Control::start(&keeping(&folder, ""));
+    let delta = made.bytes(1, 1.0);
+    let mut slow = TcpStream::connect(control.address).unwrap();
+    let head = "POST /v1/deltas HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n";
+    slow.write_all(head.as_bytes()).unwrap();
+    let began = Instant::now();
+    // Something comes again and again.
+    while give(&control, &delta).0 == 503 {
+        assert!(
+            began.elapsed() < Duration::from_secs(25),
+            "it has its place"
+        );
+        slow.write_all(b"R").unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    assert!(began.elapsed() > Duration::from_secs(8), "it had its time");
+    assert_eq!(last(&control), json!(1));
+    slow.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut said = String::new();
+    slow.read_to_string(&mut said).unwrap();
+    assert!(
+        said.starts_with("HTTP/1.1 408 ") && said.contains("bytes of the body came within 10 s"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_path_that_names_no_delta_is_told_by_its_part() {
+    let control = Control::start(TOML);
+    for (path, part) in [
+        ("m/x/1", "`x` is no number of a generation"),
+        ("m/1/-2", "`-2` is no number of a delta"),
+    ] {
+        let (code, said) = control.get(&format!("/v1/dataplanes/a/deltas/{path}"));
+        assert_eq!(code, 400);
+        assert!(said.to_string().contains(part), "{said}");
+    }
 }

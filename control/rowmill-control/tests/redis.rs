@@ -66,8 +66,17 @@ impl Server {
 
     /// Adds an entry to the stream. It is on the disk then.
     fn add(&self, field: &str, bytes: &[u8]) {
+        self.add_with("*", field, bytes);
+    }
+
+    /// Adds a delta with a number.
+    fn add_as(&self, number: &str, bytes: &[u8]) {
+        self.add_with(number, "delta", bytes);
+    }
+
+    fn add_with(&self, number: &str, field: &str, bytes: &[u8]) {
         let mut add = redis::cmd("XADD");
-        add.arg("rowmill:deltas").arg("*").arg(field).arg(bytes);
+        add.arg("rowmill:deltas").arg(number).arg(field).arg(bytes);
         let _id: String = add.query(&mut self.connect()).unwrap();
     }
 }
@@ -110,6 +119,11 @@ fn entries_are_taken_each_once_whoever_is_killed() {
     assert!(log.contains("deltas.max_bytes is 100000"), "{log}");
     assert!(log.contains("and 2 comes next"), "{log}");
     assert_eq!(log.matches("is not taken").count(), 4, "{log}");
+    let told = || control.get("/v1/status").1["deltas"].to_string();
+    wait_for("how it stands", || {
+        told().contains("3 taken or known; 3 refused; 1 passed by; the last: entry ")
+    });
+    assert!(told().contains("and 2 comes next"), "{}", told());
 
     // Redis is killed: what it had acknowledged is read once it is there again.
     server.kill();
@@ -145,13 +159,34 @@ fn entries_are_taken_each_once_whoever_is_killed() {
         .query(&mut server.connect())
         .unwrap();
     assert_eq!(removed, Reply::Int(1));
-    let mut add = redis::cmd("XADD");
-    add.arg("rowmill:deltas")
-        .arg("5-1")
-        .arg("delta")
-        .arg(made.bytes(6, 6.0));
-    let _id: String = add.query(&mut server.connect()).unwrap();
+    server.add_as("5-1", &made.bytes(6, 6.0));
     control.start_again();
     wait_for("the sixth", || last(&control) == json!(6));
     assert!(control.log().contains("begun anew"), "{}", control.log());
+}
+
+#[test]
+fn a_stream_that_is_begun_anew_while_it_is_read_is_read_from_its_beginning() {
+    let (folder, made, server) = (tempfile::tempdir().unwrap(), Deltas::of(1), Server::start());
+    server.add("delta", &made.bytes(1, 1.0));
+    let control = Control::start(&reading(&folder, &server));
+    wait_for("the first", || last(&control) == json!(1));
+    let removed: Reply = redis::cmd("DEL")
+        .arg("rowmill:deltas")
+        .query(&mut server.connect())
+        .unwrap();
+    assert_eq!(removed, Reply::Int(1));
+    server.add_as("6-1", &made.bytes(1, 1.0));
+    server.add_as("6-2", &made.bytes(2, 2.0));
+    wait_for("the second", || last(&control) == json!(2));
+    let log = control.log();
+    assert!(
+        log.contains("ends at 6-2, and was read to ") && log.contains("WARN"),
+        "{log}"
+    );
+    wait_for("how it stands", || {
+        control.get("/v1/status").1["deltas"]
+            .to_string()
+            .contains("was read to 6-2")
+    });
 }

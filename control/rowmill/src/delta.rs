@@ -51,6 +51,9 @@ pub(crate) enum DeltaCommand {
     Apply {
         /// The file, which rowmilld has to be able to read
         file: PathBuf,
+        /// Apply it though rowmilld takes deltas from a control plane, from where it gets none any more unless that keeps the same one
+        #[arg(long)]
+        local: bool,
         /// The admin address of rowmilld
         #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7401")]
         admin: String,
@@ -123,7 +126,7 @@ impl DeltaCommand {
                 print(&shown_head(&head))
             }
             DeltaCommand::Show { file } => print(&shown_head(DeltaFile::open(file)?.head())),
-            DeltaCommand::Apply { file, admin } => apply(&file, &admin),
+            DeltaCommand::Apply { file, local, admin } => apply(&file, local, &admin),
             DeltaCommand::Publish { file, control } => publish(&file, &control),
             DeltaCommand::Log { control } => {
                 let kept = control.get("/v1/deltas")?;
@@ -143,15 +146,16 @@ fn name_of(model: &Path) -> Result<String> {
     Ok(name.to_string_lossy().into_owned())
 }
 
-fn apply(file: &Path, admin: &str) -> Result<()> {
+fn apply(file: &Path, local: bool, admin: &str) -> Result<()> {
     // Damage shows here first, and rowmilld is in another directory.
     let delta = DeltaFile::open(file)?;
     let path = delta.path().canonicalize();
     let path = path.with_context(|| format!("cannot open {}", file.display()))?;
     let path = path.to_str().context("the file's path is no text")?;
+    let local = if local { "&local=true" } else { "" };
     let (code, text) = post(
         admin,
-        &format!("/deltas/apply?{}", path_query("file", path)),
+        &format!("/deltas/apply?{}{local}", path_query("file", path)),
     )?;
     if !(200..300).contains(&code) {
         bail!("{}", shown(text.trim()));
@@ -202,9 +206,17 @@ fn publish(file: &Path, control: &Control) -> Result<()> {
 /// What the control plane keeps, and how far each dataplane is, as tables.
 fn log(kept: &Value, models: &Value) -> String {
     let mut table = table_with(["model", "generation", "fingerprint", "last delta", "bytes"]);
+    let mut amiss = String::new();
     for one in kept.as_array().into_iter().flatten() {
+        let model = shown(one["model"].as_str().unwrap_or_default());
+        for sequence in one["damaged"].as_array().into_iter().flatten() {
+            amiss += &format!(
+                "delta {sequence} of generation {} of model {model} is damaged where it is kept, and is not sent: publish it again\n",
+                one["generation"]
+            );
+        }
         table.add_row([
-            shown(one["model"].as_str().unwrap_or_default()),
+            model,
             one["generation"].to_string().into(),
             shown(one["fingerprint"].as_str().unwrap_or_default()),
             one["last"].to_string().into(),
@@ -215,12 +227,17 @@ fn log(kept: &Value, models: &Value) -> String {
     let mut takes = false;
     for model in models.as_array().into_iter().flatten() {
         for dataplane in model["dataplanes"].as_array().into_iter().flatten() {
+            let name = shown(dataplane["dataplane"].as_str().unwrap_or_default());
+            for why in dataplane["diverged"].as_array().into_iter().flatten() {
+                let why = shown(why.as_str().unwrap_or_default());
+                amiss += &format!("dataplane {name} does not follow: {why}\n");
+            }
             let held = dataplane["held"].as_array().into_iter().flatten();
             let deltas = dataplane["deltas"].as_array().into_iter().flatten();
             for (generation, applied) in held.zip(deltas) {
                 takes = true;
                 far.add_row([
-                    shown(dataplane["dataplane"].as_str().unwrap_or_default()),
+                    name.clone(),
                     shown(model["model"].as_str().unwrap_or_default()),
                     generation.to_string().into(),
                     applied.to_string().into(),
@@ -230,9 +247,9 @@ fn log(kept: &Value, models: &Value) -> String {
         }
     }
     match takes {
-        true => format!("{table}\n{far}\n"),
+        true => format!("{table}\n{far}\n{amiss}"),
         false => format!(
-            "{table}\nno dataplane that reports takes deltas: set deltas.directory in their configuration\n"
+            "{table}\nno dataplane that reports takes deltas: set deltas.directory in their configuration\n{amiss}"
         ),
     }
 }
@@ -324,6 +341,18 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+        assert!(!text.contains("does not follow"), "{text}");
+        let other = json!({"dataplane": "a", "held": [4], "deltas": [2], "diverged": ["it has applied other deltas"]});
+        let text = log(&kept, &json!([{"model": "m", "dataplanes": [other]}]));
+        let said = "dataplane a does not follow: it has applied other deltas\n";
+        assert!(text.ends_with(said), "{text}");
+        let damaged = json!([{"model": "m", "generation": 4, "last": 17, "damaged": [3, 5]}]);
+        let text = log(&damaged, &models);
+        assert!(
+            text.contains("delta 3 of generation 4 of model m is damaged"),
+            "{text}"
+        );
+        assert!(text.contains("delta 5 of"), "{text}");
         let none = log(&kept, &json!([]));
         assert!(
             none.contains("no dataplane that reports takes deltas"),

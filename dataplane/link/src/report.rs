@@ -19,6 +19,9 @@ pub struct Report {
     /// Numbers of the generations that it holds, the one first that requests get which name none; none told where it can't change them.
     #[serde(default)]
     pub generations: Vec<u64>,
+    /// What tells each of `generations` from others of its number, its fingerprint; none told by versions that did not.
+    #[serde(default)]
+    pub fingerprints: Vec<u32>,
     /// The last change of them, and how it stands, a sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generations_change: Option<String>,

@@ -98,8 +98,8 @@ impl Overview {
         if let Some(wish) = generation {
             return self.change_generation(wish);
         }
-        if let Some(file) = delta {
-            return self.apply_delta(file);
+        if let Some(wish) = delta {
+            return self.apply_delta(wish);
         }
         let Some((table, to)) = table else {
             return refused(405, NO_POST);

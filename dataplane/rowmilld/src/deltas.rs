@@ -57,8 +57,14 @@ pub struct Means {
 pub struct Deltas {
     store: Arc<Store>,
     view: Arc<View>,
-    wanted: SyncSender<PathBuf>,
+    wanted: SyncSender<Given>,
     changes: Arc<Mutex<VecDeque<Change>>>,
+}
+
+/// A file with a delta, and what it is called.
+struct Given {
+    file: PathBuf,
+    name: PathBuf,
 }
 
 impl Deltas {
@@ -86,14 +92,15 @@ impl Deltas {
         Ok(Arc::new(deltas))
     }
 
-    /// Begins to apply the delta in a file. Returns the change's number.
+    /// Begins to apply the delta in a file, of which is said that it is the delta of this name: its own path, or who sent it. Returns the change's
+    /// number.
     ///
     /// # Errors
     /// [`ChangeError::Busy`]; nothing is begun then.
     ///
     /// # Panics
     /// If the thread is gone.
-    pub(crate) fn apply(&self, file: PathBuf) -> Result<u64, ChangeError> {
+    pub(crate) fn apply(&self, file: PathBuf, name: PathBuf) -> Result<u64, ChangeError> {
         let mut changes = self.changes.lock().expect("a panic ends the process");
         if let Some(last) = changes.back()
             && last.state == Stand::Running
@@ -106,11 +113,11 @@ impl Deltas {
         }
         changes.push_back(Change {
             number,
-            wish: format!("apply {}", file.display()),
+            wish: format!("apply {}", name.display()),
             state: Stand::Running,
             detail: String::new(),
         });
-        let sent = self.wanted.try_send(file);
+        let sent = self.wanted.try_send(Given { file, name });
         sent.expect("the thread waits for one, and lives as long as this");
         Ok(number)
     }
@@ -181,22 +188,23 @@ impl Deltas {
 }
 
 /// The thread's work, until nobody can want anything any more.
-fn work(means: &Means, wanted: &Receiver<PathBuf>, changes: &Mutex<VecDeque<Change>>) {
-    for file in wanted {
-        tracing::info!("to apply the delta {}", file.display());
+fn work(means: &Means, wanted: &Receiver<Given>, changes: &Mutex<VecDeque<Change>>) {
+    for given in wanted {
+        let name = given.name.display();
+        tracing::info!("to apply the delta {name}");
         let update = |state, detail| {
             let mut changes = changes.lock().expect("a panic ends the process");
             let last = changes.back_mut().expect("the one that was wanted");
             (last.state, last.detail) = (state, detail);
         };
-        match means.apply(&file, &|detail| update(Stand::Running, detail)) {
+        match means.apply(&given, &|detail| update(Stand::Running, detail)) {
             Ok(detail) => {
                 tracing::info!("{detail}");
                 update(Stand::Done, detail);
             }
             Err(error) => {
                 let detail = format!("{error:#}");
-                tracing::warn!("could not apply {}: {detail}", file.display());
+                tracing::warn!("could not apply the delta {name}: {detail}");
                 update(Stand::Failed, detail);
             }
         }
@@ -205,9 +213,9 @@ fn work(means: &Means, wanted: &Receiver<PathBuf>, changes: &Mutex<VecDeque<Chan
 
 impl Means {
     /// Applies the delta in a file.
-    fn apply(&self, file: &std::path::Path, running: &dyn Fn(String)) -> anyhow::Result<String> {
+    fn apply(&self, given: &Given, running: &dyn Fn(String)) -> anyhow::Result<String> {
         let began = Instant::now();
-        let source = DeltaFile::open(file)?;
+        let source = DeltaFile::open_called(&given.file, &given.name)?;
         let head = source.head();
         let (generation, sequence) = (head.generation, head.sequence);
         let _alone = self.store.alone();

@@ -298,6 +298,11 @@ impl Overview {
         assert!(self.export.set(export).is_ok(), "set once");
     }
 
+    /// How it stands with the control plane, if there is one to listen to.
+    pub(crate) fn control(&self) -> Option<&Arc<ControlView>> {
+        self.control.get()
+    }
+
     /// There is a control plane to listen to.
     pub fn set_control(&self, control: Arc<ControlView>) {
         self.control.get_or_init(|| control);

@@ -44,7 +44,7 @@ use crate::warm;
 const DRAIN_LOOK: Duration = Duration::from_millis(2);
 
 /// Looks for what would keep the plan from being served and can be found out without leaving a trace:
-/// a live server or a file at the endpoint, one that keeps the file of warm rows, an admin address that can't be taken, a bad log filter.
+/// a live server or a file at the endpoint, one that keeps the file of warm rows, deltas that can't be kept or applied again, an admin address that can't be taken, a bad log filter.
 ///
 /// # Errors
 /// Those that [`log::start`] and [`serve`] would end with.
@@ -52,6 +52,7 @@ pub fn probe(config: &Config, plan: &Plan) -> anyhow::Result<()> {
     log::filter(config)?;
     refuse_taken(plan)?;
     warm::refuse_taken(config)?;
+    Store::look(config, &plan.generation)?;
     if let AdminAddress::At(address) = config.admin.address {
         admin::bind(address)?;
     }

@@ -1,5 +1,7 @@
 //! Deltas, applied by the program while clients look rows up, kept, and applied again after a kill.
 
+#[path = "support/plane.rs"]
+mod plane;
 #[path = "support/program.rs"]
 mod support;
 
@@ -435,18 +437,24 @@ fn what_can_not_be_applied_changes_nothing_and_is_told() {
     assert_eq!(bytes, good);
     bytes[900] ^= 1;
     fs::write(&kept, &bytes).unwrap();
-    let (output, stderr) = run(&config, false);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        stderr.contains("cannot apply delta 1 of generation 1 again"),
-        "{stderr}"
-    );
+    for (check, part) in [
+        (true, "is damaged"),
+        (false, "cannot apply delta 1 of generation 1 again"),
+    ] {
+        let (output, stderr) = run(&config, check);
+        assert_eq!(output.status.code(), Some(1), "check {check}: {stderr}");
+        assert!(stderr.contains(part), "check {check}: {stderr}");
+    }
     fs::write(&kept, &good).unwrap();
     fs::write(
         kept.with_file_name("00000000000000000002.delta.tmp"),
         &good[..100],
     )
     .unwrap();
+    let (output, stderr) = run(&config, true);
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    let draft = kept.with_file_name("00000000000000000002.delta.tmp");
+    assert!(draft.exists(), "it leaves all as it is");
     let (running, _) = ready(&config);
     Looker::new(&place, "model").all_are(1);
     drop(running);
@@ -454,16 +462,91 @@ fn what_can_not_be_applied_changes_nothing_and_is_told() {
     // A generation that is made anew under the same number does not get what was kept for the other.
     fs::remove_dir_all(place.path("model")).unwrap();
     generate(place.path("model"), 1, &specs, 99, &silent).unwrap();
-    let (output, stderr) = run(&config, false);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        stderr.contains("made anew under that number") && stderr.contains("gen-1"),
-        "{stderr}"
-    );
+    for (check, part) in [
+        (true, "do not belong there"),
+        (false, "made anew under that number"),
+    ] {
+        let (output, stderr) = run(&config, check);
+        assert_eq!(output.status.code(), Some(1), "check {check}: {stderr}");
+        assert!(
+            stderr.contains(part) && stderr.contains("gen-1"),
+            "check {check}: {stderr}"
+        );
+    }
     fs::rename(place.path("deltas/model/gen-1"), place.path("away")).unwrap();
     let (_running, address) = ready(&config);
     fails(address, &first, "made anew under that number");
     done(address, &delta(&place, "model", 1));
+}
+
+#[test]
+fn a_directory_that_is_none_is_told_before_the_start() {
+    let place = Place::new();
+    let config = place.configure("", &taking(&place));
+    let (output, stderr) = run(&config, true);
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    assert!(!place.path("deltas").exists(), "it leaves no trace");
+    fs::write(place.path("deltas"), "a file").unwrap();
+    for check in [true, false] {
+        let (output, stderr) = run(&config, check);
+        assert_eq!(output.status.code(), Some(1), "check {check}: {stderr}");
+        assert!(stderr.contains("deltas.directory: "), "{stderr}");
+    }
+}
+
+#[test]
+fn one_of_this_host_alone_has_to_be_wanted_where_they_come_from_a_control_plane() {
+    let place = Place::new();
+    let more = format!(
+        "{}[control]\naddress = \"unix:{}\"\nname = \"test\"\n",
+        taking(&place),
+        place.path("control.sock").display()
+    );
+    let (_running, address) = ready(&place.configure("", &more));
+    let first = delta(&place, "model", 1);
+    let (code, why) = post(address, &first);
+    assert_eq!(code, 409);
+    assert!(
+        why.contains("rowmill delta publish") && why.contains("--local"),
+        "{why}"
+    );
+    let head = format!(
+        "POST /deltas/apply?file={}&local=true HTTP/1.1\r\nHost: x\r\n\r\n",
+        first.display()
+    );
+    assert!(ask(address, &head).starts_with("HTTP/1.1 202 "));
+    let until = Instant::now() + PATIENCE;
+    while status(address)["deltas"]["generations"][0]["applied"] != 1 {
+        assert!(Instant::now() < until, "{}", status(address));
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn what_comes_damaged_is_told_by_whom_it_came_from() {
+    let (place, plane) = (Place::new(), plane::Plane::new());
+    let mut bytes = fs::read(delta(&place, "model", 1)).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    plane.give_delta(bytes);
+    let more = format!(
+        "{}[control]\naddress = \"http://{}\"\nname = \"test\"\n",
+        taking(&place),
+        plane.address
+    );
+    let (_running, address) = ready(&place.configure("", &more));
+    let generation = Generation::open(place.path("model")).unwrap();
+    let report = plane.report("a word on the delta", |report| {
+        report.deltas_change.is_some()
+    });
+    assert_eq!(report.fingerprints, [generation.fingerprint()]);
+    let told = report.deltas_change.unwrap();
+    let from = format!(
+        "the delta 1 of generation 1 that the control plane at http://{} sent is damaged",
+        plane.address
+    );
+    assert!(told.contains(&from) && !told.contains(".tmp"), "{told}");
+    let shown = status(address)["delta_changes"].to_string();
+    assert!(shown.contains(&from), "{shown}");
 }
 
 /// Asks for a change, which is made when this returns.

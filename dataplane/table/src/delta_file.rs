@@ -31,7 +31,20 @@ impl DeltaFile {
     /// [`TableError::Io`], and [`TableError::BadDelta`] for what is no delta or not a whole one.
     pub fn open(path: impl AsRef<Path>) -> Result<DeltaFile, TableError> {
         let path = path.as_ref();
-        let (file, metadata) = open_at_once(path).map_err(TableError::io(path))?;
+        DeltaFile::open_called(path, path)
+    }
+
+    /// The same, named so in errors instead of by its path: for a copy, whose damage is that of what it was made of.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_called(
+        path: impl AsRef<Path>,
+        name: impl AsRef<Path>,
+    ) -> Result<DeltaFile, TableError> {
+        let (file, metadata) =
+            open_at_once(path.as_ref()).map_err(TableError::io(path.as_ref()))?;
+        let path = name.as_ref();
         let bad = |reason: String| bad(path, reason);
         if !metadata.is_file() {
             return Err(bad("is no regular file".into()));
@@ -67,7 +80,7 @@ impl DeltaFile {
         &self.head
     }
 
-    /// Where it is.
+    /// Where it is, or what it was [called](Self::open_called).
     pub fn path(&self) -> &Path {
         &self.path
     }

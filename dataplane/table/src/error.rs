@@ -22,7 +22,7 @@ pub enum TableError {
     /// A delta that is none, is damaged, or is for other tables.
     #[error("the delta {path} {reason}")]
     BadDelta {
-        /// The file.
+        /// The file, or what it was called when it was opened.
         path: PathBuf,
         /// What is wrong, and what to do.
         reason: String,

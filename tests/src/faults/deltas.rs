@@ -120,14 +120,31 @@ pub(super) fn delta_of(
 }
 
 /// Runs `rowmill delta apply`. Returns whether it ended well, and what it said.
-fn apply(site: &Site, service: &Service, file: &Path) -> Result<(bool, String)> {
+pub(super) fn apply(site: &Site, service: &Service, file: &Path) -> Result<(bool, String)> {
+    apply_with(site, service, file, &[])
+}
+
+fn apply_with(
+    site: &Site,
+    service: &Service,
+    file: &Path,
+    more: &[&str],
+) -> Result<(bool, String)> {
     let admin = service.admin().to_string();
     let file = file.to_str().context("a path in UTF-8")?;
-    let (status, said) = site.command("rowmill", &["delta", "apply", file, "--admin", &admin])?;
+    let words = [&["delta", "apply", file, "--admin", &admin], more].concat();
+    let (status, said) = site.command("rowmill", &words)?;
     Ok((status.success(), said))
 }
 
-pub(super) fn does(site: &Site, service: &Service, file: &Path) -> Result<String> {
+/// Has one applied though deltas come from a control plane.
+pub(super) fn does_locally(site: &Site, service: &Service, file: &Path) -> Result<()> {
+    let (is_done, said) = apply_with(site, service, file, &["--local"])?;
+    ensure!(is_done, "{said}");
+    Ok(())
+}
+
+fn does(site: &Site, service: &Service, file: &Path) -> Result<String> {
     let (is_done, said) = apply(site, service, file)?;
     ensure!(is_done, "{said}");
     Ok(said)

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 
 use super::Verdict;
 use super::control::{control_plane_and, says};
-use super::deltas::{Looker, applied, delta, delta_of, does, settings};
+use super::deltas::{Looker, applied, apply, delta, delta_of, does_locally, settings};
 use super::site::{Running, Service, Settings, Site, patience, until};
 use super::watch::{after, beside_an_innocent};
 
@@ -160,8 +160,8 @@ pub(super) fn follower_killed(site: &Site) -> Result<Verdict> {
     )))
 }
 
-/// An operator applies another delta on the host than the control plane has kept under its number: that is told, nothing comes after it, and
-/// serving goes on.
+/// An operator applies other deltas on the host than the control plane keeps under their numbers, more of them and then fewer: both sides tell
+/// it, nothing comes after them, and serving goes on.
 pub(super) fn diverged(site: &Site) -> Result<Verdict> {
     if !site.programs.path("rowmill-control").exists() {
         return Ok(Verdict::Skipped("rowmill-control is not built".into()));
@@ -170,24 +170,43 @@ pub(super) fn diverged(site: &Site) -> Result<Verdict> {
     let _running = keeping(site)?;
     beside_an_innocent(site, &following(site)?, |scene| {
         let service = &*scene.service;
-        // Nothing is kept there, so that this one is the first anywhere.
-        does(site, service, &delta(site, "faults", 1)?)?;
-        let other = delta_of(site, &site.path("other.delta"), "faults", 1, 5)?;
-        for file in [other, delta(site, "faults", 2)?, delta(site, "faults", 3)?] {
-            let (is_done, said) = publish(site, &file)?;
+        let first = delta(site, "faults", 1)?;
+        let (is_done, said) = apply(site, service, &first)?;
+        ensure!(!is_done && said.contains("--local"), "{said}");
+        // Nothing is kept there, so that these are the first anywhere.
+        does_locally(site, service, &first)?;
+        does_locally(site, service, &delta(site, "faults", 2)?)?;
+        let gives = |file: &Path| -> Result<()> {
+            let (is_done, said) = publish(site, file)?;
             ensure!(is_done, "{said}");
+            Ok(())
+        };
+        let tells = |what: &str| -> Result<()> {
+            says(service, what, |control| {
+                let deltas = control["deltas"].as_str().unwrap_or_default();
+                deltas.contains(what)
+            })?;
+            let control = format!("unix:{}", site.path("control.sock").display());
+            for words in [["delta", "log"], ["status", "control"]] {
+                let words = [&words[..], &["--control", &control]].concat();
+                let (_, said) = site.command("rowmill", &words)?;
+                ensure!(said.contains(what), "{words:?}: {said}");
+            }
+            Ok(())
+        };
+        gives(&delta_of(site, &site.path("other.delta"), "faults", 1, 5)?)?;
+        tells("and 1 are kept here")?;
+        for sequence in [2, 3] {
+            gives(&delta(site, "faults", sequence)?)?;
         }
-        says(service, "told", |control| {
-            let deltas = control["deltas"].as_str().unwrap_or_default();
-            deltas.contains("has applied other deltas")
-        })?;
+        tells("has applied other deltas")?;
         let mut looker = Looker::new(site, &service.endpoint)?;
         for _ in 0..LOOKS {
-            ensure!(applied(service)? == 1, "another one is applied");
+            ensure!(applied(service)? == 2, "another one is applied");
             thread::sleep(Duration::from_millis(100));
         }
-        looker.all_are(1)?;
-        Ok("told, and nothing came after it".into())
+        looker.all_are(2)?;
+        Ok("told on both sides, and nothing came after them".into())
     })
 }
 

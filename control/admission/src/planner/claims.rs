@@ -44,6 +44,7 @@ pub(super) fn checked(mut report: Report) -> Result<(u128, Report), Refused> {
     for &number in &report.generations {
         is_within("a generation", number, 1, ORDER_MAX)?;
     }
+    report.fingerprints.truncate(report.generations.len());
     if let Some(change) = &mut report.generations_change {
         change.truncate(change.floor_char_boundary(SENTENCE_MAX));
         change.shrink_to_fit();

@@ -99,6 +99,9 @@ pub struct HoldingView {
     /// What became of the last delta that it was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta: Option<String>,
+    /// That its deltas are others than those that are kept for it, a sentence for each generation.
+    #[serde(default)]
+    pub diverged: Vec<String>,
     /// What of its policy could not be done.
     pub refused: Vec<String>,
 }
@@ -372,6 +375,8 @@ impl Planner {
                     change: of.report.generations_change.clone(),
                     deltas: of.report.deltas.clone(),
                     delta: of.report.deltas_change.clone(),
+                    // The planner knows nothing of what is kept.
+                    diverged: Vec::new(),
                     refused: refusals(of).map(String::from).collect(),
                 })
                 .collect(),

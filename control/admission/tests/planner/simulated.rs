@@ -166,6 +166,7 @@ impl Simulated {
             model: "m".into(),
             generation: "1".into(),
             generations: self.generations.clone(),
+            fingerprints: Vec::new(),
             generations_change: None,
             deltas: None,
             deltas_change: None,

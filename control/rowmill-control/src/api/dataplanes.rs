@@ -1,7 +1,7 @@
 //! What dataplanes tell, and are told.
 
 use axum::body::Body;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Extension, Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use rowmill_admission::Event;
@@ -9,8 +9,10 @@ use rowmill_link::{BODY_MAX, HOLD, Order, Policy, Report, Samples};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
+use super::Deltas;
 use super::bodies::{Json, read, read_json};
 use super::refusal::{Refusal, Told};
+use crate::deltas::Holds;
 use crate::planning::Planning;
 
 /// Longest report: 4,096 tables of 1 KiB each.
@@ -33,11 +35,16 @@ const REPORT_MAX: usize = 4 << 20;
 )]
 pub(super) async fn report(
     State(planning): State<Planning>,
+    Extension(Deltas(log)): Extension<Deltas>,
     Path(dataplane): Path<String>,
     body: Body,
 ) -> Result<StatusCode, Refusal> {
     let report: Report = read_json(body, REPORT_MAX).await?;
+    let told = log.map(|log| (log, dataplane.clone(), Holds::from(&report)));
     planning.tell(Event::Report { dataplane, report }).await?;
+    if let Some((log, dataplane, holds)) = told {
+        log.reported(&dataplane, holds);
+    }
     Ok(StatusCode::NO_CONTENT)
 }
 

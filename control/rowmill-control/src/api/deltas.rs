@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
 use axum::extract::{Extension, Path, Query, State};
@@ -23,9 +23,11 @@ use crate::planning::Planning;
 #[derive(Clone, Debug)]
 pub(crate) struct Deltas(pub(crate) Option<Arc<Log>>);
 
-/// The next piece of a body that takes longer to come is not waited for.
+/// While a body comes nobody else can give one. So in each such time at least [`LEAST`] bytes of it come, or its end,
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A body comes at this rate at least, in bytes a second, after a minute for its beginning: nobody else can give one meanwhile.
+/// which a link of 0.2 Mbit/s carries;
+const LEAST: usize = 256 << 10;
+/// and all of it comes at this rate at least, in bytes a second, after a minute for its beginning.
 const SLOWEST: u64 = 4 << 20;
 /// Pieces of a body, of some 400 KiB at most each, that wait to be written.
 const PIECES: usize = 4;
@@ -44,11 +46,11 @@ impl Deltas {
 impl From<NotTaken> for Refusal {
     fn from(error: NotTaken) -> Refusal {
         let status = match &error {
-            NotTaken::Bad(rowmill_table::TableError::Io { .. }) | NotTaken::Io { .. } => {
-                StatusCode::INTERNAL_SERVER_ERROR
-            }
+            NotTaken::Bad(rowmill_table::TableError::Io { .. })
+            | NotTaken::Io { .. }
+            | NotTaken::Damaged(_) => StatusCode::INTERNAL_SERVER_ERROR,
             NotTaken::Bad(_) => StatusCode::UNPROCESSABLE_ENTITY,
-            NotTaken::Conflict(_) => StatusCode::CONFLICT,
+            NotTaken::Conflict(_) | NotTaken::Ahead(_) => StatusCode::CONFLICT,
             NotTaken::Busy => StatusCode::SERVICE_UNAVAILABLE,
         };
         Refusal::new(status, error.to_string())
@@ -78,8 +80,8 @@ enum Come {
     responses(
         (status = 200, body = Taken, description = "It is kept"),
         (status = 400, body = Told, description = "It broke off"),
-        (status = 408, body = Told, description = "The body did not come"),
-        (status = 409, body = Told, description = "It does not come next, another one has its number, or no deltas are kept here"),
+        (status = 408, body = Told, description = "The body did not come, or too slowly"),
+        (status = 409, body = Told, description = "It does not come next, another one has its number, it was made for a generation that no dataplane holds in place of the one that is held under its number, or no deltas are kept here"),
         (status = 413, body = Told, description = "It is larger than deltas.max_bytes"),
         (status = 422, body = Told, description = "It is damaged, or no delta"),
         (status = 500, body = Told, description = "It can't be written"),
@@ -120,7 +122,8 @@ pub(super) async fn give(
     });
     let mut came = 0;
     let read = async {
-        while let Some(frame) = next(&mut body).await? {
+        let mut pace = Pace::default();
+        while let Some(frame) = pace.next(&mut body).await? {
             came += frame.len() as u64;
             if came > most {
                 let error =
@@ -158,26 +161,51 @@ pub(super) async fn give(
     }
 }
 
-/// The next bytes of a body; none at its end.
-async fn next(body: &mut Body) -> Result<Option<Bytes>, Refusal> {
-    loop {
-        let frame = tokio::time::timeout(PATIENCE, body.frame()).await;
-        let frame = frame.map_err(|_| {
+/// How fast a body comes. What it waits for here is not its own time.
+#[derive(Default)]
+struct Pace {
+    /// How long it was waited for since it was last looked at how much came, and that.
+    waited: Duration,
+    came: usize,
+}
+
+impl Pace {
+    /// The next bytes of a body; none at its end.
+    async fn next(&mut self, body: &mut Body) -> Result<Option<Bytes>, Refusal> {
+        loop {
+            let asked = Instant::now();
+            let left = PATIENCE.saturating_sub(self.waited);
+            let frame = tokio::time::timeout(left, body.frame()).await;
+            self.waited += asked.elapsed();
+            let Ok(frame) = frame else {
+                self.look()?;
+                continue;
+            };
+            let Some(frame) = frame else { return Ok(None) };
+            let broken = |error| {
+                let error = format!("the body broke off: {error}");
+                Refusal::new(StatusCode::BAD_REQUEST, error)
+            };
+            // What is no data ends a body in chunks, and says nothing here.
+            if let Ok(data) = frame.map_err(broken)?.into_data() {
+                self.came += data.len();
+                return Ok(Some(data));
+            }
+        }
+    }
+
+    /// Whether enough came in the time that is over.
+    fn look(&mut self) -> Result<(), Refusal> {
+        if self.came < LEAST {
             let error = format!(
-                "nothing more of the body came within {} s",
+                "only {} bytes of the body came within {} s, while others wait to give theirs: send at least {LEAST} in that time",
+                self.came,
                 PATIENCE.as_secs()
             );
-            Refusal::new(StatusCode::REQUEST_TIMEOUT, error)
-        })?;
-        let Some(frame) = frame else { return Ok(None) };
-        let broken = |error| {
-            let error = format!("the body broke off: {error}");
-            Refusal::new(StatusCode::BAD_REQUEST, error)
-        };
-        // What is no data ends a body in chunks, and says nothing here.
-        if let Ok(data) = frame.map_err(broken)?.into_data() {
-            return Ok(Some(data));
+            return Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, error));
         }
+        *self = Pace::default();
+        Ok(())
     }
 }
 
@@ -206,18 +234,27 @@ pub(super) struct Wanted {
         (status = 200, content_type = "application/octet-stream", description = "The bytes"),
         (status = 204, description = "There is no such delta yet"),
         (status = 400, body = Told, description = "It is asked for wrongly"),
-        (status = 409, body = Told, description = "The dataplane follows another control plane, or has applied other deltas before it"),
-        (status = 500, body = Told, description = "It can't be read"),
+        (status = 409, body = Told, description = "The dataplane follows another control plane, or has applied other deltas before it, or more than are kept"),
+        (status = 500, body = Told, description = "It can't be read, or is damaged"),
     )
 )]
 pub(super) async fn piece(
     State(planning): State<Planning>,
     Extension(deltas): Extension<Deltas>,
-    path: Result<Path<(String, String, u64, u64)>, axum::extract::rejection::PathRejection>,
+    Path((dataplane, model, generation, sequence)): Path<(String, String, String, String)>,
     wanted: Result<Query<Wanted>, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Refusal> {
     let wrong = |why: String| Refusal::new(StatusCode::BAD_REQUEST, why);
-    let Path((_, model, generation, sequence)) = path.map_err(|error| wrong(error.to_string()))?;
+    let number = |what: &str, text: &str| {
+        let number = text.parse::<u64>();
+        number.map_err(|_| {
+            wrong(format!(
+                "`{text}` is no number of a {what}: write .../deltas/MODEL/GENERATION/SEQUENCE, the last two as numbers"
+            ))
+        })
+    };
+    let generation = number("generation", &generation)?;
+    let sequence = number("delta", &sequence)?;
     let Query(wanted) = wanted.map_err(|error| wrong(error.to_string()))?;
     if wanted
         .control
@@ -236,7 +273,7 @@ pub(super) async fn piece(
     };
     let piece = spawn_blocking(move || {
         let place = (&*model, generation, sequence);
-        log.piece(place, wanted.chain, wanted.at)
+        log.piece(&dataplane, place, wanted.chain, wanted.at)
     });
     let piece = piece
         .await

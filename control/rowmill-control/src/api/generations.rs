@@ -1,9 +1,10 @@
 //! Generations of models, for operators.
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::{Extension, Path, State};
 use rowmill_admission::{GenerationRequest, ModelView};
 
+use super::Deltas;
 use super::bodies::{Json, read_json};
 use super::refusal::{Refusal, Told};
 use crate::planning::Planning;
@@ -15,9 +16,18 @@ const WISH_MAX: usize = 20 << 10;
 #[utoipa::path(get, path = "/v1/generations", responses((status = 200, body = Vec<ModelView>), (status = 503, body = Told, description = "There is too much to do")))]
 pub(super) async fn generations(
     State(planning): State<Planning>,
+    Extension(Deltas(log)): Extension<Deltas>,
 ) -> Result<Json<Vec<ModelView>>, Refusal> {
     let look = |planner: &rowmill_admission::Planner, now_ns: u64| planner.models(now_ns);
-    Ok(Json(planning.look(look).await?))
+    let mut models = planning.look(look).await?;
+    if let Some(log) = log {
+        for model in &mut models {
+            for of in &mut model.dataplanes {
+                of.diverged = log.diverged_of(&of.dataplane, &model.model);
+            }
+        }
+    }
+    Ok(Json(models))
 }
 
 /// Has a generation of a model loaded, served or given up by all of its dataplanes. What comes of it is told by `GET /v1/generations`.

@@ -36,7 +36,8 @@ pub(crate) struct Status {
     /// What is open to whom, where that is more than most would want, and damaged states that were set aside, as long as they lie there,
     /// each in a sentence.
     pub warnings: Vec<String>,
-    /// Where deltas come from by themselves, and how that stands, each in a sentence.
+    /// Where deltas come from by themselves, and how that stands; deltas that are damaged; and dataplanes whose deltas are others than those that
+    /// are kept: each in a sentence.
     pub deltas: Vec<String>,
 }
 
@@ -60,7 +61,7 @@ pub(super) async fn status(
             epoch: planner.epoch(),
             others: others.collect(),
             warnings: warnings.told(),
-            deltas: log.map_or(Vec::new(), |log| log.sources()),
+            deltas: log.map_or(Vec::new(), |log| log.told(|name| planner.knows(name))),
             dataplanes: planner.names().count(),
             tables: planner.tables_known(),
             control,

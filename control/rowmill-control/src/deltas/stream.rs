@@ -9,12 +9,12 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use redis::streams::{StreamId, StreamReadReply};
-use redis::{Connection, ErrorKind, FromRedisValue, RedisError, Value};
+use redis::streams::{StreamId, StreamInfoStreamReply, StreamReadReply};
+use redis::{Connection, RedisError, Value};
 
-use super::{Log, NotTaken, sync};
+use super::{Log, NotTaken, Source, sync};
 use crate::config::Stream;
 
 /// An entry is waited for for so long; then it is looked whether this is the end.
@@ -23,6 +23,9 @@ const HOLD: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The longest pause until it is tried again; the first is a tenth of a second, and each twice the one before.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// While nothing comes it is looked whether the stream was begun anew, after so long at first and at most, each time twice the one before: Redis
+/// tells the stream's first and last entry with its last number, of up to 512 MiB each.
+const LOOK: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(320)];
 /// Before any entry.
 const BEGINNING: &str = "0-0";
 /// The field of an entry.
@@ -61,6 +64,9 @@ impl Reader {
 
     /// Reads until the end.
     pub(crate) fn run(&self) {
+        while !self.log.has_heard() && !self.ended.load(Ordering::Relaxed) {
+            std::thread::sleep(HOLD / 10);
+        }
         let mut pause = PAUSE_MAX / 50;
         while !self.ended.load(Ordering::Relaxed) {
             let mut has_come = false;
@@ -80,7 +86,7 @@ impl Reader {
             "stream {} at {} {what}",
             self.stream.stream, self.stream.redis
         );
-        self.log.says("stream", text);
+        self.log.sources().says(Source::Stream, &text);
     }
 
     fn connect(&self) -> Result<Connection, Stopped> {
@@ -105,8 +111,13 @@ impl Reader {
     /// Reads until the end, or until something goes wrong.
     fn read(&self, came: &mut dyn FnMut()) -> Result<(), Stopped> {
         let mut connection = self.connect()?;
-        let mut place = self.kept_place(&mut connection)?;
-        self.says(format!("is read, from {place} on"));
+        let mut place = self.kept_place()?;
+        if !self.is_renewed(&place, &mut connection)? {
+            self.says(format!("is read, from {place} on"));
+        } else {
+            place = BEGINNING.into();
+        }
+        let (mut looked, mut pause) = (Instant::now(), LOOK[0]);
         while !self.ended.load(Ordering::Relaxed) {
             let mut read = redis::cmd("XREAD");
             read.arg("COUNT")
@@ -118,24 +129,62 @@ impl Reader {
             came();
             let entries = reply.into_iter().flat_map(|reply| reply.keys);
             for entry in entries.flat_map(|key| key.ids) {
+                (looked, pause) = (Instant::now(), LOOK[0]);
                 self.take(&entry)?;
                 place.clone_from(&entry.id);
                 self.keep_place(&place)?;
                 self.says(format!("was read to {place}"));
             }
+            if looked.elapsed() >= pause {
+                if self.is_renewed(&place, &mut connection)? {
+                    place = BEGINNING.into();
+                }
+                (looked, pause) = (Instant::now(), (2 * pause).min(LOOK[1]));
+            }
         }
         Ok(())
     }
 
-    /// What becomes of an entry: one that can't be taken is told, and passed by.
-    fn take(&self, entry: &StreamId) -> Result<(), Stopped> {
-        let refuse = |why: &str| {
-            tracing::warn!(
-                "entry {} of stream {} is not taken: {why}; send it again once it can be",
-                entry.id,
-                self.stream.stream
-            );
+    /// Whether the stream has ended before a place to which it was read: it was removed, or begun anew, or is that of a server that lacks
+    /// the last entries. Then it is read from its beginning, since nothing is applied twice.
+    fn is_renewed(&self, place: &str, connection: &mut Connection) -> Result<bool, Stopped> {
+        if place == BEGINNING {
+            return Ok(false);
+        }
+        let mut about = redis::cmd("XINFO");
+        about.arg("STREAM").arg(&self.stream.stream);
+        let last = match about.query::<StreamInfoStreamReply>(connection) {
+            Ok(about) => Some(about.last_generated_id),
+            Err(error)
+                if error
+                    .detail()
+                    .is_some_and(|why| why.contains("no such key")) =>
+            {
+                None
+            }
+            Err(error) => return Err(error.into()),
         };
+        if last
+            .as_deref()
+            .is_some_and(|last| number(last) >= number(place))
+        {
+            return Ok(false);
+        }
+        let ends = last.map_or("is not there".into(), |last| format!("ends at {last}"));
+        let what = format!(
+            "{ends}, and was read to {place}: it was begun anew, and is read from its beginning"
+        );
+        tracing::warn!("stream {} {what}", self.stream.stream);
+        self.says(what);
+        Ok(true)
+    }
+
+    /// What becomes of an entry: one that can't be taken is told, and reading goes on after it.
+    fn take(&self, entry: &StreamId) -> Result<(), Stopped> {
+        let what = format!("entry {} of stream {}", entry.id, self.stream.stream);
+        let again = |why: &str| format!("{why}; send it again once it can be");
+        let sources = || self.log.sources();
+        let refuse = |why: &str| sources().refused(Source::Stream, &what, &again(why));
         let Some(Value::BulkString(bytes)) = entry.map.get(FIELD) else {
             refuse(&format!("it has no field `{FIELD}`"));
             return Ok(());
@@ -149,9 +198,16 @@ impl Reader {
             return Ok(());
         }
         match self.log.give(bytes) {
-            Ok(_) => Ok(()),
+            Ok(_) => {
+                sources().took(Source::Stream);
+                Ok(())
+            }
             // It may be kept when there is room again.
             Err(error @ NotTaken::Io { .. }) => Err(error.into()),
+            Err(NotTaken::Ahead(why)) => {
+                sources().passed_by(Source::Stream, &what, &again(&why));
+                Ok(())
+            }
             Err(error) => {
                 refuse(&error.to_string());
                 Ok(())
@@ -159,51 +215,19 @@ impl Reader {
         }
     }
 
-    /// Where reading goes on. A stream that ends before that was begun anew, and is read from its beginning.
-    fn kept_place(&self, connection: &mut Connection) -> Result<String, Stopped> {
-        let unread = |source| Stopped::Place {
-            path: self.place.clone(),
-            source,
-        };
+    /// The place that was kept, in this stream.
+    fn kept_place(&self) -> Result<String, Stopped> {
         let text = match fs::read_to_string(&self.place) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BEGINNING.into()),
-            Err(error) => return Err(unread(error)),
-        };
-        // Another stream's, or none.
-        let place = text.trim().split_once(' ');
-        let Some((kept, _)) = place.filter(|(_, of)| *of == self.stream.stream) else {
-            return Ok(BEGINNING.into());
-        };
-        let Some(kept_number) = number(kept) else {
-            return Ok(BEGINNING.into());
-        };
-        let mut last = redis::cmd("XREVRANGE");
-        last.arg(&self.stream.stream)
-            .arg("+")
-            .arg("-")
-            .arg("COUNT")
-            .arg(1);
-        let last: Value = last.query(connection)?;
-        let id = match &last {
-            Value::Array(entries) => entries.first().and_then(|entry| match entry {
-                Value::Array(parts) => parts.first().cloned(),
-                _ => None,
-            }),
-            _ => None,
-        };
-        let id = id.map(String::from_redis_value).transpose();
-        let id = id.map_err(|_| RedisError::from((ErrorKind::UnexpectedReturnType, "no entry")))?;
-        match id.as_deref().and_then(number) {
-            Some(last) if last < kept_number => {
-                tracing::warn!(
-                    "stream {} ends before {kept}, to where it was read: it was begun anew, and is read from its beginning",
-                    self.stream.stream
-                );
-                Ok(BEGINNING.into())
+            Err(source) => {
+                let path = self.place.clone();
+                return Err(Stopped::Place { path, source });
             }
-            _ => Ok(kept.into()),
-        }
+        };
+        let place = text.trim().split_once(' ');
+        let place = place.filter(|(kept, of)| *of == self.stream.stream && number(kept).is_some());
+        Ok(place.map_or(BEGINNING, |(kept, _)| kept).into())
     }
 
     fn keep_place(&self, place: &str) -> Result<(), Stopped> {

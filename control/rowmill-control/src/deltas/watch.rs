@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use rowmill_table::DeltaFile;
 use tokio::sync::watch::Receiver;
 
-use super::{Log, NotTaken, Stands};
+use super::{Log, NotTaken, Source, Stands};
 
 /// How often the directory is looked into.
 const LOOK: Duration = Duration::from_secs(1);
@@ -28,6 +28,9 @@ pub(crate) async fn watch(log: Arc<Log>, directory: PathBuf, mut stopped: Receiv
         directory,
         done: BTreeMap::new(),
     };
+    while !watcher.log.has_heard() && !*stopped.borrow() {
+        tokio::time::sleep(LOOK / 10).await;
+    }
     loop {
         let looked = tokio::task::spawn_blocking(move || {
             watcher.look();
@@ -58,7 +61,7 @@ impl Watcher {
                 let directory = self.directory.display();
                 let text =
                     format!("cannot look into {directory}: {error}; trying again each second");
-                return self.log.says("watch", text);
+                return self.log.sources().says(Source::Watch, &text);
             }
         };
         let mut found = Vec::new();
@@ -73,27 +76,33 @@ impl Watcher {
             }
         }
         found.sort();
+        let mut waiting = 0;
         for (_, path, seen) in found {
             match take(&self.log, &path) {
                 Ok(true) => {
+                    self.log.sources().took(Source::Watch);
                     self.done.insert(path, seen);
                 }
                 // One before it may come yet.
-                Ok(false) => {}
+                Ok(false) => waiting += 1,
                 Err(NotTaken::Io { directory, source }) => {
                     let error = NotTaken::Io { directory, source };
                     let text = format!("{}: {error}; trying again each second", path.display());
-                    return self.log.says("watch", text);
+                    return self.log.sources().says(Source::Watch, &text);
                 }
                 Err(error) => self.refuse(path, seen, &error.to_string()),
             }
         }
-        let text = format!("directory {} is watched", self.directory.display());
-        self.log.says("watch", text);
+        let mut text = format!("directory {} is watched", self.directory.display());
+        if waiting > 0 {
+            text += &format!(", and {waiting} deltas in it wait for others before them");
+        }
+        self.log.sources().says(Source::Watch, &text);
     }
 
     fn refuse(&mut self, path: PathBuf, seen: Seen, why: &str) {
-        tracing::warn!("deltas.watch: {} is not taken: {why}", path.display());
+        let name = path.display().to_string();
+        self.log.sources().refused(Source::Watch, &name, why);
         self.done.insert(path, seen);
     }
 

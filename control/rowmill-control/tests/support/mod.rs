@@ -261,6 +261,7 @@ impl Dataplane {
             model: "m".into(),
             generation: "1".into(),
             generations: vec![1],
+            fingerprints: Vec::new(),
             generations_change: None,
             deltas: None,
             deltas_change: None,

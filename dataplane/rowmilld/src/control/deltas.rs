@@ -107,7 +107,11 @@ impl Fetcher {
                 match fetched {
                     Ok(None) => pauses = Pauses::new(),
                     Ok(Some(file)) => {
-                        let outcome = self.apply(&file);
+                        let name = format!(
+                            "{sequence} of generation {generation} that the control plane at {} sent",
+                            self.peer.address
+                        );
+                        let outcome = self.apply(&file, Path::new(&name));
                         // What is applied is kept under its number.
                         let _kept = fs::remove_file(&file);
                         match outcome {
@@ -160,11 +164,11 @@ impl Fetcher {
         Ok(Some(path))
     }
 
-    /// Applies a file: what became of it, or why nothing.
-    fn apply(&self, file: &Path) -> Result<String, String> {
+    /// Applies a file, with what it is called: what became of it, or why nothing.
+    fn apply(&self, file: &Path, name: &Path) -> Result<String, String> {
         let number = loop {
             // Another one is under way.
-            match self.deltas.apply(file.to_owned()) {
+            match self.deltas.apply(file.to_owned(), name.to_owned()) {
                 Ok(number) => break number,
                 Err(_busy) => thread::sleep(TICK),
             }

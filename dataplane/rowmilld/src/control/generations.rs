@@ -54,6 +54,18 @@ impl Holder {
         if named { held } else { Vec::new() }
     }
 
+    /// What tells each generation that is [told](Self::told) of from others of its number, in the same order.
+    pub(super) fn fingerprints_told(&self) -> Vec<u32> {
+        let (held, _) = self.view.held();
+        match self.told().is_empty() {
+            true => Vec::new(),
+            false => held
+                .iter()
+                .map(|(_, held)| held.resident.fingerprint())
+                .collect(),
+        }
+    }
+
     /// The last delta of each generation that is [told](Self::told) of, in the same order.
     pub(super) fn deltas_told(&self) -> Vec<u64> {
         match self.told().is_empty() {

@@ -40,6 +40,7 @@ impl Teller {
             model: self.model.clone(),
             generation: newest.number.to_string(),
             generations: self.holder.told(),
+            fingerprints: self.holder.fingerprints_told(),
             generations_change: self.holder.last_change(),
             deltas: self.deltas.as_ref().map(|_| self.holder.deltas_told()),
             deltas_change: self.deltas.as_ref().and_then(Told::get),

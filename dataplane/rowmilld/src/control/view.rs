@@ -63,6 +63,11 @@ impl ControlView {
         }
     }
 
+    /// Where the control plane is.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
     fn stand(&self) -> MutexGuard<'_, Stand> {
         self.stand.lock().expect("a panic ends the process")
     }

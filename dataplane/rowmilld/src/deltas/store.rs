@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::{Context, anyhow, bail, ensure};
-use rowmill_table::{DeltaFile, Resident, ResidentTable, delta_chain};
+use rowmill_table::{DeltaFile, Generation, Resident, ResidentTable, delta_chain};
+
+use rustix::fs::{Access, access};
 
 use super::target::{Target, Targets, change, have_room};
 use crate::claim::Claim;
@@ -69,6 +71,63 @@ impl Store {
         })
     }
 
+    /// Looks for what would keep the directory of the configuration from being opened, or deltas of a generation from being applied again, as far
+    /// as it can be found out without leaving a trace: they are read whole, and their ids are not looked up.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open) and [`replay`](Self::replay).
+    pub fn look(config: &Config, generation: &Generation) -> anyhow::Result<()> {
+        let Some(all) = config.deltas.directory.as_deref() else {
+            return Ok(());
+        };
+        let model = config.model.name();
+        let directory = all.join(name_of(&model));
+        // What there is of it already; the rest is made.
+        let there = directory
+            .ancestors()
+            .find(|above| above.symlink_metadata().is_ok());
+        let there = there.unwrap_or(Path::new("."));
+        let may = there
+            .is_dir()
+            .then(|| access(there, Access::WRITE_OK | Access::EXEC_OK));
+        let why = match may {
+            Some(Ok(())) => None,
+            Some(Err(errno)) => Some(errno.to_string()),
+            None => Some("it is no directory".into()),
+        };
+        if let Some(why) = why {
+            bail!(
+                "deltas.directory: cannot write in {}: {why}",
+                there.display()
+            );
+        }
+        Claim::look(&directory.join("deltas"))
+            .context("deltas.directory: give each dataplane its own")?;
+        let directory = directory.join(format!("gen-{}", generation.number()));
+        let (sequences, _) = files_in(&directory)?;
+        for sequence in sequences {
+            let delta = DeltaFile::open(directory.join(file_name(sequence)))?;
+            let head = delta.head();
+            let is = (&*head.model, head.generation, head.base, head.sequence);
+            let expected = (
+                &*model,
+                generation.number(),
+                generation.fingerprint(),
+                sequence,
+            );
+            ensure!(
+                is == expected,
+                delta.bad(format!(
+                    "is delta {} of generation {} (fingerprint {:08x}) of model {}, and not {sequence} of generation {} (fingerprint {:08x}) of model {model}: \
+                     move away those that do not belong there",
+                    is.3, is.1, is.2, is.0, expected.1, expected.2
+                ))
+            );
+            delta.check()?;
+        }
+        Ok(())
+    }
+
     /// Keeps others out while a delta is kept and applied, or while those of a generation are applied again and it becomes one that is held: so
     /// each delta that is kept is of the rows of all generations that are held, whichever comes first.
     pub(crate) fn alone(&self) -> MutexGuard<'_, ()> {
@@ -116,8 +175,7 @@ impl Store {
     }
 
     fn path(&self, generation: u64, sequence: u64) -> PathBuf {
-        self.generation(generation)
-            .join(format!("{sequence:020}.delta"))
+        self.generation(generation).join(file_name(sequence))
     }
 
     /// Applies all deltas of a generation that has just been loaded, which nobody reads yet. Returns how many there are. Those of tables without rows,
@@ -216,38 +274,24 @@ impl Store {
 
     /// How many deltas there are of a generation; clears away what was not finished.
     fn last(&self, generation: u64) -> anyhow::Result<u64> {
-        let directory = self.generation(generation);
-        let unread = || format!("cannot look into {}", directory.display());
-        let entries = match directory.read_dir() {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
-            entries => entries.with_context(unread)?,
-        };
-        let mut sequences = Vec::new();
-        for entry in entries {
-            let path = entry.with_context(unread)?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            if name.ends_with(".delta.tmp") {
-                fs::remove_file(&path)
-                    .with_context(|| format!("cannot remove {}", path.display()))?;
-                continue;
-            }
-            let number = name.strip_suffix(".delta");
-            sequences.extend(number.and_then(|number| number.parse::<u64>().ok()));
-        }
-        sequences.sort_unstable();
-        for (&found, expected) in sequences.iter().zip(1..) {
-            ensure!(
-                found == expected,
-                "{} lacks delta {expected}, and has {found}: bring it back, or remove all after it to serve without their rows",
-                directory.display()
-            );
+        let (sequences, unfinished) = files_in(&self.generation(generation))?;
+        for path in unfinished {
+            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
         }
         Ok(sequences.len() as u64)
     }
 
     /// The delta in a file, once all of it is sound and for these tables.
     fn checked(&self, path: &Path, tables: &Resident, sequence: u64) -> anyhow::Result<DeltaFile> {
-        let delta = DeltaFile::open(path)?;
+        self.sound(DeltaFile::open(path)?, tables, sequence)
+    }
+
+    fn sound(
+        &self,
+        delta: DeltaFile,
+        tables: &Resident,
+        sequence: u64,
+    ) -> anyhow::Result<DeltaFile> {
         let head = delta.head();
         let is = (head.model.as_str(), head.generation, head.sequence);
         if is != (&self.model, tables.generation(), sequence) {
@@ -336,7 +380,8 @@ impl Store {
         copied?;
         to.sync_all().with_context(unkept)?;
         // What is checked is the copy, which nobody else writes.
-        let kept = self.checked(draft, tables, source.head().sequence)?;
+        let kept = DeltaFile::open_called(draft, source.path())?;
+        let kept = self.sound(kept, tables, source.head().sequence)?;
         if kept.crc32() != source.crc32() {
             return Err(anyhow!(source.bad("was changed while it was read".into())));
         }
@@ -357,6 +402,41 @@ impl Store {
             })
         })
     }
+}
+
+fn file_name(sequence: u64) -> String {
+    format!("{sequence:020}.delta")
+}
+
+/// The sequence numbers of the deltas in a generation's directory, which are those from 1 on, and files of deltas that were not finished.
+fn files_in(directory: &Path) -> anyhow::Result<(Vec<u64>, Vec<PathBuf>)> {
+    let unread = || format!("cannot look into {}", directory.display());
+    let (mut sequences, mut unfinished) = (Vec::new(), Vec::new());
+    let entries = match directory.read_dir() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok((sequences, unfinished));
+        }
+        entries => entries.with_context(unread)?,
+    };
+    for entry in entries {
+        let path = entry.with_context(unread)?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.ends_with(".delta.tmp") {
+            unfinished.push(path);
+            continue;
+        }
+        let number = name.strip_suffix(".delta");
+        sequences.extend(number.and_then(|number| number.parse::<u64>().ok()));
+    }
+    sequences.sort_unstable();
+    for (&found, expected) in sequences.iter().zip(1..) {
+        ensure!(
+            found == expected,
+            "{} lacks delta {expected}, and has {found}: bring it back, or remove all after it to serve without their rows",
+            directory.display()
+        );
+    }
+    Ok((sequences, unfinished))
 }
 
 /// Makes a directory, with those above it that there are not, for nobody else to look into; its name is on the disk then.

@@ -20,6 +20,8 @@ pub struct Known {
     pub reports: u64,
     pub samples: Vec<Samples>,
     policy: Option<Policy>,
+    /// What each delta that is asked for has.
+    delta: Option<Vec<u8>>,
     /// What every request is answered with, where it is not what it should be.
     garbage: Option<Vec<u8>>,
     /// Connections that were ended since.
@@ -87,6 +89,11 @@ impl Plane {
             generations: None,
         });
         self.known.1.notify_all();
+    }
+
+    /// Has this for a delta, whichever is asked for.
+    pub fn give_delta(&self, bytes: Vec<u8>) {
+        self.lock().delta = Some(bytes);
     }
 
     /// Answers all requests with this from now on, or as it should.
@@ -200,6 +207,14 @@ impl Plane {
             known.samples.push(Samples::decode(body).unwrap());
             self.known.1.notify_all();
             return Some(none);
+        }
+        if let Some((_, at)) = path.split_once("&at=") {
+            let Some(delta) = &known.delta else {
+                return Some(none);
+            };
+            let piece = &delta[at.parse().unwrap()..];
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", piece.len());
+            return Some([head.as_bytes(), piece].concat());
         }
         let after: Order = path.split("after=").nth(1).unwrap().parse().unwrap();
         let until = Instant::now() + Duration::from_secs(2);
