@@ -134,7 +134,9 @@ fn listen_to_signals(
     renew: watch::Sender<Arc<Trust>>,
     stop: watch::Sender<bool>,
 ) -> anyhow::Result<()> {
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+    // Where a file may not grow, it would end the process. With a handler, the write fails.
+    signal_hook::flag::register(SIGXFSZ, Arc::default()).context("signals")?;
     let signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP]);
     let mut signals = signals.context("signals")?;
     let listen = move || {

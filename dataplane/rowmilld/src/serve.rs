@@ -17,7 +17,8 @@ use rowmill_port::shm::socket_path;
 use rowmill_table::{LoadOptions, Resident, ResidentTable};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::flag::register;
 use signal_hook::iterator::Signals;
 
 use crate::admin;
@@ -292,6 +293,8 @@ pub fn abort_on_panic() {
 /// Starts the thread that waits for signals. The first one, while clients are served, comes out of
 /// the channel; before that there is nothing to drain, and after it nothing to wait for.
 fn watch_signals(overview: Arc<Overview>) -> anyhow::Result<Receiver<&'static str>> {
+    // Where a file may not grow, it would end the process. With a handler, the write fails.
+    register(SIGXFSZ, Arc::default()).context("cannot handle signals")?;
     // Whoever started this with nohup wants SIGHUP to be ignored.
     let hangup = (!ignores_hangup()).then_some(SIGHUP);
     let signals = [SIGTERM, SIGINT].into_iter().chain(hangup);
