@@ -48,7 +48,7 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
     Fault::new(
         "delta-diverged",
-        "told in the status; no delta after another one than the control plane's",
+        "told by both, of more deltas and of others than are kept; none after them",
         UNHARMED,
         deltas_control::diverged,
     ),
