@@ -121,10 +121,19 @@ pub enum ArenaError {
         /// The kernel's answer.
         source: std::io::Error,
     },
+    /// The kernel has no memory for a ring, which counts as locked.
+    #[error(
+        "io_uring gets no memory for its queues; raise the limit of locked memory (`ulimit -l`, LimitMEMLOCK= of \
+         systemd), or free some memory"
+    )]
+    NoRingMemory {
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
     /// The kernel does not lock the memory that files are read into.
     #[error(
-        "{bytes} bytes of buffers can't be registered with io_uring; raise the limit (`ulimit -l`), or use fewer \
-         or smaller buffers"
+        "{bytes} bytes of buffers can't be registered with io_uring; raise the limit of locked memory (`ulimit -l`, \
+         LimitMEMLOCK= of systemd), or use fewer or smaller buffers"
     )]
     NotRegistered {
         /// Bytes of all buffers.

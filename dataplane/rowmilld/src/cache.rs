@@ -32,6 +32,9 @@ pub(crate) fn asked(tables: u32) -> u32 {
     fetch::room_for(tables, 1).max(1024)
 }
 
+/// That workers can't have what they read files by.
+const UNREAD: &str = "cannot read files of cached tables";
+
 /// A listed table of the generation.
 #[derive(Clone, Copy, Debug)]
 struct Listed {
@@ -365,15 +368,19 @@ impl CachePlan {
         describe(generation, number, listed, place)
     }
 
-    /// Opens the files of listed tables as a start does, and says what was found out about them.
+    /// Opens the files of listed tables as a start does, for all workers, and says what was found out about them.
     ///
     /// # Errors
-    /// Where one is not to be had, or is no copy.
+    /// Where one is not to be had, or is no copy, or where what workers read into can't be locked.
     pub fn check(&self, generation: &Generation) -> anyhow::Result<Vec<Choice>> {
-        match self.row_bytes {
-            0 => Ok(Vec::new()),
-            _ => Ok(self.tiers(generation)?.choices()),
+        if self.row_bytes == 0 {
+            return Ok(Vec::new());
         }
+        let tiers = self.tiers(generation)?;
+        let of_worker = |_| tiers.for_worker(None, None);
+        let all: anyhow::Result<Vec<_>> = (0..self.workers).map(of_worker).collect();
+        all.context(UNREAD)?;
+        Ok(tiers.choices())
     }
 
     /// Memory for listed tables of a generation that comes beside the newest, other than for their rows and indexes: checksums, and what each
@@ -450,7 +457,7 @@ impl CachePlan {
             .iter()
             .map(part)
             .collect::<anyhow::Result<Vec<_>>>();
-        let parts = parts.context("cannot read files of cached tables")?;
+        let parts = parts.context(UNREAD)?;
         let (parts, reads): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
         let other = TierReads::of_other_side(&reads);
         let reads = Reads([reads, other]);

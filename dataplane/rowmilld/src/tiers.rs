@@ -15,7 +15,7 @@ use rowmill_table::{Generation, TableError};
 
 use crate::config::{self, Cache, Failure, Tried};
 use crate::files::{Role, TableFile};
-use crate::plan::Choice;
+use crate::plan::{Choice, bytes_text};
 use crate::remote::Lane;
 
 /// Rows that a worker may have asked its file tier for, for each read in flight: those that share a read, and some that wait for one.
@@ -216,7 +216,7 @@ impl Tiers<'_> {
         before: Option<&[TierReads]>,
     ) -> anyhow::Result<(FileTier, Vec<Option<u32>>, TierReads)> {
         let present = || files.clone().flatten();
-        let mut tier = FileTier::new(FileTierOptions {
+        let tier = FileTier::new(FileTierOptions {
             reads: self.cache.reads,
             read_bytes: self.cache.read_bytes as usize,
             fetches: self.fetches(),
@@ -224,7 +224,8 @@ impl Tiers<'_> {
             budget_ns: self.cache.budget_ns(),
             polled: why_unpolled(present()).is_none(),
             huge_pages: HugePages::Off,
-        })?;
+        });
+        let mut tier = tier.map_err(|error| explained(error, self.cache))?;
         let before = before.and_then(|before| before.iter().find(|tier| tier.name == name));
         if let Some(before) = before {
             tier = tier.shown_in(Arc::clone(&before.figures));
@@ -282,6 +283,24 @@ impl Tiers<'_> {
         }
         choices
     }
+}
+
+/// With what to do where the kernel does not lock what a worker reads into.
+fn explained(error: ArenaError, cache: &Cache) -> anyhow::Error {
+    let is_locking = matches!(
+        error,
+        ArenaError::NotRegistered { .. } | ArenaError::NoRingMemory { .. }
+    );
+    let error = anyhow::Error::from(error);
+    if !is_locking {
+        return error;
+    }
+    let (reads, bytes) = (cache.reads, u64::from(cache.read_bytes));
+    error.context(format!(
+        "each worker locks {} for reads (cache.reads = {reads} x cache.read_bytes = {bytes}), as much again for cache.next_tier, \
+         and all of it twice while another generation is held",
+        bytes_text(u64::from(reads) * bytes)
+    ))
 }
 
 /// Where copies of a generation's files are: in a folder of the generation's name, so that there may be copies of several, or in this one itself.

@@ -372,3 +372,35 @@ fn a_thread_that_panics_ends_the_process() {
         .unwrap();
     assert_eq!(status.signal(), Some(Signal::ABORT.as_raw()));
 }
+
+#[test]
+fn memory_that_can_not_be_locked_is_found_by_check() {
+    let place = Place::new();
+    let cached = "[[tables]]\nname = \"f\"\nplacement = \"cached\"\ncache_bytes = 42000\n\
+                  [cache]\npage_cache = \"allow\"\n";
+    let config = place.configure("", &format!("{cached}{MODEST}"));
+    // Room for one worker's buffers of 2 MiB, and not for two; and for none.
+    for (kib, parts) in [
+        (3072, &["can't be registered", "cache.read_bytes"][..]),
+        (0, &["io_uring", "cache.reads = 128"]),
+    ] {
+        for check in [true, false] {
+            let mut limited = std::process::Command::new("sh");
+            let script = format!(
+                "ulimit -l {kib} && exec setpriv --inh-caps -ipc_lock --bounding-set -ipc_lock \"$0\" \"$@\""
+            );
+            let program = support::command(&config, check);
+            limited.args(["-c", &script]).arg(program.get_program());
+            let output = limited.args(program.get_args()).output().unwrap();
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            if stderr.contains("setpriv: ") {
+                eprintln!("skipped: capabilities can't be given up here: {stderr}");
+                return;
+            }
+            assert_eq!(output.status.code(), Some(1), "check {check}: {stderr}");
+            for part in parts.iter().chain(&["LimitMEMLOCK="]) {
+                assert!(stderr.contains(part), "check {check}: `{part}`: {stderr}");
+            }
+        }
+    }
+}

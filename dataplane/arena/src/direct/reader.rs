@@ -116,8 +116,8 @@ impl DirectReader {
     /// Makes a reader without files.
     ///
     /// # Errors
-    /// [`ArenaError::NoIoUring`] where the kernel has or allows no io_uring, [`ArenaError::NotRegistered`] where it
-    /// does not let the buffers be locked, and those of [`Arena::allocate`].
+    /// [`ArenaError::NoIoUring`] where the kernel has or allows no io_uring, [`ArenaError::NoRingMemory`] and
+    /// [`ArenaError::NotRegistered`] where it does not let its queues or the buffers be locked, and those of [`Arena::allocate`].
     ///
     /// # Panics
     /// If a number of the options is 0 or too large, or `slot_bytes` is no multiple of [`DIRECT_ALIGN`].

@@ -22,7 +22,15 @@ pub(super) fn ring(slots: u32, polled: bool) -> Result<IoUring, ArenaError> {
         }
         outcome => outcome,
     };
-    ring.map_err(|source| ArenaError::NoIoUring { source })
+    ring.map_err(refused)
+}
+
+/// Why there is no ring.
+fn refused(source: io::Error) -> ArenaError {
+    match source.kind() {
+        io::ErrorKind::OutOfMemory => ArenaError::NoRingMemory { source },
+        _ => ArenaError::NoIoUring { source },
+    }
 }
 
 /// Whether the kernel has no time or no memory for it now, or was interrupted.
@@ -31,4 +39,19 @@ pub(super) fn put_off(error: &io::Error) -> bool {
         error.kind(),
         io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn a_ring_without_memory_is_about_the_limit_of_locked_memory() {
+        let said = |errno: Errno| refused(errno.into()).to_string();
+        assert!(said(Errno::NOMEM).contains("LimitMEMLOCK="));
+        assert!(said(Errno::NOSYS).contains("Linux 5.6"));
+        assert!(said(Errno::PERM).contains("io_uring_disabled"));
+    }
 }
