@@ -85,9 +85,9 @@ pub enum Count {
     Crowded,
     /// Rows that came and were there already, or whose table was not cached when they were asked for, or is not any more.
     Unkept,
-    /// Rows that were said to be wanted soon.
+    /// Rows that were said to be wanted soon and were not there; one that is named again shortly after counts once.
     Hinted,
-    /// Those of them that there was no room for.
+    /// Those of them that there was no room for, or whose generation was given up before they were asked for.
     HintsDropped,
     /// Times that there was no room to park a bag.
     ParksRefused,
@@ -178,12 +178,12 @@ pub const COUNTS: [(Count, &str, &str); 21] = [
     (
         Count::Hinted,
         "hinted",
-        "Rows that were said to be wanted soon.",
+        "Rows that were said to be wanted soon and were not there; one that is named again shortly after counts once.",
     ),
     (
         Count::HintsDropped,
         "hints_dropped",
-        "Of these, rows that there was no room for.",
+        "Of these, rows that there was no room for (cache.prefetched_rows), or whose generation was given up meanwhile.",
     ),
     (
         Count::ParksRefused,

@@ -24,6 +24,8 @@ use crate::warming::{WarmRows, Warming};
 
 /// Rows of a piece that are drawn, at most: all of the longest.
 const DRAWN: usize = 8192;
+/// Rows that are remembered as told to their owners, of one call.
+const TOLD: usize = 64;
 
 /// No tier, for a worker without cached tables.
 struct Nowhere;
@@ -457,11 +459,17 @@ impl Worker {
 
     fn hint(&mut self, table: usize, rows: impl Iterator<Item = u32>) {
         let spread = *cached(&mut self.tables, table as u32).spread();
+        let has_room = self.fetches.limits().prefetched > 0;
         let (mut hinted, mut dropped) = (0, 0);
+        // The rows that were told last, so that one that is named often takes the room of one.
+        let mut told = [None; TOLD];
         for row in rows {
+            if told[row as usize % TOLD].replace(row) == Some(row) {
+                continue;
+            }
             let owner = self.owners.owner(spread.shard(row));
             let table = table as u32;
-            let is_taken = self.owners.hint(owner, Hint { table, row });
+            let is_taken = has_room && self.owners.hint(owner, Hint { table, row });
             hinted += 1;
             dropped += u64::from(!is_taken);
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use rowmill_cache::WarmRows;
+use rowmill_cache::fetch::Limits;
 use rowmill_cache::figures::Count;
 
 use super::{LIMITS, Seat, seats, settle};
@@ -44,6 +45,26 @@ fn what_is_hinted_is_fetched_by_its_owner_as_far_as_there_is_room() {
         settle(&mut seats, &mut 0, 0);
     }
     assert_eq!(counters(&seats).2, begun);
+}
+
+#[test]
+fn a_row_that_is_named_often_takes_the_room_of_one_and_without_room_all_are_dropped() {
+    let told = |limits, rows: &[u32]| {
+        let (mut seats, book) = seats(1, limits, 100, 4);
+        seats[0].worker.prefetch(0, rows);
+        settle(&mut seats, &mut 0, 0);
+        let figures = seats[0].worker.figures(0).expect("a cached table");
+        let counts = [Count::Hinted, Count::HintsDropped].map(|what| figures.get(what));
+        (counts, book.lock().unwrap().begun)
+    };
+    assert_eq!(told(LIMITS, &[3; 100]), ([1, 0], 1));
+    let rows = [3, 4].repeat(50);
+    assert_eq!(told(LIMITS, &rows), ([2, 0], 2));
+    let none = Limits {
+        prefetched: 0,
+        ..LIMITS
+    };
+    assert_eq!(told(none, &rows), ([2, 2], 0));
 }
 
 #[test]
