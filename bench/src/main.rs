@@ -223,8 +223,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Suite::Targets => return targets::run(cli.json),
         Suite::Demo => return demo::run(cli.trace.as_deref(), cli.seconds, cli.bytes),
     }
-    reporter.finish();
-    Ok(ExitCode::SUCCESS)
+    reporter.finish().map(|()| ExitCode::SUCCESS)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::io::Write;
 
+use anyhow::{Result, bail};
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{CellAlignment, Table};
 use regex::Regex;
@@ -108,14 +109,17 @@ impl Reporter {
     }
 
     /// Prints the table, where JSON was not asked for.
-    pub(crate) fn finish(&self) {
+    ///
+    /// # Errors
+    /// Where cases were asked for and there are none of such names.
+    pub(crate) fn finish(&self) -> Result<()> {
         if self.taken.is_empty()
             && let Some(filter) = &self.filter
         {
-            eprintln!("no case has a name that matches --case {filter}; without it all are shown");
+            bail!("no case matches --case {filter}; without it all are shown");
         }
         if self.json || self.taken.is_empty() {
-            return;
+            return Ok(());
         }
         let mut table = Table::new();
         table
@@ -139,6 +143,7 @@ impl Reporter {
             ]);
         }
         println!("{table}");
+        Ok(())
     }
 }
 
@@ -174,5 +179,16 @@ mod tests {
             (&"null".into(), &1.5.into())
         );
         assert_eq!(figure(1234567.0), "1.23 M");
+    }
+
+    #[test]
+    fn cases_that_are_not_there_are_an_error() {
+        let filter = || Some(Regex::new("nothing").unwrap());
+        let said = Reporter::new(true, filter()).finish().unwrap_err();
+        assert!(said.to_string().starts_with("no case matches"), "{said}");
+        let mut found = Reporter::new(true, filter());
+        found.add(Measurement::plain("null", "nothing", "rate", 1.0, "1/s"));
+        found.finish().unwrap();
+        Reporter::new(true, None).finish().unwrap();
     }
 }

@@ -176,11 +176,19 @@ impl Workload {
 /// traces come from (arXiv 2410.22249).
 pub(crate) const TRACE_POOLING: u32 = 150;
 
+/// Characters of a line of a trace that are shown where it is no row number.
+const SHOWN_CHARS: usize = 80;
+
 /// Reads a trace: a row id a line, `least` of them at least.
 ///
 /// # Errors
-/// Names the line that is no row number, or says that the file has too few.
+/// Names the line that is no row number, or says that the file has too few, or is none.
 pub(crate) fn read_trace(path: &Path, least: u32) -> Result<Vec<u32>> {
+    ensure!(
+        !path.is_dir(),
+        "{} is a directory; give a file with a row number a line",
+        path.display()
+    );
     let file =
         File::open(path).with_context(|| format!("cannot open the trace {}", path.display()))?;
     let mut ids = Vec::new();
@@ -190,9 +198,10 @@ pub(crate) fn read_trace(path: &Path, least: u32) -> Result<Vec<u32>> {
         match text.parse::<u32>() {
             Ok(id) if id < i32::MAX as u32 => ids.push(id),
             _ => bail!(
-                "{} line {}: `{text}` is not a row number from 0 to 2^31 - 2",
+                "{} line {}: `{}` is not a row number from 0 to 2^31 - 2",
                 path.display(),
-                number + 1
+                number + 1,
+                beginning(text)
             ),
         }
     }
@@ -203,6 +212,14 @@ pub(crate) fn read_trace(path: &Path, least: u32) -> Result<Vec<u32>> {
         ids.len()
     );
     Ok(ids)
+}
+
+/// The first characters of a text, and dots where there are more.
+fn beginning(text: &str) -> String {
+    match text.char_indices().nth(SHOWN_CHARS) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.into(),
+    }
 }
 
 /// Cuts a trace into queries of 100 to 700 samples (seeded); ids after the last whole bag are left out.
@@ -259,5 +276,28 @@ mod tests {
         let queries = trace_queries(&ids, 1);
         assert_eq!(queries.iter().map(|q| q.bags).sum::<u32>(), 1000);
         assert_eq!(queries[1].features[0].1[0], queries[0].bags * TRACE_POOLING);
+    }
+
+    #[test]
+    fn what_is_no_trace_is_said_in_a_few_words() {
+        let folder = tempfile::tempdir().unwrap();
+        let said = |path: &Path| read_trace(path, 1).unwrap_err().to_string();
+        let of_folder = said(folder.path());
+        assert!(
+            of_folder.ends_with("is a directory; give a file with a row number a line"),
+            "{of_folder}"
+        );
+        let file = folder.path().join("trace");
+        let of_line = |text: &str| {
+            std::fs::write(&file, format!("1\n2\n{text}\n")).unwrap();
+            said(&file)
+        };
+        assert!(of_line("x").contains("line 3: `x` is not a row number"));
+        let long = of_line(&"ä".repeat(1_000_000));
+        assert!(
+            long.contains(&format!("`{}...` is not", "ä".repeat(SHOWN_CHARS))),
+            "{} bytes",
+            long.len()
+        );
     }
 }
