@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use clap::Args;
+use clap::{Args, value_parser};
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{CellAlignment, Table};
 use serde_json::Value;
@@ -35,7 +35,7 @@ pub(crate) struct Watch {
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     interval: f64,
     /// End after so many tables
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
     count: Option<u64>,
 }
 

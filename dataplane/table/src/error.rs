@@ -401,6 +401,17 @@ pub enum TableError {
         /// The kernel's answer.
         source: std::io::Error,
     },
+    /// A file of a generation is not there.
+    #[error(
+        "{path} is not there; copy it from where the generation was made, or make that again with \
+         `rowmill table generate` or `import`"
+    )]
+    NoFile {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
     /// A file could not be read or written.
     #[error("{path} can't be read or written")]
     Io {

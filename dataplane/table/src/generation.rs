@@ -142,7 +142,13 @@ impl Generation {
         promised: u64,
     ) -> Result<(File, PathBuf), TableError> {
         let path = self.dir.join(name);
-        let file = open_regular(&path).map_err(TableError::io(&path))?;
+        let file = open_regular(&path).map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotFound => TableError::NoFile {
+                path: path.clone(),
+                source,
+            },
+            _ => TableError::io(&path)(source),
+        })?;
         let found = file.metadata().map_err(TableError::io(&path))?.len();
         if found != promised {
             return Err(TableError::WrongFileSize {

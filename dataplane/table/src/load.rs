@@ -156,6 +156,8 @@ fn bring(
 ) -> Result<(Bytes, Vec<Range<usize>>), TableError> {
     let layout = Layout::new(regions.iter().map(Region::taken));
     let mut arena = layout.allocate(huge_pages, progress)?;
+    // It goes on with reading, which may wait for its disk.
+    meter.add(0);
     let parts = layout.split(arena.as_mut_slice());
     let jobs = regions
         .iter()

@@ -158,6 +158,24 @@ fn progress_ends_at_the_total() {
 }
 
 #[test]
+fn once_there_is_memory_reading_is_under_way() {
+    let (_temp, dir) = made(&specs());
+    let generation = Generation::open(&dir).unwrap();
+    let seen = Mutex::new(Vec::new());
+    let note = |stage: Stage, done: u64, total: u64| {
+        seen.lock().unwrap().push((stage, done, total));
+    };
+    generation
+        .load(HugePages::Off, &note, LoadOptions::default())
+        .unwrap();
+    let seen = seen.into_inner().unwrap();
+    let is_allocated = |&(stage, done, total): &_| stage == Stage::Allocating && done == total;
+    let allocated = seen.iter().rposition(is_allocated).unwrap();
+    let (stage, done, _) = seen[allocated + 1];
+    assert_eq!((stage, done), (Stage::Loading, 0), "{seen:?}");
+}
+
+#[test]
 fn damage_is_named() {
     let (_temp, dir) = made(&specs());
     // The second page of the second block that is read at a time.
@@ -324,7 +342,10 @@ fn files_that_are_not_what_was_promised() {
             );
         }
         fs::remove_file(&path).unwrap();
-        assert!(matches!(Generation::open(&dir), Err(TableError::Io { .. })));
+        let error = Generation::open(&dir).unwrap_err();
+        assert!(matches!(&error, TableError::NoFile { path: named, .. } if *named == path));
+        let part = format!("{file} is not there; copy it");
+        assert!(error.to_string().contains(&part), "{error}");
         fs::write(&path, bytes).unwrap();
     }
     fs::copy(dir.join("00000.rows"), dir.join("00001.rows")).unwrap();

@@ -102,7 +102,7 @@ statuses! {
     /// What the server sends to the client is not acknowledged, or can't be sent.
     TransportFailed = 66, "what is sent to the client does not arrive", "check the network and the client's host, and connect again";
     /// A row of a cached table that was not in memory and could not be fetched.
-    RowUnavailable = 67, "a row could not be fetched from where its table lies", "try again; if it stays so, look at the table's tier in `rowmill status`";
+    RowUnavailable = 67, "a row could not be fetched from where its table lies", "try again where its disk or dataplane was late; a page that is damaged stays so: look at the table's tier in `rowmill status`";
 }
 
 impl fmt::Display for Status {

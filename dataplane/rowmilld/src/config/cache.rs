@@ -180,7 +180,8 @@ impl Cache {
             return Some(("cache.next_tier", reason.into()));
         }
         let file = self.warm_file.as_ref()?;
-        let reason = if file.file_name().is_none() {
+        let is_folder = file.as_os_str().as_encoded_bytes().ends_with(b"/");
+        let reason = if is_folder || file.file_name().is_none() {
             "names no file; write a path such as /var/lib/rowmill/demo.warm"
         } else if self.prefetched_rows == 0 {
             "loads rows in advance, and cache.prefetched_rows = 0 lets no row be; write more there"

@@ -305,6 +305,11 @@ fn bad_values_are_refused_with_place_and_advice() {
             "a path such as",
         ),
         (
+            "[model]\ndirectory = \"/m\"\n[cache]\nwarm_file = \"/tmp/w/\"",
+            "cache.warm_file",
+            "names no file",
+        ),
+        (
             "[model]\ndirectory = \"/m\"\n[cache]\nwarm_file = \"/w\"\nprefetched_rows = 0",
             "cache.warm_file",
             "write more there",

@@ -100,7 +100,7 @@ class OverloadedError(RefusedError):
 
 
 class RowUnavailableError(RefusedError):
-    """A row that the dataplane does not hold could not be fetched from where its table lies; try again."""
+    """A row that the dataplane does not hold could not be fetched from where its table lies; try again, unless it is damaged there."""
 
 
 class ExpiredError(RefusedError, TimeoutError):
