@@ -11,7 +11,7 @@
 //! written half is not there at all: it gets its name when it is whole and on the disk.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 const MAGIC: &[u8; 8] = b"rmwarm1\n";
@@ -44,7 +44,7 @@ pub struct Warm {
 #[derive(Debug, thiserror::Error)]
 pub enum WarmError {
     /// The file can't be read or written.
-    #[error("{path}: {source}", path = path.display())]
+    #[error("{path}: {source}{advice}", path = path.display(), advice = advice(source))]
     Io {
         /// The file or its folder.
         path: PathBuf,
@@ -112,7 +112,7 @@ impl Warm {
         let behind = match bytes.strip_prefix(MAGIC) {
             Some(behind) => behind,
             // What a crash of the machine may leave of one, which is not another's.
-            None if MAGIC.starts_with(bytes) => return Err(WarmFault::Checksum),
+            None if MAGIC.starts_with(bytes) || is_zero(bytes) => return Err(WarmFault::Checksum),
             None => return Err(WarmFault::Foreign),
         };
         let (checksum, mut rest) = behind.split_first_chunk().ok_or(WarmFault::Checksum)?;
@@ -193,7 +193,8 @@ impl Warm {
     }
 }
 
-/// Whether what is there was written by somebody else, as far as its first bytes tell: nothing, and a list that was cut off, is not.
+/// Whether what is there was written by somebody else, as far as its first bytes tell: nothing is not, nor a list that was cut off, nor
+/// zeros alone, which a crash of the machine may leave of one.
 pub fn is_foreign(path: &Path) -> bool {
     match fs::metadata(path) {
         Err(_) => return false,
@@ -201,9 +202,41 @@ pub fn is_foreign(path: &Path) -> bool {
         Ok(_) => {}
     }
     let mut first = Vec::new();
-    let read =
-        File::open(path).and_then(|file| file.take(MAGIC.len() as u64).read_to_end(&mut first));
-    read.is_ok() && !MAGIC.starts_with(&first)
+    let Ok(file) = File::open(path) else {
+        return false;
+    };
+    let read = (&file).take(MAGIC.len() as u64).read_to_end(&mut first);
+    read.is_ok() && !MAGIC.starts_with(&first) && !(is_zero(&first) && is_zero_behind(&file))
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|&byte| byte == 0)
+}
+
+/// Whether the rest of a file is zeros, and no more than a list can have.
+fn is_zero_behind(file: &File) -> bool {
+    let mut rest = BufReader::new(file.take(FILE_BYTES_MAX));
+    let mut read = 0;
+    loop {
+        match rest.fill_buf() {
+            Ok([]) => return read < FILE_BYTES_MAX as usize,
+            Ok(bytes) if is_zero(bytes) => read += bytes.len(),
+            _ => return false,
+        }
+        let taken = rest.buffer().len();
+        rest.consume(taken);
+    }
+}
+
+/// What to do about it, where the kernel's word does not tell.
+fn advice(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::FileTooLarge => {
+            "; raise the limit (`ulimit -f`, LimitFSIZE= of systemd), or choose another file system"
+        }
+        io::ErrorKind::NotADirectory => "; name a file in a folder",
+        _ => "",
+    }
 }
 
 fn io_error(path: &Path) -> impl Fn(io::Error) -> WarmError {
@@ -339,6 +372,17 @@ mod tests {
         assert!(!is_foreign(&path) && !is_foreign(&folder.path().join("none")));
         fs::write(&path, &MAGIC[..3]).unwrap();
         assert!(!is_foreign(&path) && is_foreign(folder.path()));
+        fs::write(&path, [0; 100_000]).unwrap();
+        assert!(!is_foreign(&path));
+        let error = Warm::read(&path).unwrap_err();
+        assert!(
+            error.to_string().contains("is damaged: its checksum"),
+            "{error}"
+        );
+        let mut zeros_and_more = [0; 100_000];
+        zeros_and_more[99_999] = 1;
+        fs::write(&path, zeros_and_more).unwrap();
+        assert!(is_foreign(&path));
         fs::write(&path, [1; 10]).unwrap();
         assert!(is_foreign(&path));
         let error = Warm::read(&path).unwrap_err();

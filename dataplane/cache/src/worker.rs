@@ -505,7 +505,8 @@ impl Worker {
 
     /// Loads rows that were there before a restart, as far as they are of shards that this worker writes and
     /// there are empty slots for them: in the polls from now on, when nothing is wanted more, [`Limits::prefetched`] at a time. Each worker is given
-    /// the same list, of no more tables than a side has, and lets go of it when it has loaded it. To be called before the worker serves.
+    /// the same list, of no more tables than a side has, and lets go of it when it has loaded it. Before the worker serves, or between two turns
+    /// when it [loads](Self::is_warming) no others and another thread has the list until it is loaded.
     ///
     /// # Panics
     /// In a poll, if there is no such cached table or row.

@@ -131,6 +131,15 @@ impl Engine {
         self.cached.worker.rule(table, rules);
     }
 
+    /// Loads rows of a table that was cached before and is again, unless others are still being loaded that were there before. Between two
+    /// turns.
+    pub fn warm(&mut self, tables: &Arc<[WarmRows]>) {
+        let worker = &mut self.cached.worker;
+        if !worker.is_warming() {
+            worker.warm(Arc::clone(tables));
+        }
+    }
+
     /// Loads rows of cached tables that are to stay, as far as they are not there. Between two turns.
     pub fn load_pinned(&mut self, tables: Arc<[WarmRows]>) {
         self.cached.worker.load_pinned(tables);

@@ -274,9 +274,14 @@ impl CachePlan {
         }
     }
 
+    /// Whether the rows that are wanted most are listed in a file.
+    pub(crate) fn keeps_warm_rows(&self) -> bool {
+        self.cache.warm_file.is_some()
+    }
+
     /// Bytes for the list of warm rows, and for the file that it becomes.
     fn warm_bytes(&self) -> u64 {
-        if self.cache.warm_file.is_none() {
+        if !self.keeps_warm_rows() {
             return 0;
         }
         let slots = self

@@ -1,9 +1,12 @@
 //! Cached tables as the admin pages show them.
 
+mod hot_before;
+
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use rowmill_arena::Backing;
+use rowmill_cache::WarmRows;
 use rowmill_cache::figures::{
     BUCKETS, COUNTS, Count, TIER_COUNTS, TableFigures, TierFigures, Times,
 };
@@ -17,6 +20,7 @@ use crate::config::Placement;
 use crate::metrics::{Metrics, escape};
 use crate::share::{self, Share};
 use crate::tiers::NAMES;
+use hot_before::HotBefore;
 
 /// A listed table.
 #[derive(Debug)]
@@ -38,6 +42,7 @@ pub struct TableView {
     sides: Mutex<Sides>,
     /// What a policy wants of it.
     pub wishes: Wishes,
+    hot_before: HotBefore,
 }
 
 /// A listed table in one generation.
@@ -113,6 +118,7 @@ impl TableView {
                 left: [0; HELD],
             }),
             wishes: Wishes::default(),
+            hot_before: HotBefore::default(),
         }
     }
 
@@ -163,6 +169,8 @@ impl TableView {
 
     /// The generation of a side is the newest.
     pub(crate) fn switch(&self, side: Side) {
+        // Rows may have other numbers there.
+        self.hot_before.forget();
         let store = {
             let mut sides = self.sides();
             sides.newest = side;
@@ -171,6 +179,28 @@ impl TableView {
         if let Some(store) = store {
             self.has(store.shape());
         }
+    }
+
+    /// These rows were hot when it was cached last, those first that are wanted most. `at_start`: what workers load them from, if they do.
+    /// Returns what is remembered.
+    pub(crate) fn remember(
+        &self,
+        rows: Vec<u32>,
+        at_start: Option<Weak<[WarmRows]>>,
+    ) -> Option<Arc<[WarmRows]>> {
+        let (table, _) = self.newest();
+        self.hot_before.remember(WarmRows { table, rows }, at_start)
+    }
+
+    /// What was [remembered](Self::remember), for workers to load. As long as somebody has it, it is.
+    pub(crate) fn to_load(&self) -> Option<Arc<[WarmRows]>> {
+        self.hot_before.to_load()
+    }
+
+    /// The rows that were [remembered](Self::remember), while it is resident or they are not loaded again yet. Those that are loaded are
+    /// forgotten.
+    pub(crate) fn remembered(&self) -> Option<Vec<u32>> {
+        self.hot_before.rows(self.store().is_some())
     }
 
     /// Its share, as it is now.

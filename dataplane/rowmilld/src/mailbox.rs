@@ -91,6 +91,8 @@ pub enum Move {
     /// What rows of a side's tables come from. It comes back with what they came from before and true; or, as long as that has something to
     /// answer, as it was.
     Tier(Side, Box<SideTier>, bool),
+    /// These rows were hot when their table was cached before, and are to be loaded.
+    Warm(Arc<[WarmRows]>),
 }
 
 impl Move {
@@ -100,6 +102,7 @@ impl Move {
             Move::Home(table, home) => engine.place(*table, home),
             Move::Size(table, resize) => engine.resize(*table, *resize),
             Move::Tier(side, tier, is_taken) => *is_taken = engine.replace_tier(*side, tier),
+            Move::Warm(rows) => engine.warm(rows),
         }
     }
 }

@@ -142,12 +142,12 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
     let backing = overview.backing().expect("tables were set");
     overview.choose(describe_backing(&backing));
     let watch = files::watch(files, Arc::clone(&cache))?;
-    let (warm, choice) = warm::begin(config, &view, &cache, &mut parts, claim)?;
-    choice
+    let warm = warm::begin(config, &view, &cache, &mut parts, claim)?;
+    warm.choice
         .into_iter()
         .for_each(|choice| overview.choose(choice));
-    if let Some(warm) = &warm {
-        overview.set_warm(Arc::clone(warm.view()));
+    if let Some(view) = warm.view {
+        overview.set_warm(view);
     }
     let samples = parts.iter().map(Part::samples).collect();
     let epochs = match &shares {
@@ -264,8 +264,8 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         server.stop_accepting();
     }
     drain(config, &overview, &mailboxes);
-    if let Some(warm) = warm {
-        warm.end();
+    if let Some(keeper) = warm.keeper {
+        keeper.end();
     }
     // It ends the connections and waits for the workers to let go, so they still run.
     drop(server);

@@ -3,94 +3,30 @@
 //! A thread of its own reads which rows are there and writes them every so often, and once more when everything is drained. It waits for
 //! no worker and no worker for it. Whatever goes wrong with the file costs a start its head start and nothing else.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::path::{Path, PathBuf};
+mod found;
+mod view;
+
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use rowmill_cache::WarmRows;
-use rowmill_cache::warm::{ROWS_MAX, Warm, WarmError, WarmFault, WarmTable, is_foreign};
-use rustix::fs::{Access, access};
-use serde_json::{Value, json};
+use rowmill_cache::warm::{ROWS_MAX, Warm, WarmTable, is_foreign};
 
 use crate::cache::Part;
 use crate::cache_view::{CacheView, TableView};
 use crate::claim::{self, Claim, ClaimError};
 use crate::config::{Config, Placement};
 use crate::generations::View;
-use crate::metrics::Metrics;
 use crate::plan::{Choice, Plan};
+use found::{Found, find};
+pub use view::WarmView;
 
 const WHAT: &str = "warm rows";
 
 /// How long the end waits for the file to be written: half a gigabyte at the rate of a slow disk.
 const LAST_WRITE: Duration = Duration::from_secs(10);
-
-/// The file as the admin pages show it.
-#[derive(Debug)]
-pub struct WarmView {
-    path: PathBuf,
-    /// Rows in the file as it was written last.
-    rows: AtomicU64,
-    written: AtomicU64,
-    failures: AtomicU64,
-    is_failing: AtomicBool,
-    /// What workers were given at start, until all have loaded it.
-    loading: Weak<[WarmRows]>,
-}
-
-impl WarmView {
-    /// Whether rows of the file are still being loaded.
-    fn is_loading(&self) -> bool {
-        self.loading.strong_count() > 0
-    }
-
-    pub(crate) fn status(&self) -> Value {
-        json!({
-            "file": self.path.display().to_string(),
-            "rows": self.rows.load(Relaxed),
-            "written": self.written.load(Relaxed),
-            "failures": self.failures.load(Relaxed),
-            "failing": self.is_failing.load(Relaxed),
-            "loading": self.is_loading(),
-        })
-    }
-
-    pub(crate) fn metrics(&self, out: &mut Metrics) {
-        let all: [(&str, &str, &str, u64); 4] = [
-            (
-                "rowmill_warm_rows",
-                "gauge",
-                "Rows in the file of warm rows as it was written last.",
-                self.rows.load(Relaxed),
-            ),
-            (
-                "rowmill_warm_loading",
-                "gauge",
-                "1 while rows of the file are loaded.",
-                self.is_loading().into(),
-            ),
-            (
-                "rowmill_warm_written_total",
-                "counter",
-                "Times that the file of warm rows was written.",
-                self.written.load(Relaxed),
-            ),
-            (
-                "rowmill_warm_failures_total",
-                "counter",
-                "Times that the file of warm rows could not be written.",
-                self.failures.load(Relaxed),
-            ),
-        ];
-        for (name, kind, help, value) in all {
-            out.family(name, kind, help);
-            out.sample(name, "", value);
-        }
-    }
-}
 
 /// The thread that writes the file.
 #[derive(Debug)]
@@ -98,15 +34,6 @@ pub(crate) struct Keeper {
     view: Arc<WarmView>,
     ending: Sender<()>,
     ended: Receiver<()>,
-}
-
-/// What was read of a file.
-#[derive(Debug)]
-struct Found {
-    rows: Arc<[WarmRows]>,
-    choice: Choice,
-    /// Whether it is a file of ours, or none, and may be written.
-    is_ours: bool,
 }
 
 /// Takes the file for this process, where the configuration names one. None where there is none, where it is not to be written, or where
@@ -162,8 +89,18 @@ fn refusal(error: &ClaimError) -> anyhow::Error {
     )
 }
 
-/// Where the configuration names a file: gives the workers what it lists, and keeps it from now on. With it comes what was found
-/// in it.
+/// What comes of a file that the configuration names.
+#[derive(Debug, Default)]
+pub(crate) struct Begun {
+    /// What keeps it, where it is to be kept.
+    pub(crate) keeper: Option<Keeper>,
+    /// How it stands, where there is something to keep.
+    pub(crate) view: Option<Arc<WarmView>>,
+    /// What was found in it.
+    pub(crate) choice: Option<Choice>,
+}
+
+/// Where the configuration names a file: gives the workers what it lists, and keeps it from now on.
 ///
 /// # Errors
 /// Where no thread can be started.
@@ -173,41 +110,51 @@ pub(crate) fn begin(
     cache: &Arc<CacheView>,
     parts: &mut [Part],
     claim: Option<Claim>,
-) -> anyhow::Result<(Option<Keeper>, Option<Choice>)> {
+) -> anyhow::Result<Begun> {
     let Some(path) = file(config)? else {
-        return Ok((None, None));
+        return Ok(Begun::default());
     };
     if cache.tables.is_empty() {
-        return Ok((None, Some(nothing_listed())));
+        let choice = Some(nothing_listed());
+        return Ok(Begun {
+            choice,
+            ..Begun::default()
+        });
     }
     let name = name(&config.model.name(), generations.newest().number);
     let Found {
         rows,
+        lists,
         choice,
-        is_ours,
+        foreign,
     } = find(&path, &name, cache, |table| table.store().is_some());
     for part in parts {
         part.worker.warm(Arc::clone(&rows));
     }
-    if !is_ours {
-        return Ok((None, Some(choice)));
+    for (number, list) in lists {
+        let view = cache.tables.iter().find(|view| view.number == number);
+        view.expect("a listed table")
+            .remember(list, Some(Arc::downgrade(&rows)));
     }
-    let view = Arc::new(WarmView {
-        path,
-        rows: AtomicU64::new(0),
-        written: AtomicU64::new(0),
-        failures: AtomicU64::new(0),
-        is_failing: AtomicBool::new(false),
-        loading: Arc::downgrade(&rows),
-    });
-    let every = Duration::from_secs(config.cache.warm_every_s.into());
-    let kept = Kept {
-        model: config.model.name(),
-        generations: Arc::clone(generations),
-        cache: Arc::clone(cache),
+    let is_off = foreign.is_some();
+    let view = Arc::new(WarmView::new(path, &rows, foreign));
+    let keeper = match is_off {
+        true => None,
+        false => {
+            let every = Duration::from_secs(config.cache.warm_every_s.into());
+            let kept = Kept {
+                model: config.model.name(),
+                generations: Arc::clone(generations),
+                cache: Arc::clone(cache),
+            };
+            Some(Keeper::start(Arc::clone(&view), every, kept, claim)?)
+        }
     };
-    let keeper = Keeper::start(view, every, kept, claim)?;
-    Ok((Some(keeper), Some(choice)))
+    Ok(Begun {
+        keeper,
+        view: Some(view),
+        choice: Some(choice),
+    })
 }
 
 /// What a start would find in the file, where the configuration names one. Nothing is loaded, and nothing written.
@@ -236,104 +183,6 @@ fn nothing_listed() -> Choice {
 /// What a file says that it is of.
 fn name(model: &str, generation: u64) -> String {
     format!("{model}, generation {generation}")
-}
-
-/// Reads what a file lists of the tables that are cached.
-fn find(
-    path: &Path,
-    name: &str,
-    cache: &CacheView,
-    is_cached: impl Fn(&TableView) -> bool,
-) -> Found {
-    let none = |choice, is_ours| Found {
-        rows: Vec::new().into(),
-        choice,
-        is_ours,
-    };
-    let at = path.display();
-    let warm = match Warm::read(path) {
-        Ok(Some(warm)) => warm,
-        Ok(None) => {
-            let choice = match unwritable(path) {
-                None => {
-                    let why = format!("{at} is not there yet; it is for the next start");
-                    Choice::new(WHAT, "none", why)
-                }
-                Some(why) => Choice::warning(WHAT, "none", why),
-            };
-            return none(choice, true);
-        }
-        Err(WarmError::Damaged {
-            fault: WarmFault::Foreign,
-            ..
-        }) => {
-            let why = format!(
-                "cache.warm_file: {at} is no list of warm rows, and is left as it is; name another file"
-            );
-            return none(Choice::warning(WHAT, "none", why), false);
-        }
-        Err(error) => return none(Choice::warning(WHAT, "none", error.to_string()), true),
-    };
-    if warm.generation != name {
-        let why = format!(
-            "{at} is of {}, and this is {name}, whose rows may have other numbers",
-            warm.generation
-        );
-        return none(Choice::warning(WHAT, "none", why), true);
-    }
-    let listed: usize = warm.tables.iter().map(|table| table.rows.len()).sum();
-    let (mut rows, mut texts) = (Vec::new(), Vec::new());
-    for WarmTable {
-        name,
-        rows: mut list,
-    } in warm.tables
-    {
-        let is_meant = |table: &&TableView| table.name == name && is_cached(table);
-        let Some(table) = cache.tables.iter().find(is_meant) else {
-            continue;
-        };
-        list.retain(|&row| u64::from(row) < table.rows());
-        texts.push(format!("{} of {name}", list.len()));
-        rows.push(WarmRows {
-            table: table.number,
-            rows: list,
-        });
-    }
-    let taken: usize = rows.iter().map(|table: &WarmRows| table.rows.len()).sum();
-    let chosen = match texts.is_empty() {
-        true => "none".into(),
-        false => texts.join(", "),
-    };
-    let mut why = match taken {
-        0 => format!("{at} lists no row of a table that is cached"),
-        _ => format!("{at} lists them; they are loaded first, as far as there is room"),
-    };
-    if taken < listed {
-        let left = listed - taken;
-        why += &format!("; {left} others are of tables that are not cached, or beyond their ends");
-    }
-    let choice = match unwritable(path) {
-        None => Choice::new(WHAT, chosen, why),
-        Some(fault) => Choice::warning(WHAT, chosen, format!("{why}; {fault}")),
-    };
-    Found {
-        rows: rows.into(),
-        choice,
-        is_ours: true,
-    }
-}
-
-/// Why a list can't be written there, as far as that can be seen without writing one.
-fn unwritable(path: &Path) -> Option<String> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let error = access(folder, Access::WRITE_OK | Access::EXEC_OK).err()?;
-    Some(format!(
-        "cache.warm_file: no list can be written in {}: {error}; make it a folder that rowmilld may write",
-        folder.display()
-    ))
 }
 
 /// Whose rows are listed.
@@ -380,16 +229,11 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// What it tells others.
-    pub(crate) fn view(&self) -> &Arc<WarmView> {
-        &self.view
-    }
-
     /// Writes the file once more. The workers are still there, so that it can tell whether they have loaded all of it.
     pub(crate) fn end(self) {
         drop(self.ending);
         if self.ended.recv_timeout(LAST_WRITE).is_err() {
-            let at = self.view.path.display();
+            let at = self.view.path().display();
             tracing::warn!(
                 "{at} was not written within {LAST_WRITE:?}; the next start loads what it had before"
             );
@@ -406,13 +250,20 @@ fn write(view: &WarmView, generation: &str, cache: &CacheView, claim: &mut Optio
     let slots = |table: &TableView| u64::from(table.share().shape.slots());
     let all: u64 = cache.tables.iter().map(slots).sum();
     let hot = |table: &TableView| {
-        let store = table.store()?;
         let slots = slots(table);
         // Each table has its part where a file has no room for all.
-        let most = slots.min(slots * ROWS_MAX as u64 / all.max(1));
+        let most = slots.min(slots * ROWS_MAX as u64 / all.max(1)) as usize;
+        let rows = match (table.remembered(), table.store()) {
+            (Some(mut rows), _) => {
+                rows.truncate(most);
+                rows
+            }
+            (None, Some(store)) => store.hot(most),
+            (None, None) => return None,
+        };
         Some(WarmTable {
             name: table.name.clone(),
-            rows: store.hot(most as usize),
+            rows,
         })
     };
     let warm = Warm {
@@ -422,29 +273,18 @@ fn write(view: &WarmView, generation: &str, cache: &CacheView, claim: &mut Optio
     let rows: usize = warm.tables.iter().map(|table| table.rows.len()).sum();
     let claimed = match claim {
         Some(_) => Ok(()),
-        None => Claim::take(&view.path).map(|taken| *claim = Some(taken)),
+        None => Claim::take(view.path()).map(|taken| *claim = Some(taken)),
     };
     let outcome = claimed
         .map_err(anyhow::Error::from)
-        .and_then(|()| Ok(warm.write(&view.path)?));
-    let is_failing = outcome.is_err();
-    let was_failing = view.is_failing.swap(is_failing, Relaxed);
+        .and_then(|()| Ok(warm.write(view.path())?));
+    let is_news = view.note(outcome.is_ok().then_some(rows as u64));
     match outcome {
-        Ok(()) => {
-            view.rows.store(rows as u64, Relaxed);
-            view.written.fetch_add(1, Relaxed);
-            if was_failing {
-                tracing::info!("{} is written again", view.path.display());
-            }
-        }
-        Err(error) => {
-            view.failures.fetch_add(1, Relaxed);
-            if !was_failing {
-                tracing::warn!(
-                    "the list of warm rows can't be written, and the next start loads what it had before: {error}"
-                );
-            }
-        }
+        Ok(()) if is_news => tracing::info!("{} is written again", view.path().display()),
+        Err(error) if is_news => tracing::warn!(
+            "the list of warm rows can't be written, and the next start loads what it had before: {error}"
+        ),
+        _ => {}
     }
 }
 
@@ -452,6 +292,8 @@ fn write(view: &WarmView, generation: &str, cache: &CacheView, claim: &mut Optio
 mod tests {
     use rowmill_arena::HugePages;
     use rowmill_cache::store::{Epochs, Shape, Store, Tags};
+
+    use rowmill_cache::WarmRows;
 
     use super::*;
     use crate::cache_view;
@@ -462,7 +304,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (epochs, _) = Epochs::new(1);
         let shape = Shape::new(512, 1, 4, 4).unwrap();
-        let (store, _) = Store::new(shape, 1, 4, &epochs, Tags::detect(), HugePages::Off).unwrap();
+        let store = || Store::new(shape, 1, 4, &epochs, Tags::detect(), HugePages::Off);
+        let [(store, _), (other, _)] = [store().unwrap(), store().unwrap()];
         let table = |number, name: &str, store| {
             let kept = cache_view::Kept {
                 rows: 100,
@@ -495,13 +338,6 @@ mod tests {
                 .into(),
         };
         listed.write(&path).unwrap();
-        assert_eq!(unwritable(&path), None);
-        let why = unwritable(&folder.path().join("none/warm"));
-        assert!(
-            why.as_ref()
-                .is_some_and(|why| why.contains("none: No such file or directory")),
-            "{why:?}"
-        );
         // The other one is resident now.
         let cache = CacheView {
             arena_bytes: shape.bytes() as u64,
@@ -514,20 +350,33 @@ mod tests {
             rows: vec![5, 99],
         };
         assert_eq!(*found.rows, [rows]);
-        let view = WarmView {
-            path: path.clone(),
-            rows: AtomicU64::new(0),
-            written: AtomicU64::new(0),
-            failures: AtomicU64::new(0),
-            is_failing: AtomicBool::new(false),
-            loading: Arc::downgrade(&found.rows),
-        };
+        assert_eq!(found.lists, [(3, vec![5, 99]), (4, vec![5, 99])]);
+        let view = WarmView::new(path.clone(), &found.rows, None);
         write(&view, "m", &cache, &mut None);
         assert_eq!(Warm::read(&path).unwrap(), Some(listed));
+        for (table, (_, list)) in cache.tables.iter().zip(&found.lists) {
+            table.remember(list.clone(), Some(Arc::downgrade(&found.rows)));
+        }
         drop(found);
-        write(&view, "m", &cache, &mut None);
-        let written = Warm::read(&path).unwrap().unwrap().tables;
-        assert_eq!((written.len(), &*written[0].name), (1, "a"));
-        assert_eq!(written[0].rows, [0; 0]);
+        let written = || {
+            write(&view, "m", &cache, &mut None);
+            let tables = Warm::read(&path).unwrap().unwrap().tables;
+            let lists = tables.into_iter().map(|table| (table.name, table.rows));
+            lists.collect::<Vec<(String, Vec<u32>)>>()
+        };
+        // Of the cached one what is there, and of the other one what was there.
+        assert_eq!(written(), [("a".into(), vec![]), ("b".into(), vec![5, 99])]);
+        // It becomes cached again: the list stays until all have loaded it.
+        let loading = cache.tables[1].to_load().unwrap();
+        cache.tables[1].moved(Some(other), None);
+        assert_eq!(written()[1].1, [5, 99]);
+        drop(loading);
+        assert_eq!(written()[1].1, [0; 0]);
+        // Another generation's rows have other numbers.
+        cache.tables[1].moved(None, None);
+        cache.tables[1].remember(vec![7], None);
+        assert_eq!(written()[1].1, [7]);
+        cache.switch(rowmill_engine::Side::B);
+        assert_eq!(written(), []);
     }
 }

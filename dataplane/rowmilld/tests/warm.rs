@@ -13,7 +13,7 @@ use rowmill_cache::warm::{Warm, WarmTable};
 use rustix::process::Signal;
 
 use looking::{look_up, status, wait_until};
-use support::{MODEST, Place, page, ready};
+use support::{MODEST, Place, changed, page, ready};
 
 /// The configuration of a service that has room for 600 of 1000 rows, and a list of them in `file`.
 fn configure(place: &Place, model: &str, file: &Path) -> PathBuf {
@@ -114,6 +114,8 @@ fn lists_that_do_not_fit_are_left_out() {
     let cases = [
         (warm("m, generation 2").encode(), "is of m, generation 2"),
         (damaged, "its checksum does not match"),
+        // What a crash of the machine may leave.
+        (vec![0; 5000], "its checksum does not match"),
     ];
     for (bytes, part) in cases {
         std::fs::write(&file, bytes).unwrap();
@@ -130,6 +132,12 @@ fn lists_that_do_not_fit_are_left_out() {
     std::fs::write(&file, "somebody's letters").unwrap();
     let (mut running, address) = ready(&config);
     assert!(running.log.contains("is left as it is"), "{}", running.log);
+    let why = status(address)["warm"]["off"].to_string();
+    assert!(why.contains("is no list of warm rows"), "{why}");
+    let (_, metrics) = page(address, "/metrics");
+    for part in ["rowmill_warm_off 1", "rowmill_warm_written_total 0"] {
+        assert!(metrics.contains(&format!("\n{part}\n")), "{metrics}");
+    }
     assert_eq!(look_up(&place, address, &[7, 8]), 0);
     running.signal(Signal::TERM);
     assert_eq!(running.code(), Some(0));
@@ -206,4 +214,65 @@ fn a_full_disk_leaves_the_list_as_it_was() {
     running.signal(Signal::TERM);
     assert_eq!(running.code(), Some(0));
     drop(disk);
+}
+
+#[test]
+fn where_no_list_can_be_written_check_says_so() {
+    let place = Place::new();
+    for file in ["/proc/warm".into(), place.path("none").join("warm")] {
+        let (output, stderr) = support::run(&configure(&place, "", &file), true);
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{stderr}");
+        let folder = file.parent().unwrap().display();
+        let part = format!("cache.warm_file: no list can be written in {folder}");
+        assert!(said.contains("warm rows: none (warning)"), "{said}");
+        assert!(said.contains(&part), "{said}");
+    }
+}
+
+#[test]
+fn the_rows_of_a_table_that_is_resident_for_a_while_stay_listed() {
+    let place = Place::new();
+    let file = place.path("warm");
+    let config = configure(&place, "", &file);
+    let text = std::fs::read_to_string(&config).unwrap() + "\nallow_changes = true\n";
+    std::fs::write(&config, text).unwrap();
+    let rows: Vec<u32> = (0..300).collect();
+    let is_listed = || {
+        let warm = Warm::read(&file).unwrap().unwrap();
+        warm.tables
+            .iter()
+            .map(|table| table.rows.len())
+            .sum::<usize>()
+            > 270
+    };
+    let written = |address| {
+        let so_far = status(address)["warm"]["written"].as_u64().unwrap();
+        wait_until(address, "list", |status| {
+            status["warm"]["written"].as_u64().unwrap() > so_far + 1
+        });
+    };
+    let (mut running, address) = ready(&config);
+    look_up(&place, address, &rows);
+    let moved = |address, to: &str| {
+        let (state, detail) = changed(address, &format!("/tables/f?placement={to}"), "changes");
+        assert_eq!(state, "done", "{detail}");
+    };
+    moved(address, "resident");
+    written(address);
+    assert!(is_listed());
+    // Cached again, they come by themselves.
+    moved(address, "cached");
+    wait_until(address, "rows", |status| {
+        status["cache"][0]["held_rows"].as_u64() > Some(270)
+    });
+    assert!(look_up(&place, address, &rows) > 270);
+    moved(address, "resident");
+    written(address);
+    running.signal(Signal::KILL);
+    assert_eq!(running.code(), None);
+    assert!(is_listed());
+    let (_running, address) = ready(&config);
+    wait_until(address, "rows", |status| status["warm"]["loading"] == false);
+    assert!(look_up(&place, address, &rows) > 270);
 }

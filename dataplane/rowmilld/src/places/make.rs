@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread;
 
 use anyhow::{Context, ensure};
+use rowmill_cache::WarmRows;
 use rowmill_cache::store::{Shape, Store};
 use rowmill_engine::Home;
 use rowmill_table::{LoadOptions, Progress, ResidentTable, Stage};
@@ -54,11 +55,24 @@ impl Hands<'_> {
             (Some(store), Placement::Cached) => self.resize(view, &store, shape, reports),
             (None, Placement::Resident) => Ok(()),
             (None, Placement::Cached) => {
+                // Until all workers have it, it counts as not loaded.
+                let hot = view.to_load();
                 let (homes, store) = self.cached(view, shape)?;
-                self.place(view, homes, (store, None))
+                self.place(view, homes, (store, None))?;
+                if let Some(hot) = hot {
+                    let lists = listed_for(self.listed.means.mailboxes.len(), &hot);
+                    self.over(&format!("table {}", view.name), lists);
+                }
+                Ok(())
             }
-            (Some(_), Placement::Resident) => {
+            (Some(store), Placement::Resident) => {
                 let (homes, table) = self.resident(at, reports.progress)?;
+                // What it lists is what is there, or what is on its way there again.
+                let keeps = self.listed.means.plan.keeps_warm_rows();
+                let _not_loaded = match view.remembered() {
+                    None if keeps => view.remember(store.hot(store.shape().slots() as usize), None),
+                    _ => view.to_load(),
+                };
                 self.place(view, homes, (None, Some(table)))
             }
         }
@@ -191,4 +205,9 @@ impl Hands<'_> {
         };
         Ok((means.mailboxes.iter().map(home).collect(), table))
     }
+}
+
+/// For each worker, that these rows are to be loaded.
+fn listed_for(workers: usize, rows: &Arc<[WarmRows]>) -> Vec<Move> {
+    (0..workers).map(|_| Move::Warm(Arc::clone(rows))).collect()
 }

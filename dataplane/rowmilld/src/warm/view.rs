@@ -1,0 +1,113 @@
+//! The list of warm rows as the admin pages show it.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+
+use rowmill_cache::WarmRows;
+use serde_json::{Value, json};
+
+use crate::metrics::Metrics;
+
+/// The file as the admin pages show it.
+#[derive(Debug)]
+pub struct WarmView {
+    path: PathBuf,
+    /// Rows in the file as it was written last.
+    rows: AtomicU64,
+    written: AtomicU64,
+    failures: AtomicU64,
+    is_failing: AtomicBool,
+    /// What workers were given at start, until all have loaded it.
+    loading: Weak<[WarmRows]>,
+    /// Why none is kept, if so.
+    off: Option<String>,
+}
+
+impl WarmView {
+    /// That of a file of which workers were given these rows. `off`: why none is kept, if so.
+    pub(super) fn new(path: PathBuf, rows: &Arc<[WarmRows]>, off: Option<String>) -> WarmView {
+        WarmView {
+            path,
+            rows: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+            is_failing: AtomicBool::new(false),
+            loading: Arc::downgrade(rows),
+            off,
+        }
+    }
+
+    /// The file.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// So many rows were written, or none could be. Returns whether it was otherwise the time before.
+    pub(super) fn note(&self, written: Option<u64>) -> bool {
+        match written {
+            Some(rows) => {
+                self.rows.store(rows, Relaxed);
+                self.written.fetch_add(1, Relaxed);
+            }
+            None => _ = self.failures.fetch_add(1, Relaxed),
+        }
+        self.is_failing.swap(written.is_none(), Relaxed) != written.is_none()
+    }
+
+    /// Whether rows of the file are still being loaded.
+    pub(super) fn is_loading(&self) -> bool {
+        self.loading.strong_count() > 0
+    }
+
+    pub(crate) fn status(&self) -> Value {
+        json!({
+            "file": self.path.display().to_string(),
+            "rows": self.rows.load(Relaxed),
+            "written": self.written.load(Relaxed),
+            "failures": self.failures.load(Relaxed),
+            "failing": self.is_failing.load(Relaxed),
+            "loading": self.is_loading(),
+            "off": self.off,
+        })
+    }
+
+    pub(crate) fn metrics(&self, out: &mut Metrics) {
+        let all: [(&str, &str, &str, u64); 5] = [
+            (
+                "rowmill_warm_rows",
+                "gauge",
+                "Rows in the file of warm rows as it was written last.",
+                self.rows.load(Relaxed),
+            ),
+            (
+                "rowmill_warm_loading",
+                "gauge",
+                "1 while rows of the file are loaded.",
+                self.is_loading().into(),
+            ),
+            (
+                "rowmill_warm_written_total",
+                "counter",
+                "Times that the file of warm rows was written.",
+                self.written.load(Relaxed),
+            ),
+            (
+                "rowmill_warm_failures_total",
+                "counter",
+                "Times that the file of warm rows could not be written.",
+                self.failures.load(Relaxed),
+            ),
+            (
+                "rowmill_warm_off",
+                "gauge",
+                "1 where none is kept, since what is there is no list of warm rows: warm.off in /status says what it is.",
+                self.off.is_some().into(),
+            ),
+        ];
+        for (name, kind, help, value) in all {
+            out.family(name, kind, help);
+            out.sample(name, "", value);
+        }
+    }
+}
