@@ -101,6 +101,22 @@ fn after_a_kill_it_goes_on_where_it_was() {
     );
 }
 
+#[test]
+fn files_that_may_not_grow_are_told_and_it_goes_on() {
+    let control = Control::start(TOML);
+    let dataplane = Dataplane::new("a", 1);
+    assert_eq!(dataplane.report(&control).0, 204);
+    let put = |bytes: u64| {
+        let fixed = json!({"min_bytes": bytes, "max_bytes": bytes});
+        control.put("/v1/tables/m/cold/settings", &fixed).0
+    };
+    assert_eq!(put(700_000), 200);
+    control.limit_files(Some(0));
+    assert_eq!(put(600_000), 500);
+    control.limit_files(None);
+    wait_for("a change that is kept", || put(600_000) == 200);
+}
+
 /// `tests/states/1` is the state that a former version has left: of a dataplane with tables `hot` and `cold` and their settings.
 #[test]
 fn what_a_former_version_has_kept_is_read() {

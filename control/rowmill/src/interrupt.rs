@@ -37,9 +37,6 @@ impl Interrupts {
                 .and_then(|_| register(number, Arc::clone(&stop)))
                 .context("cannot watch signals")?;
         }
-        // Where a file may not grow, this signal would end the process. With a handler, the write fails
-        // with an error that says so, and cleans up.
-        register(SIGXFSZ, Arc::default()).context("cannot watch signals")?;
         Ok(Interrupts { stop, signal })
     }
 
@@ -55,6 +52,15 @@ impl Interrupts {
             error => error.into(),
         }
     }
+}
+
+/// Where a file may not grow, SIGXFSZ would end the process. With a handler, the write fails with an error that says so.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn outlive_long_files() -> Result<()> {
+    let registered = register(SIGXFSZ, Arc::default());
+    registered.map(drop).context("cannot watch signals")
 }
 
 /// That a signal ended the work.

@@ -64,7 +64,19 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let command = Cli::parse().command;
+    match interrupt::outlive_long_files().and_then(|()| run(command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::note(&format!("error: {}", output::explained(&error)));
+            let interrupted = error.downcast_ref::<interrupt::Interrupted>();
+            interrupted.map_or(ExitCode::FAILURE, |interrupted| interrupted.exit_code())
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
         Command::Table(command) => command.run(),
         Command::Lookup(command) => command.run(),
         Command::Status(command) => command.run(),
@@ -76,13 +88,5 @@ fn main() -> ExitCode {
         Command::Cert(command) => command.run(),
         Command::Token(command) => command.run(),
         Command::Watch(command) => command.run(),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            output::note(&format!("error: {}", output::explained(&error)));
-            let interrupted = error.downcast_ref::<interrupt::Interrupted>();
-            interrupted.map_or(ExitCode::FAILURE, |interrupted| interrupted.exit_code())
-        }
     }
 }

@@ -109,6 +109,34 @@ fn files_that_may_not_grow_leave_nothing_behind() {
 }
 
 #[test]
+fn output_that_may_not_grow_is_an_error() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = std::fs::File::create(folder.path().join("out")).expect("a file");
+    let mut command = Command::new("sh");
+    let program = env!("CARGO_BIN_EXE_rowmill");
+    command.args([
+        "-c",
+        "ulimit -f 0; exec \"$0\" token new --operator x",
+        program,
+    ]);
+    let ended = command.stdout(out).output().expect("it runs");
+    let stderr = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{:?}: {stderr}", ended.status);
+    assert!(
+        stderr.contains("cannot write to standard output: File too large"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn to_watch_nothing_is_refused() {
+    let ended = rowmill(&["watch", "--count", "0"], Stdio::null());
+    let stderr = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("0 is not in 1.."), "{stderr}");
+}
+
+#[test]
 fn certificates_for_development_are_made_once() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().expect("a folder");

@@ -217,6 +217,26 @@ fn a_full_disk_leaves_the_list_as_it_was() {
 }
 
 #[test]
+fn a_list_that_may_not_grow_is_told_and_counted() {
+    let place = Place::new();
+    let file = place.path("warm");
+    let (mut running, address) = ready(&configure(&place, "", &file));
+    look_up(&place, address, &[1, 2, 3]);
+    wait_until(address, "list", |status| status["warm"]["rows"] == 3);
+    // Less than it has.
+    running.limit_files(Some(32));
+    let said = running.wait_for("can't be written");
+    assert!(said.contains("File too large"), "{said}");
+    assert!(said.contains("`ulimit -f`"), "{said}");
+    assert!(status(address)["warm"]["failures"].as_u64() > Some(0));
+    assert_eq!(Warm::read(&file).unwrap().unwrap().tables[0].rows.len(), 3);
+    running.limit_files(None);
+    running.wait_for("is written again");
+    running.signal(Signal::TERM);
+    assert_eq!(running.code(), Some(0));
+}
+
+#[test]
 fn where_no_list_can_be_written_check_says_so() {
     let place = Place::new();
     for file in ["/proc/warm".into(), place.path("none").join("warm")] {

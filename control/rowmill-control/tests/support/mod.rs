@@ -11,7 +11,7 @@ use rowmill_admission::Sampling;
 use rowmill_link::{
     Applied, MEDIA_TYPE, Order, Placement, Policy, Report, Samples, TableReport, TableSamples,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -107,6 +107,15 @@ impl Control {
     pub fn end(&mut self) -> ExitStatus {
         self.signal(Signal::TERM);
         self.child.wait().unwrap()
+    }
+
+    /// Bounds how many bytes its files may come to have.
+    pub fn limit_files(&self, bytes: Option<u64>) {
+        let limit = Rlimit {
+            current: bytes,
+            maximum: getrlimit(Resource::Fsize).maximum,
+        };
+        prlimit(Some(Pid::from_child(&self.child)), Resource::Fsize, limit).unwrap();
     }
 
     pub fn signal(&self, signal: Signal) {

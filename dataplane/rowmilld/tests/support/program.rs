@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use rowmill_table::{RowFormat, TableSpec, generate, silent};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -122,6 +122,15 @@ impl Running {
             }
         }
         panic!("no line with `{part}` in:\n{}", self.log);
+    }
+
+    /// Bounds how many bytes its files may come to have.
+    pub fn limit_files(&self, bytes: Option<u64>) {
+        let limit = Rlimit {
+            current: bytes,
+            maximum: getrlimit(Resource::Fsize).maximum,
+        };
+        prlimit(Some(Pid::from_child(&self.child)), Resource::Fsize, limit).unwrap();
     }
 
     pub fn signal(&self, signal: Signal) {
