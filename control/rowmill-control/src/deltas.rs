@@ -22,13 +22,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rowmill_table::{DeltaFile, DeltaHead, TableError, delta_chain};
+use rowmill_table::{DeltaFile, DeltaHead, TableError, delta_chain, delta_file_name, delta_folder};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::config::Deltas;
-use files::{file_name, folders, found, make, name_of, sync};
+use files::{folders, found, make, sync};
 use followers::Followers;
 use sources::Sources;
 
@@ -362,9 +362,9 @@ impl Log {
     }
 
     fn path(&self, model: &str, generation: u64, sequence: u64) -> PathBuf {
-        let model = self.directory.join(name_of(model));
+        let model = self.directory.join(delta_folder(model));
         let generation = model.join(format!("gen-{generation}"));
-        generation.join(file_name(sequence))
+        generation.join(delta_file_name(sequence))
     }
 
     /// Whether a delta with this head comes next: what is wrong otherwise, or that there is one of this number.

@@ -12,6 +12,7 @@ mod copy;
 mod delta;
 mod delta_file;
 mod delta_make;
+mod delta_names;
 mod draft;
 mod encode;
 mod error;
@@ -49,6 +50,7 @@ pub use delta::{
 };
 pub use delta_file::{DeltaFile, EachRows};
 pub use delta_make::{DeltaTable, write_delta};
+pub use delta_names::{delta_file_name, delta_folder};
 pub use encode::Unfit;
 pub use error::TableError;
 pub use format::RowFormat;

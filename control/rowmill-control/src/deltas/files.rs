@@ -6,13 +6,9 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
-use rowmill_table::DeltaFile;
+use rowmill_table::{DeltaFile, delta_file_name};
 
 use super::Last;
-
-pub(super) fn file_name(sequence: u64) -> String {
-    format!("{sequence:020}.delta")
-}
 
 /// Directories in a directory.
 pub(super) fn folders(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
@@ -42,7 +38,7 @@ pub(super) fn found(directory: &Path) -> anyhow::Result<Option<((String, u64), L
     }
     let mut found: Option<((String, u64), Last)> = None;
     for sequence in 1..=count {
-        let path = directory.join(file_name(sequence));
+        let path = directory.join(delta_file_name(sequence));
         // With as many files, each of which has a number of its own, one that lacks tells of a gap.
         ensure!(
             path.try_exists().with_context(unread)?,
@@ -94,18 +90,4 @@ pub(super) fn make(directory: &Path) -> io::Result<()> {
 
 pub(super) fn sync(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
-}
-
-/// A model's name as that of a directory: bytes that may mean something else are written as `%` and two hexadecimal digits.
-pub(super) fn name_of(model: &str) -> String {
-    let mut name = String::new();
-    for (at, byte) in model.bytes().enumerate() {
-        let is_plain =
-            byte.is_ascii_alphanumeric() || b"_-".contains(&byte) || (byte == b'.' && at > 0);
-        match is_plain {
-            true => name.push(char::from(byte)),
-            false => name += &format!("%{byte:02x}"),
-        }
-    }
-    name
 }

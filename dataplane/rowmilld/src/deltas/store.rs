@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::{Context, anyhow, bail, ensure};
-use rowmill_table::{DeltaFile, Generation, Resident, ResidentTable, delta_chain};
-
+use rowmill_table::{
+    DeltaFile, Generation, Resident, ResidentTable, delta_chain, delta_file_name, delta_folder,
+};
 use rustix::fs::{Access, access};
 
 use super::target::{Target, Targets, change, have_room};
@@ -51,7 +52,7 @@ impl Store {
     /// # Errors
     /// Where it can't be written, or is another's.
     pub fn open(directory: &Path, model: &str) -> anyhow::Result<Store> {
-        let directory = directory.join(name_of(model));
+        let directory = directory.join(delta_folder(model));
         let unmade = || format!("deltas.directory: cannot make {}", directory.display());
         make(&directory).with_context(unmade)?;
         let claim = Claim::take(&directory.join("deltas"));
@@ -81,7 +82,7 @@ impl Store {
             return Ok(());
         };
         let model = config.model.name();
-        let directory = all.join(name_of(&model));
+        let directory = all.join(delta_folder(&model));
         // What there is of it already; the rest is made.
         let there = directory
             .ancestors()
@@ -106,7 +107,7 @@ impl Store {
         let directory = directory.join(format!("gen-{}", generation.number()));
         let (sequences, _) = files_in(&directory)?;
         for sequence in sequences {
-            let delta = DeltaFile::open(directory.join(file_name(sequence)))?;
+            let delta = DeltaFile::open(directory.join(delta_file_name(sequence)))?;
             let head = delta.head();
             let is = (&*head.model, head.generation, head.base, head.sequence);
             let expected = (
@@ -175,7 +176,7 @@ impl Store {
     }
 
     fn path(&self, generation: u64, sequence: u64) -> PathBuf {
-        self.generation(generation).join(file_name(sequence))
+        self.generation(generation).join(delta_file_name(sequence))
     }
 
     /// Applies all deltas of a generation that has just been loaded, which nobody reads yet. Returns how many there are. Those of tables without rows,
@@ -404,10 +405,6 @@ impl Store {
     }
 }
 
-fn file_name(sequence: u64) -> String {
-    format!("{sequence:020}.delta")
-}
-
 /// The sequence numbers of the deltas in a generation's directory, which are those from 1 on, and files of deltas that were not finished.
 fn files_in(directory: &Path) -> anyhow::Result<(Vec<u64>, Vec<PathBuf>)> {
     let unread = || format!("cannot look into {}", directory.display());
@@ -452,38 +449,9 @@ fn sync(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
-/// A model's name as that of a directory: bytes that may mean something else are written as `%` and two hexadecimal digits.
-fn name_of(model: &str) -> String {
-    let mut name = String::new();
-    for (at, byte) in model.bytes().enumerate() {
-        let is_plain =
-            byte.is_ascii_alphanumeric() || b"_-".contains(&byte) || (byte == b'.' && at > 0);
-        match is_plain {
-            true => name.push(char::from(byte)),
-            false => name += &format!("%{byte:02x}"),
-        }
-    }
-    name
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn models_are_named_by_one_directory_each() {
-        let cases = [
-            ("dlrm-v2", "dlrm-v2"),
-            ("a.b_c", "a.b_c"),
-            ("..", "%2e."),
-            ("a/b", "a%2fb"),
-            ("a%2fb", "a%252fb"),
-            ("ü", "%c3%bc"),
-        ];
-        for (model, name) in cases {
-            assert_eq!(name_of(model), name);
-        }
-    }
 
     #[test]
     fn a_directory_is_one_process_s() {

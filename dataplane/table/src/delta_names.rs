@@ -1,0 +1,40 @@
+//! How deltas that are kept are named: a directory for each model, and a file for each sequence number.
+
+/// A model's name as that of a directory: bytes that may mean something else are written as `%` and two hexadecimal digits.
+pub fn delta_folder(model: &str) -> String {
+    let mut name = String::new();
+    for (at, byte) in model.bytes().enumerate() {
+        let is_plain =
+            byte.is_ascii_alphanumeric() || b"_-".contains(&byte) || (byte == b'.' && at > 0);
+        match is_plain {
+            true => name.push(char::from(byte)),
+            false => name += &format!("%{byte:02x}"),
+        }
+    }
+    name
+}
+
+/// The name of the file of a generation's delta; names are in the order of their numbers.
+pub fn delta_file_name(sequence: u64) -> String {
+    format!("{sequence:020}.delta")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_named_by_one_directory_each() {
+        let cases = [
+            ("dlrm-v2", "dlrm-v2"),
+            ("a.b_c", "a.b_c"),
+            ("..", "%2e."),
+            ("a/b", "a%2fb"),
+            ("a%2fb", "a%252fb"),
+            ("ü", "%c3%bc"),
+        ];
+        for (model, name) in cases {
+            assert_eq!(delta_folder(model), name);
+        }
+    }
+}
