@@ -48,11 +48,11 @@ fn find(
 
 impl Probe for Avx2 {
     #[inline(always)]
-    unsafe fn look_at(self, lines: &[Line], rows: &Block, places: &mut Block) -> u32 {
+    unsafe fn look_at(self, lines: &[Line], rows: &Block, places: &mut Block, next: &Block) -> u32 {
         // SAFETY: the machine has it, as `self` proves.
         let matches = |line: &Line, row| unsafe { matches(line, row) };
         // SAFETY: the caller's contract.
-        unsafe { pass::look_at_each(matches, lines, rows, places) }
+        unsafe { pass::look_at_each(matches, lines, rows, places, next) }
     }
 }
 

@@ -7,7 +7,7 @@ use core::arch::x86_64::*;
 use super::super::drawn::Drawn;
 use super::super::extent::Sets;
 use super::super::memory::Line;
-use super::pass::{self, BLOCK, Block, MISS, Probe};
+use super::pass::{self, BLOCK, Block, MISS, Probe, ask};
 
 /// The proof that the machine has it.
 #[derive(Clone, Copy, Debug)]
@@ -52,18 +52,21 @@ fn find(
 
 impl Probe for Avx512 {
     #[inline(always)]
-    unsafe fn look_at(self, lines: &[Line], rows: &Block, places: &mut Block) -> u32 {
+    unsafe fn look_at(self, lines: &[Line], rows: &Block, places: &mut Block, next: &Block) -> u32 {
         // SAFETY: the machine has it, as `self` proves; the caller's contract.
-        unsafe { look_at(lines, rows, places) }
+        unsafe { look_at(lines, rows, places, next) }
     }
 }
 
 /// As [`Probe::look_at`] says.
 #[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,bmi1,popcnt")]
 #[inline]
-unsafe fn look_at(lines: &[Line], rows: &Block, places: &mut Block) -> u32 {
+unsafe fn look_at(lines: &[Line], rows: &Block, places: &mut Block, next: &Block) -> u32 {
     let mut matches = [0; BLOCK / 4];
     for (i, matches) in matches.iter_mut().enumerate() {
+        for &set in &next[4 * i..][..4] {
+            ask(lines, set);
+        }
         // SAFETY: the caller's contract.
         *matches = unsafe { four_matches(lines, rows, places, 4 * i) };
     }

@@ -11,9 +11,9 @@ pub(super) struct Portable;
 
 impl Probe for Portable {
     #[inline(always)]
-    unsafe fn look_at(self, lines: &[Line], rows: &Block, places: &mut Block) -> u32 {
+    unsafe fn look_at(self, lines: &[Line], rows: &Block, places: &mut Block, next: &Block) -> u32 {
         // SAFETY: the caller's contract.
-        unsafe { pass::look_at_each(matches, lines, rows, places) }
+        unsafe { pass::look_at_each(matches, lines, rows, places, next) }
     }
 }
 
