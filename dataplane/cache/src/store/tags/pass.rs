@@ -195,8 +195,11 @@ impl<P: Probe, S: Sets> Pass<'_, P, S> {
         // Sets are numbered a group before they are asked for: vectors are stored then, and words loaded.
         for k in 0..rows.len().min(AHEAD + 1) {
             self.number(rows, places, k, drawn);
+            // Not behind the last: see `ask`.
+            if k < AHEAD {
+                self.ask(&places[k]);
+            }
         }
-        places.iter().take(AHEAD).for_each(|sets| self.ask(sets));
         let (mut bits, mut missed) = (left.bits, 0);
         for k in 0..rows.len() {
             let coming = k.wrapping_add(AHEAD + 1);
