@@ -111,7 +111,7 @@ pub enum rowmill_status {
     ROWMILL_SERVER_INTERNAL = 65,
     /// What the dataplane sends does not arrive.
     ROWMILL_TRANSPORT_FAILED = 66,
-    /// A row could not be fetched from where its table lies: try again.
+    /// A row could not be fetched from where its table lies: try again, unless it is damaged there.
     ROWMILL_ROW_UNAVAILABLE = 67,
 }
 
