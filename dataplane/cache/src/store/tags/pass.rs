@@ -103,6 +103,7 @@ pub(super) fn find<P: Probe, S: Sets>(
     pass.find_groups(groups, groups_of_places, &mut left, drawn);
     if !rest.is_empty() {
         pass.draw(rest, last_places, whole.len(), drawn);
+        // Nothing comes behind: set 0 is there, whatever the store.
         let asked = Group::default();
         let missed = pass.look_at(last, last_places, &asked[..blocks], &mut left.bits);
         places_of_rest.copy_from_slice(&last_places.as_flattened()[..rest.len()]);
@@ -192,7 +193,7 @@ impl<P: Probe, S: Sets> Pass<'_, P, S> {
         left: &mut Left,
         drawn: &mut Drawn,
     ) {
-        // Sets are numbered a group before they are asked for: vectors are stored then, and words loaded.
+        // Sets are numbered a group before they are asked for, but for the first ones: vectors are stored then, and words loaded.
         for k in 0..rows.len().min(AHEAD + 1) {
             self.number(rows, places, k, drawn);
             // Not behind the last: see `ask`.
@@ -358,9 +359,9 @@ impl<P: Probe, S: Sets> Pass<'_, P, S> {
 
 /// Asks for the line of a set.
 ///
-/// A core that has no room for what it is asked for forgets it, and the line is waited for later. So there is one for each row that is looked at,
-/// whose own line had to come first. With those of a group at once lookups and kernels had 0.49 of the rate of kernels alone,
-/// with those of a block 0.57, one by one 0.635 (int8 dim 64, 2 M rows, medians; Zen 3, which forgets more than Zen 5).
+/// A core that has no room for what it is asked for may forget it, and the line is waited for later. So there is one for each row that is looked
+/// at, whose own line had to come first. With those of a group at once lookups and kernels had 0.51 of the rate of kernels alone,
+/// with those of a block 0.59, one by one 0.63 (int8 dim 64, 2 M rows, medians; Zen 3).
 #[inline(always)]
 pub(super) fn ask(lines: &[Line], set: u32) {
     prefetch_line(lines.as_ptr().wrapping_add(set as usize));
