@@ -267,8 +267,9 @@ impl Cache {
         let (available, _) = available_bytes();
         let rows = rows.min((available / 2 / row_bytes as u64) as u32);
         let shape = Shape::new(rows, SHARDS, row_bytes, row_bytes).context("the cache")?;
-        let mut adaptive = Adaptive::of_shape(shape, FILLING, HugePages::Prefer, block())?;
         let asked: Vec<u32> = (0..shape.slots() + shape.slots() / 4).collect();
+        let shape = shape.of_table(asked.len() as u64);
+        let mut adaptive = Adaptive::of_shape(shape, FILLING, HugePages::Prefer, block())?;
         for bag in asked.chunks(FILLING) {
             adaptive.look_up(bag, &[]);
         }

@@ -22,7 +22,7 @@ const BODIES: u64 = 10;
 /// Lookups of each table in a second, its rows, those that are looked up, and bytes of a row.
 const LOOKUPS: u64 = 200_000;
 const ROWS: u64 = 10_000_000;
-const SLOT_BYTES: u64 = 518;
+const SLOT_BYTES: u64 = 520;
 const ARENA_BYTES: u64 = 4 << 30;
 
 /// A dataplane that only talks.

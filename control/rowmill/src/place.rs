@@ -25,7 +25,7 @@ pub(crate) struct Place {
     /// Where its rows are to be: some in memory and the rest in its file, or all in memory. A table that was resident has none in memory at
     /// first when it becomes cached
     to: To,
-    /// The bytes of memory that it has when it is cached: rows, and 6 bytes a row besides. Default: as many as it had
+    /// The bytes of memory that it has when it is cached: rows, and 8 bytes a row besides. Default: as many as it had
     #[arg(long, value_name = "N")]
     cache_bytes: Option<u64>,
     /// The admin address of rowmilld, whose configuration has admin.allow_changes

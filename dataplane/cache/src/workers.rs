@@ -163,7 +163,12 @@ impl Shares {
             let tables = self.table(number)?.into_iter();
             return Ok(tables.map(Home::cached).collect());
         }
-        let spread = Spread::new(self.seed(number), shape.shards(), shape.shard_sets());
+        let spread = Spread::new(
+            self.seed(number),
+            shape.table_rows(),
+            shape.shards(),
+            shape.shard_sets(),
+        );
         let homes = self.figures.iter().map(|figures| {
             let figures = Arc::clone(&figures[number]);
             Home::resident(options.in_tier, options.on_failure, spread, figures)

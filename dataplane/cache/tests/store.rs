@@ -130,6 +130,11 @@ impl World {
     fn new(seed: u64, tags: Tags) -> World {
         let (epochs, workers) = Epochs::new(WORKERS);
         let shape = Shape::new(2 * 16 * 3, SHARDS, ROW_BYTES, ROW_BYTES + 8).expect("a shape");
+        // By tags alone, or by numbers too.
+        let shape = match seed % 2 {
+            0 => shape.of_table(ROWS.into()),
+            _ => shape,
+        };
         let room = Room {
             sets: MOST_SETS,
             patched: PATCHED,
@@ -483,6 +488,55 @@ fn a_worker_in_a_turn_holds_a_slot_and_one_that_rests_or_is_gone_does_not() {
     drop(worker);
     writer.advance();
     assert_eq!(writer.counts().limbo, 0);
+}
+
+/// Puts rows where there is room, and has them looked up, with one that is not there: each is where its writer says.
+fn assert_told_apart(table_rows: u64, rows: &[u32], missing: u32) {
+    let (epochs, mut workers) = Epochs::new(1);
+    let shape = Shape::new(64, 1, 8, 8).expect("a shape");
+    let shape = shape.of_table(table_rows);
+    let made = Store::new(shape, 5, 1, &epochs, Tags::detect(), HugePages::Off);
+    let (store, mut writers) = made.expect("memory");
+    for &row in rows {
+        let mut slots = writers[0].candidates(row);
+        let empty = slots.find(|one| one.held == Held::Nothing);
+        drop(slots);
+        let begun = writers[0].begin(row, empty.expect("an empty slot").slot);
+        writers[0].publish(begun.expect("room").0, &u64::from(row).to_le_bytes(), 0);
+    }
+    let asked: Vec<u32> = rows.iter().copied().chain([missing]).collect();
+    let mut places = vec![0; asked.len()];
+    let found = store.find(workers[0].turn(), &asked, &mut places);
+    assert_eq!(found.misses(), 1);
+    for (&row, place) in asked.iter().zip(places) {
+        let slot = writers[0].slot_of(row);
+        assert_eq!(place, slot.unwrap_or(MISS), "row {row}");
+    }
+}
+
+#[test]
+fn rows_of_one_set_and_one_tag_are_told_apart() {
+    const TABLE: u64 = 1 << 20;
+    let (epochs, _) = Epochs::new(1);
+    let shape = Shape::new(64, 1, 8, 8).expect("a shape").of_table(TABLE);
+    let made = Store::new(shape, 5, 1, &epochs, Tags::detect(), HugePages::Off);
+    let spread = *made.expect("memory").0.spread();
+    assert!(!spread.is_exact());
+    let alike = |row: &u32| spread.tag(*row) == 99 && spread.primary(*row) == 2;
+    let rows: Vec<u32> = (0..TABLE as u32).filter(alike).collect();
+    assert!(rows.len() > 8, "{}", rows.len());
+    assert_told_apart(TABLE, &rows[1..8], rows[0]);
+}
+
+#[test]
+fn rows_beyond_those_that_the_table_had_are_told_apart() {
+    // All of one hash.
+    let rows: Vec<u32> = (0..20).map(|number| 7 + (number << 15)).collect();
+    for missing in [0, 9] {
+        let mut there = rows.clone();
+        assert_told_apart(1 << 15, &rows[..1], there.remove(missing).max(1 << 20 | 7));
+        assert_told_apart(1 << 15, &there, rows[missing]);
+    }
 }
 
 #[test]

@@ -91,6 +91,7 @@ fn read(turn: Turn<'_>, store: &Store, rows: &[u32], sample: &mut Sample) -> usi
 fn rows_come_and_go_while_workers_read() {
     let (epochs, workers) = Epochs::new(WORKERS);
     let shape = Shape::new(ROWS / 4, SHARDS, ROW_BYTES, ROW_BYTES).expect("a shape");
+    let shape = shape.of_table(ROWS.into());
     let made = Store::new(shape, 3, FETCHES, &epochs, Tags::detect(), HugePages::Off);
     let (store, writers) = made.expect("memory");
     let writing = AtomicUsize::new(writers.len());

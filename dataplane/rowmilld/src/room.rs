@@ -53,9 +53,9 @@ pub(crate) struct Area {
 }
 
 /// What a share needs that may become as large as `most` says: where it is `from` one size to go `to` another, or has none yet.
-pub(crate) fn areas(most: Shape, from: Option<Shape>, to: Shape) -> [Area; 3] {
+pub(crate) fn areas(most: Shape, from: Option<Shape>, to: Shape) -> [Area; 4] {
     let (all, parts) = (most.parts(), to.parts());
-    let former = from.map_or([0; 3], |from| from.parts());
+    let former = from.map_or([0; 4], |from| from.parts());
     core::array::from_fn(|at| Area {
         most: all[at] as u64,
         // The share of a table that is not cached has no addresses, and it begins at a huge page's border.
@@ -74,7 +74,7 @@ impl Needs {
     }
 
     /// A share as [`areas`] has it.
-    pub(crate) fn share(areas: [Area; 3]) -> Needs {
+    pub(crate) fn share(areas: [Area; 4]) -> Needs {
         Needs {
             areas: areas.into(),
             ..Needs::default()

@@ -5,8 +5,8 @@ use rowmill_table::TableInfo;
 
 use crate::plan::bytes_text;
 
-/// Bytes that a slot takes beside its row: a tag of four and a meta word of two.
-const BESIDE: u64 = 6;
+/// Bytes that a slot takes beside its row: a tag of two, the row's number of four and a meta word of two.
+const BESIDE: u64 = 8;
 /// Slots that a table may have for each of its rows: rows are spread by chance, so that some find no slot of theirs free where there is
 /// one for each.
 const SLOTS_PER_ROW: u64 = 2;
@@ -67,6 +67,7 @@ pub(crate) fn shape(info: &TableInfo, bytes: u64, workers: u32) -> Result<Shape,
     let slot = slot_bytes(info.stride);
     let rows = u32::try_from(bytes / slot).unwrap_or(u32::MAX);
     let shape = Shape::new(rows, workers, info.stride, info.stride);
+    let shape = shape.map(|shape| shape.of_table(info.stored_rows()));
     shape.map_err(|error| match error {
         ShapeError::TooSmall { least, .. } => {
             format!("write at least {}, room for {least} rows", least * slot)

@@ -18,7 +18,7 @@ use plane::Plane;
 use support::{MODEST, Place, page, ready};
 
 /// Rows of `f`, of 64 bytes and six more in the cache, in two shards with sets of 16.
-const SET: u64 = 2 * 16 * 70;
+const SET: u64 = 2 * 16 * 72;
 
 /// The configuration of a service that may have shares of 60,000 bytes together, of which `f` has 20 sets a shard.
 fn configure(place: &Place, plane: &Plane) -> PathBuf {
@@ -60,7 +60,7 @@ fn what_there_is_is_reported_and_shares_are_as_told() {
     let [f, q] = &report.tables[..] else {
         panic!("{:?}", report.tables);
     };
-    assert_eq!((&*f.table, f.rows, f.slot_bytes), ("f", 1000, 70));
+    assert_eq!((&*f.table, f.rows, f.slot_bytes), ("f", 1000, 72));
     assert_eq!(
         (f.placement, f.cache_bytes, f.cache_rows),
         (Placement::Cached, 20 * SET, 640)

@@ -21,7 +21,7 @@ use plane::Plane;
 use support::{MODEST, Place, page, ready, run};
 
 /// Rows of `f`, of 64 bytes and six more in the cache, in two shards with sets of 16.
-const SET: u64 = 2 * 16 * 70;
+const SET: u64 = 2 * 16 * 72;
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn valid() -> Validity {

@@ -16,7 +16,7 @@ use super::watch::{after, beside_an_innocent};
 
 /// Rows that are asked for, and those that a share has room for.
 const HOT: u32 = 1_000;
-const SHARE: u32 = 4 * HOT * 70;
+const SHARE: u32 = 4 * HOT * 72;
 /// Rows of a request.
 const AT_ONCE: usize = 250;
 /// Within this they are there again.

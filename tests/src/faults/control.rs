@@ -18,7 +18,7 @@ use super::site::{Running, Service, Settings, Site, patience, until};
 use super::watch::beside_an_innocent;
 
 /// Bytes of 16 rows in each of two shards of [`COLD`], with what is beside them.
-const SET: u64 = 32 * 70;
+const SET: u64 = 32 * 72;
 /// Bytes that cached tables have together.
 const ARENA: u64 = 400_000;
 

@@ -186,7 +186,9 @@ impl Drawn {
                 |sets| Shape::new(sets * WAYS as u32 * shards, shards, row_bytes, row_bytes);
             sets.map(|sets| TableOptions {
                 begins_cached: begin_cached[number] == Some(true),
-                shape: shape(sets).expect("at least two sets a shard"),
+                shape: shape(sets)
+                    .expect("at least two sets a shard")
+                    .of_table(tables.tables()[number].row_count().into()),
                 most_sets: MOST_SETS,
                 most_patched: tables.tables()[number].row_count(),
                 in_tier: number as u32,

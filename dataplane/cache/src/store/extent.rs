@@ -18,6 +18,8 @@ use super::sync::{AtomicU64, Ordering};
 pub(super) trait Sets: Copy {
     /// Sets have numbers below it.
     fn end(&self) -> u32;
+    /// The tag of a row, see [`Spread::tag`].
+    fn tag(&self, row: u32) -> u32;
     /// The set in which a row is looked for first.
     fn primary(&self, row: u32) -> u32;
     /// The set in which it is looked for then, which may be the same.
@@ -31,6 +33,11 @@ pub(super) trait Sets: Copy {
 impl Sets for Spread {
     fn end(&self) -> u32 {
         self.sets()
+    }
+
+    #[inline(always)]
+    fn tag(&self, row: u32) -> u32 {
+        Spread::tag(self, row)
     }
 
     #[inline(always)]
@@ -112,6 +119,10 @@ impl Sets for Moving<'_> {
         self.change.old.sets().max(self.change.new.sets())
     }
 
+    fn tag(&self, row: u32) -> u32 {
+        self.change.old.tag(row)
+    }
+
     fn primary(&self, row: u32) -> u32 {
         self.set(Spread::primary, row)
     }
@@ -146,6 +157,8 @@ pub(super) struct Extent {
     frontiers: Box<[CachePadded<AtomicU64>]>,
     /// Shards that have not come to the end.
     left: AtomicU64,
+    /// Whether there may be rows that the spread has no hashes of their own for.
+    has_beyond: AtomicU64,
 }
 
 impl Extent {
@@ -157,7 +170,21 @@ impl Extent {
             sets: CachePadded::new(AtomicU64::new(both(sets, sets))),
             frontiers: (0..spread.shards()).map(frontier).collect(),
             left: AtomicU64::new(0),
+            has_beyond: AtomicU64::new(0),
         }
+    }
+
+    /// A writer is about to let a row be found, by a store that releases. (Another generation's table may have more rows than the one for
+    /// which the spread was made.)
+    pub(super) fn note(&self, row: u32, spread: &Spread) {
+        if row >= spread.end() {
+            self.has_beyond.store(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a lookup can trust tags: of rows below `end`, who has found any of them, with an acquire fence behind.
+    pub(super) fn is_exact(&self, spread: &Spread, end: u32) -> bool {
+        spread.is_exact() && end <= spread.end() && self.has_beyond.load(Ordering::Relaxed) == 0
     }
 
     /// The sets that there are, for a lookup of a turn. They have memory while the turn lasts.
@@ -221,7 +248,7 @@ mod tests {
     #[test]
     fn each_set_of_a_row_changes_when_its_former_set_is_passed() {
         for (old, new) in [(9, 20), (20, 9), (8, 9), (9, 8)] {
-            let spread = Spread::new(5, 3, old);
+            let spread = Spread::new(5, 1 << 20, 3, old);
             let change = Change {
                 old: spread,
                 new: spread.over(new),

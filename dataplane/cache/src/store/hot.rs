@@ -6,12 +6,14 @@ use rowmill_policy::{CLASSES, Word};
 
 use super::Store;
 use super::extent::{Sets, View};
-use super::memory::ROWS_END;
+use super::memory::WAYS;
+use super::spread::ROWS_END;
+use super::sweep::slots_in;
 
 impl Store {
     /// Rows that are there, at most so many: those first that were used more often, by the classes of their
     /// [words](Word), and of a class in the order of their numbers. Nobody waits for it, and what comes
-    /// and goes meanwhile may be missing, or be told twice. For a thread that is no worker: it reads all tags and meta words.
+    /// and goes meanwhile may be missing, or be told twice. For a thread that is no worker: it reads all numbers and meta words.
     pub fn hot(&self, most: usize) -> Vec<u32> {
         // What is there stays there while it is looked at.
         let _resizing = self.lock();
@@ -45,13 +47,11 @@ impl Store {
     /// may be told as not there. For a thread that is no worker.
     pub fn lacking(&self, rows: &[u32]) -> (usize, Vec<u32>) {
         let _resizing = self.lock();
-        let lines = self.memory.lines();
-        let holds = |set: u32, row| {
-            let mut tags = lines[set as usize].iter();
-            tags.any(|tag| tag.load(Ordering::Relaxed) == row)
+        let holds = |slot, row| self.memory.number(slot).load(Ordering::Relaxed) == row;
+        let is_in = |sets: &dyn Fn(u32) -> [u32; 2], row| {
+            let mut slots = slots_in(sets(row));
+            slots.any(|slot| holds(slot, row))
         };
-        let is_in =
-            |sets: &dyn Fn(u32) -> [u32; 2], row| sets(row).iter().any(|&set| holds(set, row));
         let is_there = |row| match self.extent.view(&self.spread) {
             View::Still(spread) => is_in(&|row| both(&spread, row), row),
             View::Moving(moving) => is_in(&|row| both(&moving, row), row),
@@ -64,9 +64,10 @@ impl Store {
     fn held(&self) -> impl Iterator<Item = (u32, usize)> {
         let (old, new) = self.extent.shard_sets();
         let sets = self.most().over(old.max(new)).sets();
-        let tags = self.memory.lines()[..sets as usize].iter().flatten();
-        let held = tags.zip(self.memory.metas()).map(|(tag, meta)| {
-            let (row, meta) = (tag.load(Ordering::Relaxed), meta.load(Ordering::Relaxed));
+        let numbers = &self.memory.numbers()[..sets as usize * WAYS];
+        let held = numbers.iter().zip(self.memory.metas());
+        let held = held.map(|(number, meta)| {
+            let (row, meta) = (number.load(Ordering::Relaxed), meta.load(Ordering::Relaxed));
             (row, Word::from_bits(meta).class())
         });
         held.filter(|&(row, _)| row < ROWS_END)

@@ -1,7 +1,7 @@
-//! The memory of a store: slots of rows, the tags that say whose row a slot holds, and the meta words of the policy.
+//! The memory of a store: slots of rows, the tags by which they are found, the rows' numbers, and the meta words of the policy.
 //!
 //! ```text
-//! | slots: sets x 16 x stride | tags: sets x 16 x u32, a line a set | meta words: sets x 16 x u16 |
+//! | slots: sets x 16 x stride | tags: sets x 16 x u16, half a line a set | numbers: sets x 16 x u32 | meta words: sets x 16 x u16 |
 //! ```
 //!
 //! All of it is one arena, or, where the number of sets may change, areas of one that have room for the most there may be. Slot
@@ -14,20 +14,25 @@ use rowmill_arena::{
     Arena, ArenaError, Backing, HugePages, ReadWindow, Reserve, SharedArena, Window, prefetch_line,
 };
 
-/// Slots of a set: the tags of as many fill a cache line.
+use super::spread::ROWS_END;
+
+/// Slots of a set: the tags of as many are half a cache line, and the numbers of their rows a whole one.
 pub const WAYS: usize = 16;
-/// The tag of a slot that holds no row and belongs to nobody.
+/// The number of a slot that holds no row and belongs to nobody.
 pub(super) const EMPTY: u32 = u32::MAX;
-/// The tag of a slot that holds no row that can be found, and belongs to the writer: its row was taken away, or comes.
+/// The number of a slot that holds no row that can be found, and belongs to the writer: its row was taken away, or comes.
 pub(super) const TAKEN: u32 = u32::MAX - 1;
-/// Rows have numbers below this; tags from it on are none of a row.
-pub const ROWS_END: u32 = 1 << 31;
+/// The tag of a slot that holds no row that can be found. Those of rows have another bit above the row's: of one in its primary set
+/// [`PRIMARY`], of one in its secondary [`SECONDARY`].
+pub(super) const NO_TAG: u16 = 0;
+pub(super) const PRIMARY: u16 = 1 << 14;
+pub(super) const SECONDARY: u16 = 1 << 15;
 
 /// The tags of a set.
-pub(super) type Line = [AtomicU32; WAYS];
+pub(super) type SetTags = [AtomicU16; WAYS];
 
 const LINE_BYTES: usize = 64;
-const _: () = assert!(size_of::<Line>() == LINE_BYTES);
+const _: () = assert!(2 * size_of::<SetTags>() == LINE_BYTES);
 
 /// How large a store is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +41,7 @@ pub struct Shape {
     shard_sets: u32,
     row_bytes: usize,
     stride: usize,
+    table_rows: u32,
 }
 
 /// Why there can be no such store.
@@ -99,7 +105,24 @@ impl Shape {
             shard_sets: rows / WAYS as u32 / shards,
             row_bytes,
             stride,
+            table_rows: ROWS_END,
         })
+    }
+
+    /// The same for a table of no more than so many rows. It says how rows are [spread](super::Spread), and how fast they are found: where
+    /// a store has room for one in 512 of them, tags tell them apart.
+    ///
+    /// # Panics
+    /// If so many can't be numbered.
+    pub fn of_table(self, table_rows: u64) -> Shape {
+        let table_rows = u32::try_from(table_rows).unwrap_or(u32::MAX);
+        assert!(table_rows <= ROWS_END, "a table of {table_rows} rows");
+        Shape { table_rows, ..self }
+    }
+
+    /// The most rows that the table has.
+    pub fn table_rows(&self) -> u32 {
+        self.table_rows
     }
 
     /// The same with another number of sets a shard.
@@ -145,28 +168,30 @@ impl Shape {
         self.stride
     }
 
-    /// Bytes of memory for all of it: the slots, and six bytes a slot besides.
+    /// Bytes of memory for all of it: the slots, and eight bytes a slot besides.
     pub fn bytes(&self) -> usize {
-        self.metas_at() + 2 * self.slots() as usize
+        let [.., metas] = self.parts();
+        let [.., metas_at] = self.words_at();
+        metas_at + metas
     }
 
-    /// Bytes of slots, of tags and of meta words: areas of their own in a store that may be given another size.
-    pub fn parts(&self) -> [usize; 3] {
+    /// Bytes of slots, of tags, of numbers and of meta words: areas of their own in a store that may be given another size.
+    pub fn parts(&self) -> [usize; 4] {
         let slots = self.slots() as usize;
-        [self.stride, 4, 2].map(|bytes| bytes * slots)
+        [self.stride, 2, 4, 2].map(|bytes| bytes * slots)
     }
 
-    fn tags_at(&self) -> usize {
-        (self.slots() as usize * self.stride).next_multiple_of(LINE_BYTES)
-    }
-
-    fn metas_at(&self) -> usize {
-        self.tags_at() + 4 * self.slots() as usize
+    /// Where tags, numbers and meta words begin, of which each part is full lines.
+    fn words_at(&self) -> [usize; 3] {
+        let [slots, tags, numbers, _] = self.parts();
+        let tags_at = slots.next_multiple_of(LINE_BYTES);
+        let numbers_at = (tags_at + tags).next_multiple_of(LINE_BYTES);
+        [tags_at, numbers_at, numbers_at + numbers]
     }
 }
 
-/// Areas of slots, tags and meta words, in this order, and of slots for rows that are patched.
-const AREAS: [usize; 3] = [0, 2, 3];
+/// Areas of slots, tags, numbers and meta words, in this order, and of slots for rows that are patched.
+const AREAS: [usize; 4] = [0, 2, 3, 4];
 const PATCHED: usize = 1;
 
 /// The memory. Who may touch what when is said in [`super`].
@@ -177,9 +202,8 @@ pub(super) struct Memory {
     patched: Range<u32>,
     /// The largest that there is memory or room for.
     most: Shape,
-    /// Where tags and meta words begin.
-    tags_at: usize,
-    metas_at: usize,
+    /// Where tags, numbers and meta words begin.
+    words_at: [usize; 3],
 }
 
 #[derive(Debug)]
@@ -203,12 +227,11 @@ impl Memory {
                 pages: Pages::Fixed(arena.share()),
                 patched: 0..0,
                 most,
-                tags_at: shape.tags_at(),
-                metas_at: shape.metas_at(),
+                words_at: shape.words_at(),
             }
         } else {
             let [all, now] = [most.parts(), shape.parts()];
-            let mut areas = [(0, 0); 4];
+            let mut areas = [(0, 0); 5];
             for (part, area) in AREAS.into_iter().enumerate() {
                 areas[area] = (all[part], now[part]);
             }
@@ -220,8 +243,7 @@ impl Memory {
             Memory {
                 patched: first..first + patched.min(ROWS_END - first),
                 most,
-                tags_at: reserve.start(AREAS[1]),
-                metas_at: reserve.start(AREAS[2]),
+                words_at: [1, 2, 3].map(|part| reserve.start(AREAS[part])),
                 pages: Pages::Growing(reserve),
             }
         };
@@ -279,14 +301,17 @@ impl Memory {
     pub(super) fn present(&self) -> usize {
         match &self.pages {
             Pages::Fixed(_) => self.most.bytes(),
-            Pages::Growing(reserve) => (0..4).map(|area| reserve.present(area)).sum(),
+            Pages::Growing(reserve) => (0..5).map(|area| reserve.present(area)).sum(),
         }
     }
 
-    fn empty(&self, slots: core::ops::Range<u32>) {
-        let tags = &self.lines().as_flattened()[slots.start as usize..slots.end as usize];
-        tags.iter()
-            .for_each(|tag| tag.store(EMPTY, Ordering::Relaxed));
+    fn empty(&self, slots: Range<u32>) {
+        let slots = slots.start as usize..slots.end as usize;
+        let tags = &self.tags().as_flattened()[slots.clone()];
+        let tags = tags.iter();
+        tags.for_each(|tag| tag.store(NO_TAG, Ordering::Relaxed));
+        let numbers = self.numbers()[slots].iter();
+        numbers.for_each(|number| number.store(EMPTY, Ordering::Relaxed));
     }
 
     /// The largest shape that there is memory or room for.
@@ -309,26 +334,32 @@ impl Memory {
     }
 
     /// The tags of all sets that there may be.
-    pub(super) fn lines(&self) -> &[Line] {
+    pub(super) fn tags(&self) -> &[SetTags] {
         let slots = self.most.slots() as usize;
-        let tags = self.window().words_u32(self.tags_at, slots);
+        let tags = self.window().words_u16(self.words_at[0], slots);
         tags.as_chunks().0
     }
 
-    /// The tags of a set.
-    pub(super) fn line(&self, set: u32) -> &Line {
-        &self.lines()[set as usize]
+    /// The tag of a slot.
+    pub(super) fn tag(&self, slot: u32) -> &AtomicU16 {
+        &self.tags().as_flattened()[slot as usize]
     }
 
-    /// The tag of a slot.
-    pub(super) fn tag(&self, slot: u32) -> &AtomicU32 {
-        &self.line(slot / WAYS as u32)[slot as usize % WAYS]
+    /// What all slots hold: the numbers of rows, [`EMPTY`] or [`TAKEN`].
+    pub(super) fn numbers(&self) -> &[AtomicU32] {
+        let slots = self.most.slots() as usize;
+        self.window().words_u32(self.words_at[1], slots)
+    }
+
+    /// What a slot holds.
+    pub(super) fn number(&self, slot: u32) -> &AtomicU32 {
+        &self.numbers()[slot as usize]
     }
 
     /// The meta words of all slots.
     pub(super) fn metas(&self) -> &[AtomicU16] {
         let slots = self.most.slots() as usize;
-        self.window().words_u16(self.metas_at, slots)
+        self.window().words_u16(self.words_at[2], slots)
     }
 
     /// The meta word of a slot.
@@ -426,7 +457,7 @@ mod tests {
             (good.shard_sets(), good.sets(), good.slots()),
             (20, 60, 960)
         );
-        assert_eq!(good.bytes(), 960 * 9 + 960 * 6);
+        assert_eq!(good.bytes(), 960 * 9 + 960 * 8);
     }
 
     #[test]
@@ -434,16 +465,19 @@ mod tests {
         let shape = Shape::new(100, 1, 7, 9).unwrap();
         let memory = Memory::allocate(shape, shape.shard_sets(), 0, HugePages::Off).unwrap();
         for slot in 0..shape.slots() {
-            assert_eq!(memory.tag(slot).load(Ordering::Relaxed), EMPTY);
+            assert_eq!(memory.tag(slot).load(Ordering::Relaxed), NO_TAG);
+            assert_eq!(memory.number(slot).load(Ordering::Relaxed), EMPTY);
             memory.write_row(slot, &[slot as u8; 7]);
-            memory.tag(slot).store(slot, Ordering::Relaxed);
+            memory.tag(slot).store(!slot as u16, Ordering::Relaxed);
+            memory.number(slot).store(slot, Ordering::Relaxed);
             memory.meta(slot).store(slot as u16, Ordering::Relaxed);
         }
         for slot in 0..shape.slots() {
             let mut row = [0; 7];
             memory.read_row(slot, &mut row);
             assert_eq!(row, [slot as u8; 7]);
-            assert_eq!(memory.tag(slot).load(Ordering::Relaxed), slot);
+            assert_eq!(memory.tag(slot).load(Ordering::Relaxed), !slot as u16);
+            assert_eq!(memory.number(slot).load(Ordering::Relaxed), slot);
             assert_eq!(memory.meta(slot).load(Ordering::Relaxed), slot as u16);
         }
     }
@@ -455,15 +489,19 @@ mod tests {
         let present = memory.present();
         let last = |shard_sets: u32| shard_sets * WAYS as u32 - 1;
         for _ in 0..2 {
-            memory.tag(last(6)).store(5, Ordering::Relaxed);
+            memory.tag(last(6)).store(3, Ordering::Relaxed);
+            memory.number(last(6)).store(5, Ordering::Relaxed);
             memory.grow(6, 5000).unwrap();
             assert!(memory.present() >= shape.over(5000).bytes());
-            assert_eq!(memory.tag(last(6)).load(Ordering::Relaxed), 5);
+            assert_eq!(memory.tag(last(6)).load(Ordering::Relaxed), 3);
+            assert_eq!(memory.number(last(6)).load(Ordering::Relaxed), 5);
             for slot in last(6) + 1..=last(5000) {
-                assert_eq!(memory.tag(slot).load(Ordering::Relaxed), EMPTY);
+                assert_eq!(memory.tag(slot).load(Ordering::Relaxed), NO_TAG);
+                assert_eq!(memory.number(slot).load(Ordering::Relaxed), EMPTY);
             }
             memory.write_row(last(5000), &[7; 7]);
             memory.tag(last(5000)).store(9, Ordering::Relaxed);
+            memory.number(last(5000)).store(9, Ordering::Relaxed);
             memory.shrink(6).unwrap();
             assert_eq!(memory.present(), present);
         }

@@ -1,12 +1,13 @@
 //! Rows in slots of the arena: found by all workers, changed by one writer a shard.
 //!
-//! A row may be in one of two sets of 16 slots ([`Spread`]). A set's tags say which row each slot holds, and fill a cache line.
+//! A row may be in one of two sets of 16 slots ([`Spread`]). A set's tags, half a cache line, say which row each slot holds, of those
+//! that may be there; where they are too short for that, or sets change, the number of the row is looked at, too (`agree.rs`).
 //! A worker looks rows up in a [`Turn`], in which what it finds stays as it is, and reads them where they are
-//! ([`Store::slots`]). A [`Writer`] takes a row away by its tag, waits until all turns in which it may have been found have ended
+//! ([`Store::slots`]). A [`Writer`] takes a row away by its tag and number, waits until all turns in which it may have been found have ended
 //! ([`Epochs`]), writes another row to the slot and lets that be found.
 //!
 //! Who may touch what:
-//! - a tag is stored by the shard's writer only. All load it, with an acquire fence behind the loads;
+//! - tags and numbers are stored by the shard's writer only. All load them, with an acquire fence behind the loads;
 //! - the row of a slot is written by the shard's writer, between the end of the epoch in which its tag was taken away and the
 //!   store of the next tag, with release. It is read by who found the tag, in the turn in which it was found;
 //! - a row that a delta changed is in a slot of its own, whatever the sets hold (`patches.rs`): written by the one thread that does so, before it says
@@ -16,6 +17,7 @@
 //! - a meta word is stored by anybody who found the slot's row in this turn, and by the writer with the row. Of two stores one
 //!   is lost, which the policy has to bear.
 
+mod agree;
 mod drawn;
 mod extent;
 mod find;
@@ -39,10 +41,10 @@ use rowmill_policy::Usage;
 
 pub use drawn::{Drawn, DrawnRow};
 pub use find::{Found, Sample};
-pub use memory::{ROWS_END, Shape, ShapeError, WAYS};
+pub use memory::{Shape, ShapeError, WAYS};
 pub use quiescence::{Epochs, Turn, Worker};
 pub use resize::{Resize, ResizeError};
-pub use spread::Spread;
+pub use spread::{ROWS_END, Spread};
 pub use sweep::{Judge, Swept};
 pub use tags::{Isa, MISS, Tags};
 pub use writer::{Candidate, Counts, Evicted, Held, LimboFull, Ticket, Writer};
@@ -51,6 +53,7 @@ use extent::{Extent, View};
 use memory::Memory;
 use patches::{CHUNK, LEAST, Lacking, Patches};
 use resize::Size;
+use tags::Looked;
 
 /// Meta words that stay in a core's cache beside other things: an eighth of 1 MiB.
 const METAS_NEAR: usize = 1 << 16;
@@ -142,7 +145,7 @@ impl Store {
         let patched = memory.patched();
         let most = patched.len().saturating_sub(CHUNK) as u32;
         let patches = Patches::new(patched.start, most, LEAST);
-        let spread = Spread::new(seed, shape.shards(), shape.shard_sets());
+        let spread = Spread::new(seed, shape.table_rows(), shape.shards(), shape.shard_sets());
         let extent = Arc::new(Extent::new(&spread));
         let writer = |shard| {
             let (memory, epochs) = (Arc::clone(&memory), Arc::clone(epochs));
@@ -185,10 +188,19 @@ impl Store {
         drawn: &mut Drawn,
     ) -> Found<'t> {
         assert!(turn.is_of(&self.epochs), "a turn of another dataplane's");
-        let lines = self.memory.lines();
+        let (memory, tags) = (&*self.memory, self.memory.tags());
         let misses = match self.extent.view(&self.spread) {
-            View::Still(spread) => self.tags.find(lines, &spread, rows, places, drawn),
-            View::Moving(moving) => self.tags.find(lines, &moving, rows, places, drawn),
+            View::Still(spread) => {
+                let Looked { misses, end } = self.tags.find(tags, &spread, rows, places, drawn);
+                match self.extent.is_exact(&spread, end) {
+                    true => misses,
+                    false => misses + agree::look_again(memory, &spread, rows, places),
+                }
+            }
+            View::Moving(moving) => {
+                let Looked { misses, .. } = self.tags.find(tags, &moving, rows, places, drawn);
+                misses + agree::look_again(memory, &moving, rows, places)
+            }
         };
         let patched = self.patches.put(rows, places, MISS);
         Found::new(&self.memory, places, misses - patched)

@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn readers_see_a_change_from_its_beginning_to_its_end() {
-        let spread = Spread::new(5, 2, 4);
+        let spread = Spread::new(5, 1 << 20, 2, 4);
         let extent = Extent::new(&spread);
         let change = Change {
             old: spread,

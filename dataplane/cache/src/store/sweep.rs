@@ -45,7 +45,7 @@ pub(super) struct Sweep {
     batch: Range<u32>,
     /// For each of their slots the row that leaves it and the slot that it goes to.
     planned: Box<[Option<(u32, u32)>]>,
-    /// The epoch that has to be passed before these slots are written.
+    /// The epoch that has to be passed before these slots are written: that of the last rows that made way, or of the change.
     planned_in: u64,
     /// The slots that rows have left, and the epoch after which they are empty.
     left: Vec<u32>,
@@ -110,10 +110,9 @@ impl Writer {
         let Some(change) = self.change() else {
             return Swept::Done;
         };
-        let passed = self.epochs.passed();
-        if self.sweep.left_in <= passed {
+        if self.sweep.left_in <= self.epochs.passed() {
             for slot in self.sweep.left.drain(..) {
-                self.memory.tag(slot).store(EMPTY, Ordering::Relaxed);
+                self.memory.number(slot).store(EMPTY, Ordering::Relaxed);
             }
         }
         let is_clear = self.sweep.left.is_empty();
@@ -126,7 +125,8 @@ impl Writer {
             }
         }
         if !self.sweep.batch.is_empty() {
-            if is_clear && self.sweep.planned_in <= passed {
+            // Asked once more: a worker that rested before rows were taken away may look up since.
+            if is_clear && self.sweep.planned_in <= self.epochs.passed() {
                 self.carry(&change, judge);
             }
         } else if is_clear && self.sweep.frontier == end && self.is_drained(&change) {
@@ -150,6 +150,8 @@ impl Writer {
                 new: self.spread.over(new),
             };
             (self.sweep.frontier, _) = change.ends();
+            // Readers that know of no change trust tags, so that none of the new numbering may come before they have ended their turns.
+            self.sweep.planned_in = self.epochs.end();
             self.sweep.drained = new;
             self.sweep.change = Some(change);
         }
@@ -175,11 +177,14 @@ impl Writer {
                 judge.evicted(Evicted { row, meta });
                 self.rows -= 1;
                 has_victims = true;
+                self.hide(to);
             }
-            self.memory.tag(to).store(TAKEN, Ordering::Relaxed);
+            self.mark(to, TAKEN);
             self.sweep.planned[at] = Some((row, to));
         }
-        self.sweep.planned_in = if has_victims { self.epochs.end() } else { 0 };
+        if has_victims {
+            self.sweep.planned_in = self.epochs.end();
+        }
     }
 
     /// The slot that a row is to go to: an empty one, or that of a row which is worth less.
@@ -214,7 +219,7 @@ impl Writer {
                 (planned, row) => {
                     if let Some((_, to)) = planned {
                         // The row has gone meanwhile, and nobody else knows the slot.
-                        self.memory.tag(to).store(EMPTY, Ordering::Relaxed);
+                        self.mark(to, EMPTY);
                     }
                     row.and_then(|row| self.empty_slot(change, frontier, row))
                 }
@@ -226,8 +231,7 @@ impl Writer {
                 Some(to) => {
                     self.memory.copy_row(mover.slot, to);
                     self.memory.meta(to).store(mover.meta, Ordering::Relaxed);
-                    // Whoever finds the tag sees the row.
-                    self.memory.tag(to).store(row, Ordering::Release);
+                    self.show(to, row, change.sets_of(row, frontier));
                 }
                 None => {
                     judge.evicted(Evicted {
@@ -242,9 +246,13 @@ impl Writer {
         self.sweep.frontier = frontier;
         for at in 0..self.batch_slots() {
             let slot = self.batch_slot(at);
-            if leaver(change, frontier, &self.candidate(slot)).is_some() {
-                self.memory.tag(slot).store(TAKEN, Ordering::Relaxed);
+            let candidate = self.candidate(slot);
+            if leaver(change, frontier, &candidate).is_some() {
+                self.hide(slot);
                 self.sweep.left.push(slot);
+            } else if let Held::Row(row) = candidate.held {
+                // What was its primary set may be its secondary now, or the other way round.
+                self.show_in(slot, row, change.sets_of(row, frontier));
             }
         }
         self.sweep.left_in = self.epochs.end();
@@ -254,7 +262,7 @@ impl Writer {
     /// An empty slot for a row that has come since slots were chosen.
     fn empty_slot(&self, change: &Change, frontier: u32, row: u32) -> Option<u32> {
         let mut targets = slots_in(change.sets_of(row, frontier));
-        targets.find(|&slot| self.tag(slot) == EMPTY)
+        targets.find(|&slot| self.number(slot) == EMPTY)
     }
 
     /// Whether sets that are to go have nothing in them any more. Rows on their way may keep some of their slots until they come, or not.
@@ -266,7 +274,7 @@ impl Writer {
                 return true;
             }
             let first = self.set_of(number) * WAYS as u32;
-            if (first..first + WAYS as u32).any(|slot| self.tag(slot) != EMPTY) {
+            if (first..first + WAYS as u32).any(|slot| self.number(slot) != EMPTY) {
                 return false;
             }
             self.sweep.drained += 1;

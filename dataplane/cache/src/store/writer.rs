@@ -10,9 +10,9 @@ use rowmill_arena::prefetch_line;
 
 use super::extent::Extent;
 use super::limbo::Limbo;
-use super::memory::{EMPTY, Memory, ROWS_END, TAKEN, WAYS};
+use super::memory::{EMPTY, Memory, NO_TAG, PRIMARY, SECONDARY, TAKEN, WAYS};
 use super::quiescence::Epochs;
-use super::spread::Spread;
+use super::spread::{ROWS_END, Spread};
 use super::sweep::{Sweep, slots_in};
 use super::sync::Ordering;
 
@@ -152,7 +152,7 @@ impl Writer {
     /// # Panics
     /// If the row is of another shard.
     pub fn slot_of(&self, row: u32) -> Option<u32> {
-        self.slots(row).find(|&slot| self.tag(slot) == row)
+        self.slots(row).find(|&slot| self.number(slot) == row)
     }
 
     /// Copies a row, if it can be found. Only this writer changes it, so it does so out of all turns.
@@ -211,7 +211,7 @@ impl Writer {
     /// Asks for what [`candidates`](Self::candidates) looks at to be on its way.
     pub fn prefetch(&self, row: u32) {
         for set in self.sets_of(row) {
-            prefetch_line(self.memory.tag(set * WAYS as u32));
+            prefetch_line(self.memory.number(set * WAYS as u32));
             prefetch_line(self.memory.meta(set * WAYS as u32));
         }
     }
@@ -238,10 +238,10 @@ impl Writer {
             "slot {slot} is none of row {row}"
         );
         assert_eq!(self.slot_of(row), None, "row {row} is there");
-        let (limbo, evicted) = match self.tag(slot) {
+        let (limbo, evicted) = match self.number(slot) {
             TAKEN => panic!("slot {slot} is taken"),
             EMPTY => {
-                self.memory.tag(slot).store(TAKEN, Ordering::Relaxed);
+                self.mark(slot, TAKEN);
                 (None, None)
             }
             row => {
@@ -283,7 +283,7 @@ impl Writer {
         }
         if self.limbo.len() > 0 {
             let memory = &self.memory;
-            let emptied = |slot| memory.tag(slot).store(EMPTY, Ordering::Relaxed);
+            let emptied = |slot| memory.number(slot).store(EMPTY, Ordering::Relaxed);
             self.limbo.free(self.epochs.passed(), emptied);
         }
     }
@@ -302,12 +302,11 @@ impl Writer {
         let Ticket { row, slot, .. } = ticket;
         assert!(self.is_free(&ticket), "slot {slot} may still be read");
         assert_eq!(self.slot_of(row), None, "row {row} is there");
-        assert_eq!(self.tag(slot), TAKEN, "slot {slot} is the ticket's");
+        assert_eq!(self.number(slot), TAKEN, "slot {slot} is the ticket's");
         assert!(self.may_hold(slot, row), "slot {slot} is none of row {row}");
         self.memory.write_row(slot, bytes);
         self.memory.meta(slot).store(meta, Ordering::Relaxed);
-        // Whoever finds the tag sees the row.
-        self.memory.tag(slot).store(row, Ordering::Release);
+        self.show(slot, row, self.sets_of(row));
         self.tickets -= 1;
         self.rows += 1;
     }
@@ -319,11 +318,11 @@ impl Writer {
     pub fn restore(&mut self, ticket: Ticket) {
         let row = ticket.former.expect("a slot that held a row");
         assert_eq!(self.slot_of(row), None, "row {row} is there");
-        assert_eq!(self.tag(ticket.slot), TAKEN, "the slot is the ticket's");
+        assert_eq!(self.number(ticket.slot), TAKEN, "the slot is the ticket's");
         assert!(self.may_hold(ticket.slot, row), "a slot of row {row}");
         // Nothing was written since the row was. Its place in limbo is freed in its time, for nobody: who takes the slot again
-        // gets another one. Whoever finds the tag now sees the row by this store, and not by the first.
-        self.memory.tag(ticket.slot).store(row, Ordering::Release);
+        // gets another one. Whoever finds it now sees the row by these stores, and not by the first.
+        self.show(ticket.slot, row, self.sets_of(row));
         self.tickets -= 1;
         self.rows += 1;
     }
@@ -333,7 +332,7 @@ impl Writer {
         self.tickets -= 1;
         match ticket.limbo {
             Some(place) if !self.limbo.is_free(place) => self.limbo.disown(place),
-            _ => self.memory.tag(ticket.slot).store(EMPTY, Ordering::Relaxed),
+            _ => self.mark(ticket.slot, EMPTY),
         }
     }
 
@@ -347,10 +346,45 @@ impl Writer {
         if self.limbo.is_full() {
             return Err(LimboFull);
         }
-        self.memory.tag(slot).store(TAKEN, Ordering::Relaxed);
+        self.hide(slot);
         let meta = self.memory.meta(slot).load(Ordering::Relaxed);
         self.rows -= 1;
         Ok((self.limbo.push(slot, ownerless), Evicted { row, meta }))
+    }
+
+    /// Lets a slot's row, which is there with its meta word, be found. The slot is in the one or the other of these sets of the row.
+    pub(super) fn show(&self, slot: u32, row: u32, sets: [u32; 2]) {
+        self.extent.note(row, &self.spread);
+        // Whoever finds the number or the tag sees the row.
+        self.memory.number(slot).store(row, Ordering::Release);
+        let tag = self.tag_in(sets, slot, row);
+        self.memory.tag(slot).store(tag, Ordering::Release);
+    }
+
+    /// Lets the row of a slot be found as one of these sets.
+    pub(super) fn show_in(&self, slot: u32, row: u32, sets: [u32; 2]) {
+        let tag = self.tag_in(sets, slot, row);
+        if self.memory.tag(slot).load(Ordering::Relaxed) != tag {
+            self.memory.tag(slot).store(tag, Ordering::Release);
+        }
+    }
+
+    /// Lets nobody find the row of a slot, which is taken then.
+    pub(super) fn hide(&self, slot: u32) {
+        self.memory.tag(slot).store(NO_TAG, Ordering::Relaxed);
+        self.mark(slot, TAKEN);
+    }
+
+    /// Says what a slot is in which nobody finds a row: empty or taken.
+    pub(super) fn mark(&self, slot: u32, state: u32) {
+        self.memory.number(slot).store(state, Ordering::Relaxed);
+    }
+
+    /// The tag of a row in a slot that is in one of both sets.
+    fn tag_in(&self, [primary, _]: [u32; 2], slot: u32, row: u32) -> u16 {
+        let is_primary = slot / WAYS as u32 == primary;
+        let of_set = if is_primary { PRIMARY } else { SECONDARY };
+        self.spread.tag(row) as u16 | of_set
     }
 
     /// The slots that a row of this shard may be in.
@@ -373,7 +407,7 @@ impl Writer {
     pub(super) fn candidate(&self, slot: u32) -> Candidate {
         Candidate {
             slot,
-            held: match self.tag(slot) {
+            held: match self.number(slot) {
                 EMPTY => Held::Nothing,
                 TAKEN => Held::Taken,
                 row => Held::Row(row),
@@ -382,8 +416,8 @@ impl Writer {
         }
     }
 
-    /// The tag of a slot. Nobody else writes it.
-    pub(super) fn tag(&self, slot: u32) -> u32 {
-        self.memory.tag(slot).load(Ordering::Relaxed)
+    /// What a slot holds, as its number says. Nobody else writes it.
+    pub(super) fn number(&self, slot: u32) -> u32 {
+        self.memory.number(slot).load(Ordering::Relaxed)
     }
 }

@@ -32,7 +32,7 @@ use loom::thread;
 use owners::bell::Bell;
 use plant::{Mistake, is};
 use store::Store;
-use store::memory::Memory;
+use store::memory::{Memory, PRIMARY};
 use store::patched::{Patched, ROW};
 use store::quiescence::{Epochs, Worker};
 use store::spread::Spread;
@@ -75,8 +75,10 @@ fn made(shards: u32) -> (Store, Vec<Writer>, Worker) {
 
 /// The same of so many sets a shard, with room for as many.
 fn made_with_room(shards: u32, shard_sets: u32, most: u32) -> (Store, Vec<Writer>, Worker) {
-    let spread = Spread::new(1, shards, shard_sets);
-    let memory = Memory::new(spread.over(most).sets(), spread.sets());
+    let spread = Spread::new(1, 1 << 15, shards, shard_sets);
+    let lost = lost(&spread.over(most));
+    let tag = spread.tag(lost) as u16 | PRIMARY;
+    let memory = Memory::new(spread.over(most).sets(), spread.sets(), (lost, tag));
     let (epochs, mut workers) = Epochs::new(1);
     let (others, _) = Epochs::new(0);
     let waited_for = if is(Mistake::WaitsForNobody) {
@@ -88,6 +90,12 @@ fn made_with_room(shards: u32, shard_sets: u32, most: u32) -> (Store, Vec<Writer
     let writers = (0..shards).map(|shard| store.writer(shard, LIMBO));
     let writers = writers.collect();
     (store, writers, workers.remove(0))
+}
+
+/// A row that is nowhere, but in memory that is not there: one of the last set.
+fn lost(most: &Spread) -> u32 {
+    let is_last = |row: &u32| most.primary(*row) == most.sets() - 1;
+    (0..most.end()).rev().find(is_last).expect("a row")
 }
 
 /// What a row is.
@@ -406,7 +414,7 @@ impl Judge for First {
 fn resize(store: &Store, writer: &mut Writer, old: u32, new: u32, judge: &mut impl Judge) {
     store.resize(old, new);
     // Several steps at a time, as far as they need not wait: to yield is to let the reader end its turns.
-    while (0..8).all(|_| writer.sweep(judge) == Swept::More) {
+    while (0..3).all(|_| writer.sweep(judge) == Swept::More) {
         thread::yield_now();
     }
     store.settle(thread::yield_now);
@@ -426,10 +434,11 @@ fn a_store_grows() {
     let row = mover(&store);
     let slot = slot_of(&writer, row);
     put(&mut writer, row, slot);
+    let lost = lost(&store.spread.over(3));
     let reader = {
         let store = store.clone();
         thread::spawn(move || {
-            turn(&mut worker, &store, &[row, 1]);
+            turn(&mut worker, &store, &[row, lost]);
         })
     };
     resize(&store, &mut writer, 2, 3, &mut Nobody);
@@ -451,8 +460,20 @@ fn rows_of_a_store_that_grows_are_found_whole() {
     plant::assert_found_by(&mistakes, || check_resize(a_store_grows));
 }
 
-/// A store loses its third set, and a row of it takes the slot of another, while a worker looks for both and for one that is nowhere.
-fn a_store_shrinks() {
+/// Rows that are looked for while a store loses its third set.
+struct Sought {
+    /// It makes way for the next.
+    victim: u32,
+    /// It moves from the third set to the second.
+    mover: u32,
+    /// It is nowhere, has the tag of the one that moves, and is looked for in the second set as long as there are three.
+    double: u32,
+    /// It is nowhere but in memory that is not there.
+    lost: u32,
+}
+
+/// A store loses its third set, and a row of it takes the slot of another, while a worker looks for some.
+fn a_store_shrinks(some: impl Fn(Sought) -> Vec<u32>) {
     let (store, mut writers, mut worker) = made_with_room(1, 3, 3);
     let mut writer = writers.remove(0);
     let smaller = store.spread.over(2);
@@ -460,33 +481,66 @@ fn a_store_shrinks() {
         let larger = store.spread;
         move |row: &u32| smaller.primary(*row) == 1 && larger.primary(*row) == set
     };
-    let row = (2..).find(of(2)).expect("a row of the set that goes");
+    let with_double = |row: u32| {
+        let is_double = |other: &u32| *other != row && smaller.tag(*other) == smaller.tag(row);
+        let other = (2..smaller.end()).find(is_double)?;
+        (store.spread.primary(other) == 1).then_some((row, other))
+    };
+    let pair = (2..).filter(of(2)).find_map(with_double);
+    let (row, double) = pair.expect("a row of the set that goes, and its double");
     let others: Vec<u32> = (2..).filter(of(1)).take(2).collect();
-    for row in others.iter().chain([&row]) {
+    // Nor is there room elsewhere.
+    let first = |row: &u32| smaller.primary(*row) == 0 && store.spread.primary(*row) == 0;
+    let of_first: Vec<u32> = (2..).filter(first).take(2).collect();
+    for row in of_first.iter().chain(&others).chain([&row]) {
         let mut slots = writer.candidates(*row);
         let empty = slots.find(|slot| slot.held == store::writer::Held::Nothing);
         drop(slots);
         put(&mut writer, *row, empty.expect("an empty slot").slot);
     }
     let reader = {
-        let store = store.clone();
-        thread::spawn(move || {
-            turn(&mut worker, &store, &[others[0], row, 1]);
-        })
+        let sought = Sought {
+            victim: others[0],
+            mover: row,
+            double,
+            lost: lost(&store.spread),
+        };
+        let (store, rows) = (store.clone(), some(sought));
+        thread::spawn(move || turn(&mut worker, &store, &rows))
     };
     resize(&store, &mut writer, 3, 2, &mut First);
     reader.join().expect("the reader ends");
 }
 
+fn a_store_shrinks_under_rows_that_move() {
+    a_store_shrinks(|sought| vec![sought.victim, sought.mover]);
+}
+
+fn a_store_shrinks_under_a_row_with_the_tag_of_another() {
+    a_store_shrinks(|sought| vec![sought.double]);
+}
+
+fn a_store_shrinks_under_a_row_that_is_lost() {
+    a_store_shrinks(|sought| vec![sought.lost]);
+}
+
 #[test]
 fn rows_of_a_store_that_shrinks_are_found_whole() {
-    check_resize(a_store_shrinks);
-    let mistakes = [
-        Mistake::RelaxedStore,
-        Mistake::NoFence,
-        Mistake::WaitsForNobody,
-    ];
-    plant::assert_found_by(&mistakes, || check_resize(a_store_shrinks));
+    let model = a_store_shrinks_under_rows_that_move;
+    check_resize(model);
+    let mistakes = [Mistake::RelaxedStore, Mistake::NoFence];
+    plant::assert_found_by(&mistakes, || check_resize(model));
+}
+
+#[test]
+fn rows_that_are_nowhere_are_not_found_in_a_store_that_shrinks() {
+    for model in [
+        a_store_shrinks_under_a_row_with_the_tag_of_another as fn(),
+        a_store_shrinks_under_a_row_that_is_lost,
+    ] {
+        check_resize(model);
+        plant::assert_found_by(&[Mistake::WaitsForNobody], || check_resize(model));
+    }
 }
 
 /// A queue with room for what one sender sends, its bell, and what ends the receiver's sleep.

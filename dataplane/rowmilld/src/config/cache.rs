@@ -39,7 +39,7 @@ pub struct Table {
     pub name: String,
     /// Where its rows are at start.
     pub placement: Placement,
-    /// Its share of the arena when it is cached, in bytes: rows, and six bytes a row besides. Where it is not set, it is told how many there must be.
+    /// Its share of the arena when it is cached, in bytes: rows, and eight bytes a row besides. Where it is not set, it is told how many there must be.
     #[serde(default)]
     pub cache_bytes: u64,
     /// Bytes that a delta may bring rows of it to which [deltas](super::Deltas) changed while it is cached, besides its share, and 36 to 72 bytes a row

@@ -6,8 +6,8 @@ use core::arch::x86_64::*;
 
 use super::super::drawn::Drawn;
 use super::super::extent::Sets;
-use super::super::memory::Line;
-use super::pass::{self, BLOCK, Block, MISS, Probe, ask};
+use super::super::memory::SetTags;
+use super::pass::{self, BLOCK, Block, Looked, MISS, Probe, ask};
 
 /// The proof that the machine has it.
 #[derive(Clone, Copy, Debug)]
@@ -27,48 +27,54 @@ impl Avx512 {
 
     pub(super) fn find(
         self,
-        lines: &[Line],
+        tags: &[SetTags],
         sets: &impl Sets,
         rows: &[u32],
         places: &mut [u32],
         drawn: &mut Drawn,
-    ) -> usize {
+    ) -> Looked {
         // SAFETY: the machine has it, as `self` proves.
-        unsafe { find(self, lines, sets, rows, places, drawn) }
+        unsafe { find(self, tags, sets, rows, places, drawn) }
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,bmi1,popcnt")]
 fn find(
     probe: Avx512,
-    lines: &[Line],
+    tags: &[SetTags],
     sets: &impl Sets,
     rows: &[u32],
     places: &mut [u32],
     drawn: &mut Drawn,
-) -> usize {
-    pass::find(probe, lines, sets, rows, places, drawn)
+) -> Looked {
+    pass::find(probe, tags, sets, rows, places, drawn)
 }
 
 impl Probe for Avx512 {
     #[inline(always)]
-    unsafe fn look_at(self, lines: &[Line], rows: &Block, places: &mut Block, next: &Block) -> u32 {
+    unsafe fn look_at(
+        self,
+        tags: &[SetTags],
+        keys: &Block,
+        places: &mut Block,
+        next: &Block,
+    ) -> u32 {
         // SAFETY: the machine has it, as `self` proves; the caller's contract.
-        unsafe { look_at(lines, rows, places, next) }
+        unsafe { look_at(tags, keys, places, next) }
     }
 }
 
 /// As [`Probe::look_at`] says.
 #[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,bmi1,popcnt")]
 #[inline]
-unsafe fn look_at(lines: &[Line], rows: &Block, places: &mut Block, next: &Block) -> u32 {
+unsafe fn look_at(tags: &[SetTags], keys: &Block, places: &mut Block, next: &Block) -> u32 {
     let mut matches = [0; BLOCK / 4];
     for (i, matches) in matches.iter_mut().enumerate() {
         for &set in &next[4 * i..][..4] {
-            ask(lines, set);
+            ask(tags, set);
         }
         // SAFETY: the caller's contract.
-        *matches = unsafe { four_matches(lines, rows, places, 4 * i) };
+        *matches = unsafe { four_matches(tags, keys, places, 4 * i) };
     }
     // Of each row the ways that match, in a word of its own.
     let [a, b, c, d] = matches.map(|four| four as i64);
@@ -86,37 +92,37 @@ unsafe fn look_at(lines: &[Line], rows: &Block, places: &mut Block, next: &Block
     missed.into()
 }
 
-/// The ways whose tags are the row, 16 bits each, of four rows from `i` on.
+/// The ways whose tags are the key's, 16 bits each, of four keys from `i` on.
 ///
 /// # Safety
-/// Each of `places` is the number of one of `lines`.
+/// Each of `places` is the number of one of `tags`.
 #[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,bmi1,popcnt")]
 #[inline]
-unsafe fn four_matches(lines: &[Line], rows: &Block, places: &Block, i: usize) -> u64 {
-    let at = |i: usize| (places[i] as usize).wrapping_mul(size_of::<Line>());
-    let four: &[u32; 4] = rows[i..i + 4].as_array().expect("four of sixteen");
+unsafe fn four_matches(tags: &[SetTags], keys: &Block, places: &Block, i: usize) -> u64 {
+    let at = |i: usize| (places[i] as usize).wrapping_mul(size_of::<SetTags>());
+    let four: &[u32; 4] = keys[i..i + 4].as_array().expect("four of sixteen");
     let matches: u64;
     // Of a type: of a register without one the compiler may print another's name.
-    let _row: __m512i;
-    // SAFETY: of each of four lines, which are there by the caller's contract, 64 bytes are read, and four words that are
-    // borrowed; nothing else is touched. The lines are atomics that others may store to meanwhile: the loads are the
+    let _key: __m256i;
+    // SAFETY: of each of four sets, which are there by the caller's contract, 32 bytes are read, and four words that are
+    // borrowed; nothing else is touched. The tags are atomics that others may store to meanwhile: the loads are the
     // instructions', of which the compiler knows nothing that it could take for granted, and the CPU loads each of the tags,
-    // which are words on their own boundaries, at once.
+    // which are half words on their own boundaries, at once.
     unsafe {
         asm!(
-            "vpbroadcastd {row}, dword ptr [{rows}]",
-            "vpcmpeqd {first}, {row}, zmmword ptr [{lines} + {a}]",
-            "vpbroadcastd {row}, dword ptr [{rows} + 4]",
-            "vpcmpeqd {second}, {row}, zmmword ptr [{lines} + {b}]",
+            "vpbroadcastd {key}, dword ptr [{keys}]",
+            "vpcmpeqw {first}, {key}, ymmword ptr [{tags} + {a}]",
+            "vpbroadcastd {key}, dword ptr [{keys} + 4]",
+            "vpcmpeqw {second}, {key}, ymmword ptr [{tags} + {b}]",
             "kunpckwd {first}, {second}, {first}",
-            "vpbroadcastd {row}, dword ptr [{rows} + 8]",
-            "vpcmpeqd {third}, {row}, zmmword ptr [{lines} + {c}]",
-            "vpbroadcastd {row}, dword ptr [{rows} + 12]",
-            "vpcmpeqd {second}, {row}, zmmword ptr [{lines} + {d}]",
+            "vpbroadcastd {key}, dword ptr [{keys} + 8]",
+            "vpcmpeqw {third}, {key}, ymmword ptr [{tags} + {c}]",
+            "vpbroadcastd {key}, dword ptr [{keys} + 12]",
+            "vpcmpeqw {second}, {key}, ymmword ptr [{tags} + {d}]",
             "kunpckwd {third}, {second}, {third}",
             "kunpckdq {first}, {third}, {first}",
             "kmovq {matches}, {first}",
-            row = out(zmm_reg) _row,
+            key = out(ymm_reg) _key,
             first = out(kreg) _,
             second = out(kreg) _,
             third = out(kreg) _,
@@ -125,8 +131,8 @@ unsafe fn four_matches(lines: &[Line], rows: &Block, places: &Block, i: usize) -
             b = in(reg) at(i + 1),
             c = in(reg) at(i + 2),
             d = in(reg) at(i + 3),
-            lines = in(reg) lines.as_ptr(),
-            rows = in(reg) four.as_ptr(),
+            tags = in(reg) tags.as_ptr(),
+            keys = in(reg) four.as_ptr(),
             options(readonly, nostack, preserves_flags)
         );
     }

@@ -13,45 +13,54 @@ mod pass;
 mod portable;
 mod select;
 
+pub(super) use pass::Looked;
 pub use pass::MISS;
 pub use select::{Isa, Tags};
 
 #[cfg(test)]
 mod tests {
-    use core::sync::atomic::{AtomicU32, Ordering};
+    use core::sync::atomic::{AtomicU16, Ordering};
 
     use proptest::prelude::*;
 
     use super::*;
     use crate::store::drawn::Drawn;
-    use crate::store::memory::{Line, ROWS_END, WAYS};
-    use crate::store::spread::Spread;
+    use crate::store::memory::{NO_TAG, PRIMARY, SECONDARY, SetTags, WAYS};
+    use crate::store::spread::{ROWS_END, Spread};
 
     /// As many tags as there are slots, of which `share` in 8 are those of rows that may be there.
-    fn lines(spread: &Spread, share: u32, seed: u64) -> Vec<Line> {
+    fn tags_of(spread: &Spread, share: u32, seed: u64) -> Vec<SetTags> {
         let mut random = fastrand::Rng::with_seed(seed);
-        let empty = |_| core::array::from_fn(|_| AtomicU32::new(random.u32(ROWS_END..)));
-        let lines: Vec<Line> = (0..spread.sets()).map(empty).collect();
+        let empty = |_| [NO_TAG; WAYS].map(AtomicU16::new);
+        let tags: Vec<SetTags> = (0..spread.sets()).map(empty).collect();
         for row in 0..spread.sets() * WAYS as u32 {
             if random.u32(0..8) < share {
-                let set = [spread.primary(row), spread.secondary(row)][random.usize(0..2)];
-                lines[set as usize][random.usize(0..WAYS)].store(row, Ordering::Relaxed);
+                let (set, of_set) = places_of(spread, row)[random.usize(0..2)];
+                let tag = &tags[set as usize][random.usize(0..WAYS)];
+                tag.store(spread.tag(row) as u16 | of_set, Ordering::Relaxed);
             }
         }
-        lines
+        tags
+    }
+
+    /// Both sets of a row, and what its tag has there.
+    fn places_of(spread: &Spread, row: u32) -> [(u32, u16); 2] {
+        [
+            (spread.primary(row), PRIMARY),
+            (spread.secondary(row), SECONDARY),
+        ]
     }
 
     /// The meaning in three lines.
-    fn slot_of(lines: &[Line], spread: &Spread, row: u32) -> u32 {
-        let sets = [spread.primary(row), spread.secondary(row)];
-        let mut slots = sets
+    fn slot_of(tags: &[SetTags], spread: &Spread, row: u32) -> u32 {
+        let mut slots = places_of(spread, row)
             .into_iter()
-            .flat_map(|set| (0..WAYS as u32).map(move |way| set * WAYS as u32 + way));
-        let holds = |slot: &u32| {
-            let tag = &lines[*slot as usize / WAYS][*slot as usize % WAYS];
-            tag.load(Ordering::Relaxed) == row
+            .flat_map(|(set, of)| (0..WAYS as u32).map(move |way| (set * WAYS as u32 + way, of)));
+        let holds = |(slot, of_set): &(u32, u16)| {
+            let tag = &tags.as_flattened()[*slot as usize];
+            tag.load(Ordering::Relaxed) == spread.tag(row) as u16 | of_set
         };
-        slots.find(holds).unwrap_or(MISS)
+        slots.find(holds).map_or(MISS, |(slot, _)| slot)
     }
 
     proptest! {
@@ -62,18 +71,19 @@ mod tests {
             count in prop_oneof![0_usize..200, 1000_usize..3000],
             seed: u64,
         ) {
-            let spread = Spread::new(seed, 3, shard_sets);
-            let lines = lines(&spread, share, seed);
+            let spread = Spread::new(seed, 1 << 20, 3, shard_sets);
+            let tags_there = tags_of(&spread, share, seed);
             let mut random = fastrand::Rng::with_seed(!seed);
             let end = spread.sets() * WAYS as u32;
             let rows: Vec<u32> = (0..count).map(|_| random.u32(0..end)).collect();
-            let slots: Vec<u32> = rows.iter().map(|&row| slot_of(&lines, &spread, row)).collect();
+            let slots: Vec<u32> = rows.iter().map(|&row| slot_of(&tags_there, &spread, row)).collect();
             let missed = slots.iter().filter(|&&slot| slot == MISS).count();
             for tags in Isa::ALL.into_iter().filter_map(Tags::new) {
                 let mut places = vec![7; count];
-                let misses = tags.find(&lines, &spread, &rows, &mut places, &mut Drawn::nothing());
+                let looked = tags.find(&tags_there, &spread, &rows, &mut places, &mut Drawn::nothing());
                 prop_assert_eq!(&places, &slots, "{}", tags.isa());
-                prop_assert_eq!(misses, missed, "{}", tags.isa());
+                prop_assert_eq!(looked.misses, missed, "{}", tags.isa());
+                prop_assert!(rows.iter().all(|&row| row < looked.end && looked.end <= end.next_power_of_two()));
             }
         }
 
@@ -84,8 +94,8 @@ mod tests {
             threshold in prop_oneof![0_u32..100, any::<u32>(), Just(u32::MAX), (0_u32..32).prop_map(|bits| 1 << bits)],
             seed: u64,
         ) {
-            let spread = Spread::new(seed, 3, shard_sets);
-            let lines: Vec<Line> = core::iter::repeat_with(Line::default).take(spread.sets() as usize).collect();
+            let spread = Spread::new(seed, ROWS_END, 3, shard_sets);
+            let none: Vec<SetTags> = core::iter::repeat_with(SetTags::default).take(spread.sets() as usize).collect();
             let mut random = fastrand::Rng::with_seed(seed);
             let rows: Vec<u32> = (0..count).map(|_| random.u32(0..5000)).collect();
             let expected = (0..).zip(&rows).filter(|&(_, &row)| spread.place(row) < threshold);
@@ -94,7 +104,7 @@ mod tests {
                 for room in [count, 10] {
                     let mut drawn = Drawn::new(room);
                     drawn.begin(threshold);
-                    tags.find(&lines, &spread, &rows, &mut vec![7; count], &mut drawn);
+                    tags.find(&none, &spread, &rows, &mut vec![7; count], &mut drawn);
                     let found: Vec<(u32, u32)> = drawn.rows().iter().map(|drawn| (drawn.position, drawn.row)).collect();
                     prop_assert!(drawn.rows().iter().all(|drawn| drawn.place == spread.place(drawn.row)));
                     prop_assert_eq!(found.len() as u64 + drawn.dropped(), expected.len() as u64);
@@ -118,13 +128,13 @@ mod tests {
 
     #[test]
     fn tags_of_no_row_are_not_found() {
-        let spread = Spread::new(1, 1, 2);
-        let lines = lines(&spread, 0, 1);
+        let spread = Spread::new(1, 100_000, 1, 2);
+        let none = tags_of(&spread, 0, 1);
         for tags in Isa::ALL.into_iter().filter_map(Tags::new) {
             for row in [u32::MAX, u32::MAX - 1, ROWS_END] {
                 let find = || {
                     tags.find(
-                        &lines,
+                        &none,
                         &spread,
                         &[0, row, 0],
                         &mut [0; 3],

@@ -1,15 +1,16 @@
-//! NEON (Armv8.0): the 16 tags by four comparisons.
+//! NEON (Armv8.0): the 16 tags by two comparisons.
 #![allow(unsafe_code)]
 
 use core::arch::aarch64::{
-    uint32x4_t, vaddvq_u32, vandq_u32, vceqq_u32, vdupq_n_u32, vld1q_u32, vorrq_u32,
+    uint16x8_t, vceqq_u16, vcombine_u8, vdupq_n_u16, vget_lane_u64, vmovn_u16, vreinterpret_u64_u8,
+    vreinterpretq_u16_u8, vshrn_n_u16,
 };
 use core::arch::asm;
 
 use super::super::drawn::Drawn;
 use super::super::extent::Sets;
-use super::super::memory::Line;
-use super::pass::{self, Block, Probe};
+use super::super::memory::SetTags;
+use super::pass::{self, Block, Looked, Probe};
 
 /// The proof that the machine has it.
 #[derive(Clone, Copy, Debug)]
@@ -22,73 +23,65 @@ impl Neon {
 
     pub(super) fn find(
         self,
-        lines: &[Line],
+        tags: &[SetTags],
         sets: &impl Sets,
         rows: &[u32],
         places: &mut [u32],
         drawn: &mut Drawn,
-    ) -> usize {
+    ) -> Looked {
         // SAFETY: the machine has it, as `self` proves.
-        unsafe { find(self, lines, sets, rows, places, drawn) }
+        unsafe { find(self, tags, sets, rows, places, drawn) }
     }
 }
 
 #[target_feature(enable = "neon")]
 fn find(
     probe: Neon,
-    lines: &[Line],
+    tags: &[SetTags],
     sets: &impl Sets,
     rows: &[u32],
     places: &mut [u32],
     drawn: &mut Drawn,
-) -> usize {
-    pass::find(probe, lines, sets, rows, places, drawn)
+) -> Looked {
+    pass::find(probe, tags, sets, rows, places, drawn)
 }
 
 impl Probe for Neon {
     #[inline(always)]
-    unsafe fn look_at(self, lines: &[Line], rows: &Block, places: &mut Block, next: &Block) -> u32 {
+    unsafe fn look_at(
+        self,
+        tags: &[SetTags],
+        keys: &Block,
+        places: &mut Block,
+        next: &Block,
+    ) -> u32 {
         // SAFETY: the machine has it, as `self` proves.
-        let matches = |line: &Line, row| unsafe { matches(line, row) };
+        let matches = |tags: &SetTags, key| unsafe { matches(tags, key) };
         // SAFETY: the caller's contract.
-        unsafe { pass::look_at_each(matches, lines, rows, places, next) }
+        unsafe { pass::look_at_each::<4>(matches, tags, keys, places, next) }
     }
 }
 
-/// The bit of each way.
-static BITS: [u32; 16] = {
-    let (mut bits, mut way) = ([0; 16], 0);
-    while way < 16 {
-        bits[way] = 1 << way;
-        way += 1;
-    }
-    bits
-};
-
+/// The ways whose tags are the key's, four bits each.
 #[target_feature(enable = "neon")]
 #[inline]
-fn matches(line: &Line, row: u32) -> u32 {
-    let (a, b, c, d): (uint32x4_t, uint32x4_t, uint32x4_t, uint32x4_t);
-    // SAFETY: 64 bytes that are borrowed are read, and nothing else is touched. They are atomics that others may store to
+fn matches(tags: &SetTags, key: u32) -> u64 {
+    let (a, b): (uint16x8_t, uint16x8_t);
+    // SAFETY: 32 bytes that are borrowed are read, and nothing else is touched. They are atomics that others may store to
     // meanwhile: the load is the instruction's, of which the compiler knows nothing that it could take for granted, and the
-    // architecture loads each element, a word on its own boundary, at once.
+    // architecture loads each element, a half word on its own boundary, at once.
     unsafe {
         asm!(
-            "ld1 {{v0.4s, v1.4s, v2.4s, v3.4s}}, [{line}]",
-            line = in(reg) line.as_ptr(),
-            out("v0") a, out("v1") b, out("v2") c, out("v3") d,
+            "ld1 {{v0.8h, v1.8h}}, [{tags}]",
+            tags = in(reg) tags.as_ptr(),
+            out("v0") a, out("v1") b,
             options(readonly, nostack, preserves_flags)
         );
     }
-    let row = vdupq_n_u32(row);
-    let bits = |tags, first: usize| {
-        // SAFETY: four words from a multiple of four on, of sixteen.
-        let bits = unsafe { vld1q_u32(BITS[first..first + 4].as_ptr()) };
-        vandq_u32(vceqq_u32(tags, row), bits)
-    };
-    let halves = [
-        vorrq_u32(bits(a, 0), bits(b, 4)),
-        vorrq_u32(bits(c, 8), bits(d, 12)),
-    ];
-    vaddvq_u32(vorrq_u32(halves[0], halves[1]))
+    let key = vdupq_n_u16(key as u16);
+    let bytes = |tags| vmovn_u16(vceqq_u16(tags, key));
+    let ways = vcombine_u8(bytes(a), bytes(b));
+    // Of two ways' bytes the inner halves: four bits of each.
+    let nibbles = vshrn_n_u16::<4>(vreinterpretq_u16_u8(ways));
+    vget_lane_u64::<0>(vreinterpret_u64_u8(nibbles))
 }

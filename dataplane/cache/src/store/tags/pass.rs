@@ -2,14 +2,16 @@
 //!
 //! Rows are taken in blocks, so that what is done to each without a load from far away, the hash above all, is done by vectors.
 //! What is not in its primary set is gathered and looked for in its secondary one in the same way. A place holds the number of the
-//! row's set from when that is asked for until its tags are compared.
+//! row's set from when that is asked for until its tags are compared, for which its *key* is kept: the tag that it has there, twice, since
+//! a word of 32 bits is what a vector is filled with fastest.
 #![allow(unsafe_code)]
 
 use rowmill_arena::prefetch_line;
 
 use super::super::drawn::{Drawn, DrawnRow};
 use super::super::extent::Sets;
-use super::super::memory::{Line, ROWS_END, WAYS};
+use super::super::memory::{PRIMARY, SECONDARY, SetTags, WAYS};
+use super::super::spread::ROWS_END;
 use super::super::sync::{Ordering, fence};
 
 /// What stands in the place of a row that is in no slot.
@@ -23,6 +25,8 @@ const GROUP: usize = u64::BITS as usize / BLOCK;
 /// How many groups are asked for before the first is looked at: 128 lines. What has to be in flight is set by the memory, in lines: 64
 /// cost a tenth more where lines come from memory, and more than 128 are no faster.
 const AHEAD: usize = 2;
+/// Groups of which keys are kept: those that are numbered and not looked at, and the one that is.
+const KEYS: usize = AHEAD + 2;
 /// Blocks of rows that are not in their primary sets which are gathered before they are looked for in their secondary ones: as a rule
 /// those of a whole piece, of which a tenth are so. (An empty room is cleared for each piece.)
 const ROOM: usize = 20;
@@ -32,40 +36,54 @@ type Group = [Block; GROUP];
 
 /// A way to compare the tags of sets. Each tag is loaded once, as by a relaxed load.
 pub(super) trait Probe: Copy {
-    /// Compares the tags of a block's sets, whose numbers are in `places`, and writes slots, or [`MISS`], there. Those rows that
-    /// are missed are bits of the result. Meanwhile, row by row, the lines of the sets `next` are asked for.
+    /// Compares the tags of a block's sets, whose numbers are in `places`, with `keys`, and writes slots, or [`MISS`], there. Those rows
+    /// that are missed are bits of the result. Meanwhile, row by row, the tags of the sets `next` are asked for.
     ///
     /// # Safety
-    /// Each of `places` is the number of one of `lines`.
-    unsafe fn look_at(self, lines: &[Line], rows: &Block, places: &mut Block, next: &Block) -> u32;
+    /// Each of `places` is the number of one of `tags`.
+    unsafe fn look_at(
+        self,
+        tags: &[SetTags],
+        keys: &Block,
+        places: &mut Block,
+        next: &Block,
+    ) -> u32;
 }
 
-/// [`Probe::look_at`] by `matches`, which tells the ways whose tags are a row, a bit each.
+/// [`Probe::look_at`] by `matches`, which tells the ways whose tags are the key's, `BITS` bits each.
 ///
 /// # Safety
 /// As there.
 #[inline(always)]
-pub(super) unsafe fn look_at_each(
-    matches: impl Fn(&Line, u32) -> u32,
-    lines: &[Line],
-    rows: &Block,
+pub(super) unsafe fn look_at_each<const BITS: u32>(
+    matches: impl Fn(&SetTags, u32) -> u64,
+    tags: &[SetTags],
+    keys: &Block,
     places: &mut Block,
     next: &Block,
 ) -> u32 {
     let mut missed = 0;
     for i in 0..BLOCK {
-        ask(lines, next[i]);
+        ask(tags, next[i]);
         // SAFETY: the caller's contract.
-        let line = unsafe { lines.get_unchecked(places[i] as usize) };
-        let matches = matches(line, rows[i]);
-        places[i] = slot(places[i], matches);
+        let of_set = unsafe { tags.get_unchecked(places[i] as usize) };
+        let matches = matches(of_set, keys[i]);
+        places[i] = slot(places[i], matches.trailing_zeros() / BITS, matches != 0);
         missed |= u32::from(matches == 0) << i;
     }
     missed
 }
 
-/// Writes the slot that holds each of `rows` to the same place of `places`, or [`MISS`], and tells how many are missed. Those
-/// that are to be are drawn.
+/// What was found out about a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::store) struct Looked {
+    /// Rows that are in no slot.
+    pub(in crate::store) misses: usize,
+    /// A power of two above all their numbers.
+    pub(in crate::store) end: u32,
+}
+
+/// Writes the slot that holds each of `rows` to the same place of `places`, or [`MISS`]. Those that are to be are drawn.
 ///
 /// What was published before its tag was found is seen by the caller: one fence with acquire stands behind all loads of tags,
 /// and each tag of a row was stored with release.
@@ -75,27 +93,29 @@ pub(super) unsafe fn look_at_each(
 #[inline(always)]
 pub(super) fn find<P: Probe, S: Sets>(
     probe: P,
-    lines: &[Line],
+    tags: &[SetTags],
     sets: &S,
     rows: &[u32],
     places: &mut [u32],
     drawn: &mut Drawn,
-) -> usize {
+) -> Looked {
     assert_eq!(rows.len(), places.len(), "a place for each row");
-    assert!(sets.end() as usize <= lines.len(), "a line for each set");
+    assert!(sets.end() as usize <= tags.len(), "tags of each set");
     let pass = Pass {
         probe,
-        lines,
+        tags,
         sets: *sets,
         drawn_below: sets.below(drawn.threshold()),
     };
     let groups: &[Group] = rows.as_chunks().0.as_chunks().0;
     let (whole, rest) = rows.split_at(groups.as_flattened().as_flattened().len());
     let blocks = rest.len().div_ceil(BLOCK);
-    let (last, mut last_places) = (filled_up(rest), Group::default());
-    let (last, last_places) = (&last[..blocks], &mut last_places[..blocks]);
+    let (last, mut last_keys, mut last_places) =
+        (filled_up(rest), Group::default(), Group::default());
+    let (last, last_keys) = (&last[..blocks], &mut last_keys[..blocks]);
+    let last_places = &mut last_places[..blocks];
     // Now, lest the last few be waited for at the end.
-    pass.hash(last, last_places);
+    pass.hash(last, last_keys, last_places);
     pass.ask(last_places);
     let mut left = Left::new();
     let (places_of_whole, places_of_rest) = places.split_at_mut(whole.len());
@@ -105,7 +125,8 @@ pub(super) fn find<P: Probe, S: Sets>(
         pass.draw(rest, last_places, whole.len(), drawn);
         // Nothing comes behind: set 0 is there, whatever the store.
         let asked = Group::default();
-        let missed = pass.look_at(last, last_places, &asked[..blocks], &mut left.bits);
+        let missed = pass.look_at(last_keys, last_places, &asked[..blocks]);
+        note(&mut left.bits, last);
         places_of_rest.copy_from_slice(&last_places.as_flattened()[..rest.len()]);
         left.add(whole.len(), missed & !(u64::MAX << rest.len()));
     }
@@ -113,7 +134,10 @@ pub(super) fn find<P: Probe, S: Sets>(
     fence(Ordering::Acquire);
     let bits = left.bits.iter().fold(0, |bits, row| bits | row);
     assert!(bits < ROWS_END, "a number that is none of a row");
-    left.misses
+    Looked {
+        misses: left.misses,
+        end: (bits + 1).next_power_of_two(),
+    }
 }
 
 /// A group of these rows, filled up with the first of them. Of none it is one of row 0.
@@ -129,7 +153,7 @@ fn filled_up(rows: &[u32]) -> Group {
 #[derive(Clone, Copy)]
 struct Pass<'a, P, S> {
     probe: P,
-    lines: &'a [Line],
+    tags: &'a [SetTags],
     sets: S,
     /// Where rows that are drawn have their primary sets, and others may.
     drawn_below: u32,
@@ -142,7 +166,7 @@ struct Left {
     asked: usize,
     /// Where they are in the piece.
     positions: [u32; ROOM * BLOCK],
-    rows: [Block; ROOM],
+    keys: [Block; ROOM],
     places: [Block; ROOM],
     /// Bits that are set in any row.
     bits: Block,
@@ -156,7 +180,7 @@ impl Left {
             count: 0,
             asked: 0,
             positions: [0; ROOM * BLOCK],
-            rows: [[0; BLOCK]; ROOM],
+            keys: [[0; BLOCK]; ROOM],
             places: [[0; BLOCK]; ROOM],
             bits: [0; BLOCK],
             misses: 0,
@@ -193,9 +217,11 @@ impl<P: Probe, S: Sets> Pass<'_, P, S> {
         left: &mut Left,
         drawn: &mut Drawn,
     ) {
+        // Of group `k` at `k` modulo their number.
+        let mut keys = [Group::default(); KEYS];
         // Sets are numbered a group before they are asked for, but for the first ones: vectors are stored then, and words loaded.
         for k in 0..rows.len().min(AHEAD + 1) {
-            self.number(rows, places, k, drawn);
+            self.number(rows, &mut keys, places, k, drawn);
             // Not behind the last: see `ask`.
             if k < AHEAD {
                 self.ask(&places[k]);
@@ -205,7 +231,7 @@ impl<P: Probe, S: Sets> Pass<'_, P, S> {
         for k in 0..rows.len() {
             let coming = k.wrapping_add(AHEAD + 1);
             if coming < rows.len() {
-                self.number(rows, places, coming, drawn);
+                self.number(rows, &mut keys, places, coming, drawn);
             }
             // What is missed of the group before, not of this one: a branch that is not foreseen would wait for tags from far away, and
             // nothing behind it would be begun meanwhile.
@@ -214,7 +240,8 @@ impl<P: Probe, S: Sets> Pass<'_, P, S> {
             }
             // At the end those of the last group once more, which are on their way.
             let next = places[k.wrapping_add(AHEAD).min(rows.len().wrapping_sub(1))];
-            missed = self.look_at(&rows[k], &mut places[k], &next, &mut bits);
+            note(&mut bits, &rows[k]);
+            missed = self.look_at(&keys[k % KEYS], &mut places[k], &next);
         }
         if let Some(last) = rows.len().checked_sub(1) {
             self.gather(rows, places, last, missed, left);
@@ -238,28 +265,26 @@ impl<P: Probe, S: Sets> Pass<'_, P, S> {
 
     /// Numbers the primary sets of a group, and draws its rows.
     #[inline(always)]
-    fn number(&self, rows: &[Group], places: &mut [Group], k: usize, drawn: &mut Drawn) {
-        self.hash(&rows[k], &mut places[k]);
+    fn number(
+        &self,
+        rows: &[Group],
+        keys: &mut [Group; KEYS],
+        places: &mut [Group],
+        k: usize,
+        drawn: &mut Drawn,
+    ) {
+        self.hash(&rows[k], &mut keys[k % KEYS], &mut places[k]);
         self.draw(rows[k].as_flattened(), &places[k], start(k), drawn);
     }
 
     /// Looks at the sets of blocks, whose numbers [`hash`](Self::hash) wrote, and writes slots in their place. The rows that are missed are
-    /// bits of the result. Bits that are set in any row are set in `bits`. The sets `next` are asked for.
+    /// bits of the result. The sets `next` are asked for.
     #[inline(always)]
-    fn look_at(
-        &self,
-        rows: &[Block],
-        places: &mut [Block],
-        next: &[Block],
-        bits: &mut Block,
-    ) -> u64 {
+    fn look_at(&self, keys: &[Block], places: &mut [Block], next: &[Block]) -> u64 {
         let mut missed = 0;
-        for (i, ((rows, places), next)) in rows.iter().zip(places).zip(next).enumerate() {
-            for (bits, row) in bits.iter_mut().zip(rows) {
-                *bits |= row;
-            }
-            // SAFETY: `hash` wrote numbers of sets, of which there are no more than lines.
-            let of_block = unsafe { self.probe.look_at(self.lines, rows, places, next) };
+        for (i, ((keys, places), next)) in keys.iter().zip(places).zip(next).enumerate() {
+            // SAFETY: `hash` wrote numbers of sets, of which there are no more than tags.
+            let of_block = unsafe { self.probe.look_at(self.tags, keys, places, next) };
             missed |= u64::from(of_block) << i.wrapping_mul(BLOCK);
         }
         missed
@@ -270,13 +295,15 @@ impl<P: Probe, S: Sets> Pass<'_, P, S> {
     fn ask_secondary(&self, rows: &[u32], left: &mut Left, count: usize) {
         let block = left.asked;
         let positions = &left.positions[block.wrapping_mul(BLOCK)..][..count];
-        let (left_rows, places) = (&mut left.rows[block], &mut left.places[block]);
-        // What is behind them in the last block are rows that were left over before, or 0.
+        let (keys, places) = (&mut left.keys[block], &mut left.places[block]);
+        // What is behind them in the last block is row 0.
+        let mut left_rows = [0; BLOCK];
         for (row, &position) in left_rows.iter_mut().zip(positions) {
             *row = rows[position as usize];
         }
-        for (place, &row) in places.iter_mut().zip(left_rows.iter()) {
+        for ((place, key), row) in places.iter_mut().zip(keys).zip(left_rows) {
             *place = self.sets.secondary(row);
+            *key = key_of(self.sets.tag(row), SECONDARY);
         }
         self.ask(core::slice::from_ref(places));
         left.asked = block.wrapping_add(1);
@@ -289,11 +316,11 @@ impl<P: Probe, S: Sets> Pass<'_, P, S> {
             let rest = left.count.wrapping_sub(left.asked.wrapping_mul(BLOCK));
             self.ask_secondary(rows, left, rest.min(BLOCK));
         }
-        let pairs = left.rows[..left.asked].iter();
-        for (rows, places) in pairs.zip(&mut left.places[..left.asked]) {
+        let pairs = left.keys[..left.asked].iter();
+        for (keys, places) in pairs.zip(&mut left.places[..left.asked]) {
             let asked = *places;
-            // SAFETY: `ask_secondary` wrote numbers of sets, of which there are no more than lines.
-            unsafe { self.probe.look_at(self.lines, rows, places, &asked) };
+            // SAFETY: `ask_secondary` wrote numbers of sets, of which there are no more than tags.
+            unsafe { self.probe.look_at(self.tags, keys, places, &asked) };
         }
         let found = left.places.as_flattened().iter();
         for (&place, &position) in found.zip(&left.positions[..left.count]) {
@@ -303,12 +330,13 @@ impl<P: Probe, S: Sets> Pass<'_, P, S> {
         (left.count, left.asked) = (0, 0);
     }
 
-    /// Writes the primary sets of blocks to their places.
+    /// Writes the primary sets of blocks to their places, and the keys that rows have there.
     #[inline(always)]
-    fn hash(&self, rows: &[Block], places: &mut [Block]) {
-        for (rows, places) in rows.iter().zip(places) {
-            for (place, &row) in places.iter_mut().zip(rows) {
+    fn hash(&self, rows: &[Block], keys: &mut [Block], places: &mut [Block]) {
+        for ((rows, keys), places) in rows.iter().zip(keys).zip(places) {
+            for ((place, key), &row) in places.iter_mut().zip(keys).zip(rows) {
                 *place = self.sets.primary(row);
+                *key = key_of(self.sets.tag(row), PRIMARY);
             }
         }
     }
@@ -353,18 +381,35 @@ impl<P: Probe, S: Sets> Pass<'_, P, S> {
     fn ask(&self, sets: &[Block]) {
         sets.as_flattened()
             .iter()
-            .for_each(|&set| ask(self.lines, set));
+            .for_each(|&set| ask(self.tags, set));
     }
 }
 
-/// Asks for the line of a set.
+/// Sets the bits that are set in any of these rows.
+#[inline(always)]
+fn note(bits: &mut Block, rows: &[Block]) {
+    for rows in rows {
+        for (bits, row) in bits.iter_mut().zip(rows) {
+            *bits |= row;
+        }
+    }
+}
+
+/// The tag that a row has in the one or the other of its sets, twice.
+#[inline(always)]
+fn key_of(tag: u32, of_set: u16) -> u32 {
+    let tag = tag | u32::from(of_set);
+    tag | tag << 16
+}
+
+/// Asks for the tags of a set.
 ///
 /// A core that has no room for what it is asked for may forget it, and the line is waited for later. So there is one for each row that is looked
 /// at, whose own line had to come first. With those of a group at once lookups and kernels had 0.51 of the rate of kernels alone,
 /// with those of a block 0.59, one by one 0.63 (int8 dim 64, 2 M rows, medians; Zen 3).
 #[inline(always)]
-pub(super) fn ask(lines: &[Line], set: u32) {
-    prefetch_line(lines.as_ptr().wrapping_add(set as usize));
+pub(super) fn ask(tags: &[SetTags], set: u32) {
+    prefetch_line(tags.as_ptr().wrapping_add(set as usize));
 }
 
 /// Where a group begins.
@@ -373,10 +418,10 @@ fn start(k: usize) -> usize {
     k.wrapping_mul(GROUP * BLOCK)
 }
 
-/// The slot of the first way that matches.
+/// The slot of a way, if it `is_found`.
 #[inline(always)]
-fn slot(set: u32, matches: u32) -> u32 {
-    let found = set.wrapping_mul(WAYS as u32) | matches.trailing_zeros();
+fn slot(set: u32, way: u32, is_found: bool) -> u32 {
+    let found = set.wrapping_mul(WAYS as u32) | way;
     // Written as arithmetic, lest there be a branch that is mostly but not always the same.
-    found | (u32::from(matches != 0).wrapping_sub(1))
+    found | u32::from(is_found).wrapping_sub(1)
 }

@@ -1,7 +1,7 @@
 //! What comparing the tags of a set means: a tag after the other.
 #![allow(unsafe_code)]
 
-use super::super::memory::Line;
+use super::super::memory::SetTags;
 use super::super::sync::Ordering;
 use super::pass::{self, Block, Probe};
 
@@ -11,16 +11,22 @@ pub(super) struct Portable;
 
 impl Probe for Portable {
     #[inline(always)]
-    unsafe fn look_at(self, lines: &[Line], rows: &Block, places: &mut Block, next: &Block) -> u32 {
+    unsafe fn look_at(
+        self,
+        tags: &[SetTags],
+        keys: &Block,
+        places: &mut Block,
+        next: &Block,
+    ) -> u32 {
         // SAFETY: the caller's contract.
-        unsafe { pass::look_at_each(matches, lines, rows, places, next) }
+        unsafe { pass::look_at_each::<1>(matches, tags, keys, places, next) }
     }
 }
 
-/// The ways whose tags are `row`, a bit each.
+/// The ways whose tags are the key's, a bit each.
 #[inline(always)]
-fn matches(line: &Line, row: u32) -> u32 {
-    line.iter().enumerate().fold(0, |matches, (way, tag)| {
-        matches | u32::from(tag.load(Ordering::Relaxed) == row) << way
+fn matches(tags: &SetTags, key: u32) -> u64 {
+    tags.iter().enumerate().fold(0, |matches, (way, tag)| {
+        matches | u64::from(tag.load(Ordering::Relaxed) == key as u16) << way
     })
 }

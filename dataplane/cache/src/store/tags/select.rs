@@ -8,11 +8,11 @@ use super::avx2::Avx2;
 use super::avx512::Avx512;
 #[cfg(target_arch = "aarch64")]
 use super::neon::Neon;
-use super::pass;
+use super::pass::{self, Looked};
 use super::portable::Portable;
 use crate::store::drawn::Drawn;
 use crate::store::extent::Sets;
-use crate::store::memory::Line;
+use crate::store::memory::SetTags;
 
 /// The instruction sets that comparing tags is written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -114,20 +114,20 @@ impl Tags {
     /// As [`pass::find`] says.
     pub(in crate::store) fn find(
         self,
-        lines: &[Line],
+        tags: &[SetTags],
         sets: &impl Sets,
         rows: &[u32],
         places: &mut [u32],
         drawn: &mut Drawn,
-    ) -> usize {
+    ) -> Looked {
         match self.by {
-            By::Portable(probe) => pass::find(probe, lines, sets, rows, places, drawn),
+            By::Portable(probe) => pass::find(probe, tags, sets, rows, places, drawn),
             #[cfg(target_arch = "x86_64")]
-            By::Avx2(probe) => probe.find(lines, sets, rows, places, drawn),
+            By::Avx2(probe) => probe.find(tags, sets, rows, places, drawn),
             #[cfg(target_arch = "x86_64")]
-            By::Avx512(probe) => probe.find(lines, sets, rows, places, drawn),
+            By::Avx512(probe) => probe.find(tags, sets, rows, places, drawn),
             #[cfg(target_arch = "aarch64")]
-            By::Neon(probe) => probe.find(lines, sets, rows, places, drawn),
+            By::Neon(probe) => probe.find(tags, sets, rows, places, drawn),
         }
     }
 }

@@ -3,19 +3,19 @@
 use std::sync::Mutex;
 
 use loom::cell::UnsafeCell;
-use loom::sync::atomic::AtomicU16;
+use loom::sync::atomic;
 
-use super::sync::{AtomicU32, Ordering};
+use super::sync::{AtomicU16, AtomicU32, Ordering};
 
 /// Two ways a set, so that a way is a choice; more would be more steps and no more cases.
 pub(crate) const WAYS: usize = 2;
 pub(crate) const EMPTY: u32 = u32::MAX;
 pub(crate) const TAKEN: u32 = u32::MAX - 1;
-pub(crate) const ROWS_END: u32 = 1 << 31;
-/// What is in the tags of memory that is not there.
-const LOST: u32 = 1;
+pub(crate) const NO_TAG: u16 = 0;
+pub(crate) const PRIMARY: u16 = 1 << 14;
+pub(crate) const SECONDARY: u16 = 1 << 15;
 
-pub(crate) type Line = [AtomicU32; WAYS];
+pub(crate) type SetTags = [AtomicU16; WAYS];
 
 /// A row. Loom is told of every access, and finds those that no order keeps apart.
 #[derive(Debug)]
@@ -26,18 +26,24 @@ struct Row {
 
 #[derive(Debug)]
 pub(crate) struct Memory {
-    lines: Vec<Line>,
-    metas: Vec<AtomicU16>,
+    tags: Vec<SetTags>,
+    numbers: Vec<AtomicU32>,
+    metas: Vec<atomic::AtomicU16>,
+    /// A row that is not there, and its tag: what is in memory that is not there.
+    lost: (u32, u16),
     /// Locked for no longer than an access is noted, in which loom runs no other thread.
     rows: Vec<Mutex<Row>>,
 }
 
 impl Memory {
-    /// Of so many sets, the first of which are empty. In the others' tags there is a row that is not there, as there may be where the kernel
-    /// gave memory.
-    pub(crate) fn new(sets: u32, empty: u32) -> Memory {
-        let tag = |set| if set < empty { EMPTY } else { LOST };
-        let line = |set| core::array::from_fn(|_| AtomicU32::new(tag(set)));
+    /// Of so many sets, the first of which are empty. In the others there is a row that is not there, as there may be where the kernel
+    /// gave memory; `lost` is its number and its tag.
+    pub(crate) fn new(sets: u32, empty: u32, lost: (u32, u16)) -> Memory {
+        let of = |set| {
+            if set < empty { (EMPTY, NO_TAG) } else { lost }
+        };
+        let tags = |set| core::array::from_fn(|_| AtomicU16::new(of(set).1));
+        let number = |slot| AtomicU32::new(of(slot / WAYS as u32).0);
         let row = |_| {
             Mutex::new(Row {
                 access: UnsafeCell::new(()),
@@ -46,27 +52,29 @@ impl Memory {
         };
         let slots = sets as usize * WAYS;
         Memory {
-            lines: (0..sets).map(line).collect(),
-            metas: (0..slots).map(|_| AtomicU16::new(0)).collect(),
+            tags: (0..sets).map(tags).collect(),
+            numbers: (0..slots as u32).map(number).collect(),
+            metas: (0..slots).map(|_| atomic::AtomicU16::new(0)).collect(),
             rows: (0..slots).map(row).collect(),
+            lost,
         }
     }
 
     /// Makes sets empty.
     pub(crate) fn empty(&self, sets: core::ops::Range<u32>) {
-        for tag in self.lines[sets.start as usize..sets.end as usize]
-            .iter()
-            .flatten()
-        {
-            tag.store(EMPTY, Ordering::Relaxed);
+        self.fill(sets, (EMPTY, NO_TAG));
+    }
+
+    fn fill(&self, sets: core::ops::Range<u32>, (number, tag): (u32, u16)) {
+        for slot in sets.start * WAYS as u32..sets.end * WAYS as u32 {
+            self.tag(slot).store(tag, Ordering::Relaxed);
+            self.number(slot).store(number, Ordering::Relaxed);
         }
     }
 
     /// Gives the kernel what is behind so many sets.
     pub(crate) fn lose(&self, sets: u32) {
-        for tag in self.lines[sets as usize..].iter().flatten() {
-            tag.store(LOST, Ordering::Relaxed);
-        }
+        self.fill(sets..self.tags.len() as u32, self.lost);
     }
 
     /// Copies a row.
@@ -74,15 +82,19 @@ impl Memory {
         self.write_row(to, &self.row(from));
     }
 
-    pub(crate) fn lines(&self) -> &[Line] {
-        &self.lines
+    pub(crate) fn tags(&self) -> &[SetTags] {
+        &self.tags
     }
 
-    pub(crate) fn tag(&self, slot: u32) -> &AtomicU32 {
-        &self.lines[slot as usize / WAYS][slot as usize % WAYS]
+    pub(crate) fn tag(&self, slot: u32) -> &AtomicU16 {
+        &self.tags[slot as usize / WAYS][slot as usize % WAYS]
     }
 
-    pub(crate) fn meta(&self, slot: u32) -> &AtomicU16 {
+    pub(crate) fn number(&self, slot: u32) -> &AtomicU32 {
+        &self.numbers[slot as usize]
+    }
+
+    pub(crate) fn meta(&self, slot: u32) -> &atomic::AtomicU16 {
         &self.metas[slot as usize]
     }
 

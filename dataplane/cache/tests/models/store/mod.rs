@@ -1,5 +1,7 @@
 //! The files under test, and what stands in the place of others.
 
+#[path = "../../../src/store/agree.rs"]
+mod agree;
 #[path = "../../../src/store/drawn.rs"]
 mod drawn;
 #[path = "../../../src/store/extent.rs"]
@@ -59,11 +61,15 @@ impl Store {
         writer::Writer::new(memory, epochs, extent, spread, shard, limbo)
     }
 
-    /// As the store's.
-    pub(crate) fn find(&self, rows: &[u32], places: &mut [u32]) -> usize {
+    /// As the store's, where tags tell rows apart as long as sets don't change.
+    pub(crate) fn find(&self, rows: &[u32], places: &mut [u32]) {
+        let tags = self.memory.tags();
         match self.extent.view(&self.spread) {
-            View::Still(spread) => tags::find(self.memory.lines(), &spread, rows, places),
-            View::Moving(moving) => tags::find(self.memory.lines(), &moving, rows, places),
+            View::Still(spread) => tags::find(tags, &spread, rows, places),
+            View::Moving(moving) => {
+                tags::find(tags, &moving, rows, places);
+                agree::look_again(&self.memory, &moving, rows, places);
+            }
         }
     }
 

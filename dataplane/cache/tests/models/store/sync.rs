@@ -24,6 +24,24 @@ pub(crate) fn fence(order: Ordering) {
 
 /// A tag.
 #[derive(Debug)]
+pub(crate) struct AtomicU16(atomic::AtomicU16);
+
+impl AtomicU16 {
+    pub(crate) fn new(value: u16) -> AtomicU16 {
+        AtomicU16(atomic::AtomicU16::new(value))
+    }
+
+    pub(crate) fn load(&self, order: Ordering) -> u16 {
+        self.0.load(weakened(order))
+    }
+
+    pub(crate) fn store(&self, value: u16, order: Ordering) {
+        self.0.store(value, weakened(order));
+    }
+}
+
+/// A row's number.
+#[derive(Debug)]
 pub(crate) struct AtomicU32(atomic::AtomicU32);
 
 impl AtomicU32 {

@@ -7,16 +7,16 @@ mod portable;
 
 use super::drawn::Drawn;
 use super::extent::Sets;
-use super::memory::Line;
+use super::memory::SetTags;
 pub(crate) use pass::MISS;
 
-pub(super) fn find(lines: &[Line], sets: &impl Sets, rows: &[u32], places: &mut [u32]) -> usize {
+pub(super) fn find(tags: &[SetTags], sets: &impl Sets, rows: &[u32], places: &mut [u32]) {
     pass::find(
         portable::Portable,
-        lines,
+        tags,
         sets,
         rows,
         places,
         &mut Drawn::nothing(),
-    )
+    );
 }
