@@ -30,7 +30,7 @@ const DIM: usize = 64;
 const CHANGED_ONE_IN: u32 = 100;
 /// Where the table is cached, of all rows requests are for one in so many; its share in rows, with the bytes of a slot beside a row's.
 const HOT_ONE_IN: u32 = 8;
-const SHARE_BYTES: u32 = ROWS / 2 * (4 * DIM as u32 + 6);
+const SHARE_BYTES: u32 = ROWS / 2 * (4 * DIM as u32 + 8);
 /// Bags of a request, and ids of each.
 const BAGS: u32 = 16;
 const BAG_LENGTH: u32 = 20;
