@@ -1,6 +1,5 @@
 //! Tables become cached and resident again while clients look them up.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use rowmill_cache::figures::Count;
@@ -58,9 +57,8 @@ fn store(table: &TableView) -> Weak<Store> {
 fn answers_are_the_oracles_while_tables_move() {
     let folder = tempfile::tempdir().expect("a folder");
     let service = InProcess::start_with(folder, CACHED);
-    let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
-        scope.spawn(|| {
+        let changes = scope.spawn(|| {
             for _ in 0..10 {
                 for table in &service.cache.tables {
                     let (before, to) = (store(table), other(table.placement()));
@@ -76,10 +74,9 @@ fn answers_are_the_oracles_while_tables_move() {
                     }
                 }
             }
-            is_over.store(true, Relaxed);
         });
         let all = answers_are_the_oracles(&service, |answered| {
-            answered >= 150 && is_over.load(Relaxed)
+            answered >= 150 && changes.is_finished()
         });
         assert!(all[&Status::Ok] >= 150 * CLIENTS as u32);
     });
@@ -93,9 +90,8 @@ fn answers_are_the_oracles_while_shares_change() {
     let folder = tempfile::tempdir().expect("a folder");
     let config = format!("{CACHED}\n[admin]\nallow_changes = true\n");
     let service = InProcess::start_with(folder, &config);
-    let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
-        scope.spawn(|| {
+        let changes = scope.spawn(|| {
             let tables = service.cache.tables.iter();
             let cached = tables.filter(|table| table.placement() == Placement::Cached);
             for table in cached {
@@ -120,10 +116,9 @@ fn answers_are_the_oracles_while_shares_change() {
                     );
                 }
             }
-            is_over.store(true, Relaxed);
         });
         let all = answers_are_the_oracles(&service, |answered| {
-            answered >= 150 && is_over.load(Relaxed)
+            answered >= 150 && changes.is_finished()
         });
         assert!(all[&Status::Ok] >= 150 * CLIENTS as u32);
     });
