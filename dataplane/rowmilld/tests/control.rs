@@ -17,7 +17,7 @@ use looking::{look_up, status, wait_until};
 use plane::Plane;
 use support::{MODEST, Place, page, ready};
 
-/// Rows of `f`, of 64 bytes and six more in the cache, in two shards with sets of 16.
+/// Rows of `f`, of 64 bytes and eight more in the cache, in two shards with sets of 16.
 const SET: u64 = 2 * 16 * 72;
 
 /// The configuration of a service that may have shares of 60,000 bytes together, of which `f` has 20 sets a shard.

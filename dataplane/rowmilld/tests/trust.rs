@@ -20,7 +20,7 @@ use looking::{look_up, wait_until};
 use plane::Plane;
 use support::{MODEST, Place, page, ready, run};
 
-/// Rows of `f`, of 64 bytes and six more in the cache, in two shards with sets of 16.
+/// Rows of `f`, of 64 bytes and eight more in the cache, in two shards with sets of 16.
 const SET: u64 = 2 * 16 * 72;
 const HOUR: Duration = Duration::from_secs(3600);
 

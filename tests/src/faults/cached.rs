@@ -30,7 +30,7 @@ const DIM: usize = 16;
 const PAGE: u64 = 4096;
 /// Rows of a page.
 pub(super) const PAGE_ROWS: u32 = 64;
-/// Bytes of a share for 32 rows a worker, the least there is: a row, its tag and its meta word.
+/// Bytes of a share for 32 rows a worker, the least there is: a row, its tag, its number and its meta word.
 pub(super) const LEAST_SHARE: u32 = 64 * (4 * DIM as u32 + 8);
 /// Most rows of a request.
 const MAX_ROWS: usize = 2048;

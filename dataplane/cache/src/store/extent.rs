@@ -6,8 +6,8 @@
 //! by the new number, each other one in the set that it has by the old. That goes for both sets of a row, each for itself.
 //!
 //! Readers load the number of sets before and after once in a lookup, and frontiers as they go. An old frontier may lead to a set that a
-//! row has left, or a new one to a set where it has not been seen to come: then it is missed. What is found is found by its tag, wherever
-//! that stands.
+//! row has left, or a new one to a set where it has not been seen to come: then it is missed. What is found has the row's number, wherever
+//! that stands (`agree.rs`).
 
 use crossbeam_utils::CachePadded;
 

@@ -3,7 +3,8 @@
 //! Some sets are swept at a time. Slots are chosen for the rows that leave, empty ones or those of rows that are worth less; once nobody
 //! reads these any more, the rows are copied, with their words. Then the frontier passes the sets, and only then the rows are taken away
 //! from where they were. So they are always found: by who knows the old frontier where they were, by who knows the new one where they are.
-//! Between the copy and the end of the step two tags have the number of a row, whose bytes are the same in both.
+//! Between the copy and the end of the step two slots have the number of a row, whose bytes are the same in both. A row that stays may have
+//! its tag changed, where its first set has become its second; who looks for it in that moment may miss it.
 
 use core::ops::Range;
 
