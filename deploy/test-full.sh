@@ -25,6 +25,8 @@ skip() {
 }
 
 stage check 900 make check
+# The code of all programs and tests is generated here, which takes longer than the tests do.
+stage build 1200 make tests
 stage test 900 make test
 stage large 600 cargo test --release -p rowmill-table --test bounds -- --ignored
 stage test-c 480 make test-c
