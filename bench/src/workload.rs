@@ -192,8 +192,9 @@ pub(crate) fn read_trace(path: &Path, least: u32) -> Result<Vec<u32>> {
     let file =
         File::open(path).with_context(|| format!("cannot open the trace {}", path.display()))?;
     let mut ids = Vec::new();
-    for (number, line) in BufReader::new(file).lines().enumerate() {
+    for (number, line) in BufReader::new(file).split(b'\n').enumerate() {
         let line = line.with_context(|| format!("{} line {}", path.display(), number + 1))?;
+        let line = String::from_utf8_lossy(&line);
         let text = line.trim();
         match text.parse::<u32>() {
             Ok(id) if id < i32::MAX as u32 => ids.push(id),

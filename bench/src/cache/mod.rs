@@ -182,7 +182,7 @@ impl Compared<'_> {
         let rate = self.rate(policy);
         let found = Measurement::plain("cache", case, "hit_rate", rate, "fraction");
         reporter.add(match table::hit_rate(self.trace, self.capacity, policy) {
-            Some(known) => found.beside("libCacheSim 0.3.5", known, rate / known),
+            Some(known) => found.beside("libCacheSim 0.3.5", known, over(rate, known)),
             None => found,
         });
     }
@@ -208,7 +208,7 @@ impl Compared<'_> {
         let (against, best) = best.expect("there are policies");
         let points = 100.0 * (rate - best);
         let found = Measurement::plain("cache", case, "hit_rate", rate, "fraction");
-        reporter.add(found.beside(against, best, rate / best));
+        reporter.add(found.beside(against, best, over(rate, best)));
         let mut found = Measurement::plain("cache", case, "margin", points, "points");
         found.against = Some(against.into());
         reporter.add(found);
@@ -219,6 +219,11 @@ impl Compared<'_> {
             points,
         }
     }
+}
+
+/// One hit rate over another; of two that are zero, 1.
+fn over(rate: f64, other: f64) -> f64 {
+    if rate == other { 1.0 } else { rate / other }
 }
 
 /// Reports, for each size, the trace on which the built-in policy is worst beside the best known online one.

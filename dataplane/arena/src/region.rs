@@ -52,7 +52,17 @@ pub fn sealed_memfd(name: &str, bytes: usize, policy: HugePages) -> Result<Owned
     }
     check_available(bytes)?;
     filled_memfd(name, bytes, MemfdFlags::empty())
-        .map_err(|errno| ArenaError::os("making a memfd", errno))
+        .map_err(|errno| ArenaError::os(making(errno), errno))
+}
+
+/// What failed, for an operator.
+fn making(errno: rustix::io::Errno) -> &'static str {
+    match errno {
+        rustix::io::Errno::FBIG => {
+            "making a memfd as large, which this process's limit of file sizes forbids (`ulimit -f`, LimitFSIZE=),"
+        }
+        _ => "making a memfd",
+    }
 }
 
 fn filled_memfd(name: &str, bytes: usize, flags: MemfdFlags) -> rustix::io::Result<OwnedFd> {

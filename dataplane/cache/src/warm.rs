@@ -52,7 +52,7 @@ pub enum WarmError {
         source: io::Error,
     },
     /// It is not what was written.
-    #[error("{path} is damaged: {fault}; delete it, the cache begins empty without it", path = path.display())]
+    #[error("{path} is damaged: {fault}; the cache begins empty, and the next list takes its place", path = path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -194,7 +194,7 @@ impl Warm {
 }
 
 /// Whether what is there was written by somebody else, as far as its first bytes tell: nothing is not, nor a list that was cut off, nor
-/// zeros alone, which a crash of the machine may leave of one.
+/// zeros alone, which a crash of the machine may leave of one. What can't be looked at is.
 pub fn is_foreign(path: &Path) -> bool {
     match fs::metadata(path) {
         Err(_) => return false,
@@ -202,8 +202,9 @@ pub fn is_foreign(path: &Path) -> bool {
         Ok(_) => {}
     }
     let mut first = Vec::new();
-    let Ok(file) = File::open(path) else {
-        return false;
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) => return error.kind() != io::ErrorKind::NotFound,
     };
     let read = (&file).take(MAGIC.len() as u64).read_to_end(&mut first);
     read.is_ok() && !MAGIC.starts_with(&first) && !(is_zero(&first) && is_zero_behind(&file))

@@ -20,6 +20,9 @@ use super::word::{CLASSES, Tick, Word};
 
 /// What is assumed before anything is known weighs as much as that many uses.
 const ASSUMED_USES: f64 = 4.0;
+/// How much of what is known of ages is assumed of those just above them, as an exponent: 0 is nothing, 1 is that they are alike. The more,
+/// the sooner rows are kept that all come again at an age that was never seen, and the longer those of a scan.
+const CARRIED_OVER: f64 = 0.3;
 /// A chance smaller than this that a row was not used yet ends the sum over bands.
 const NEGLIGIBLE: f64 = 1e-3;
 
@@ -105,14 +108,22 @@ impl Model {
         ((used + ASSUMED_USES) / (expected + ASSUMED_USES)).min(1.0)
     }
 
-    /// Uses per row and tick of all classes together, by band.
+    /// Uses per row and tick of all classes together, by band. Where little is known of an age, it is taken to be used as much more or less
+    /// often than is assumed as ages just below it are, in part.
     fn common_rates(&self) -> [f64; BANDS] {
         let (uses, row_ticks) = (of_all_classes(&self.uses), of_all_classes(&self.row_ticks));
+        let mut younger: f64 = 1.0;
         std::array::from_fn(|band| {
             // Before anything is known, older rows are used less, as with LRU. Half a use a lifetime, and 6 ticks, a tenth
             // of what it takes to look up as many rows as there are slots, are of a right order of magnitude.
             let assumed = 0.5 / (middle(band) + 6.0);
-            rate(uses[band], row_ticks[band], assumed)
+            let found = rate(
+                uses[band],
+                row_ticks[band],
+                assumed * younger.powf(CARRIED_OVER),
+            );
+            younger = found / assumed;
+            found
         })
     }
 }
@@ -179,6 +190,15 @@ mod tests {
         model
     }
 
+    /// Used after 64 to 128 ticks, and else hardly ever.
+    fn after_a_while(band: usize) -> f64 {
+        if (64.0..128.0).contains(&middle(band)) {
+            0.05
+        } else {
+            1e-4
+        }
+    }
+
     fn rank(model: &Model, age: u64) -> f64 {
         model.rank(Word::from_bits(3 << 12), Tick::new(age)).into()
     }
@@ -199,7 +219,7 @@ mod tests {
 
     #[test]
     fn rows_used_less_and_less_are_ranked_by_the_rate_now() {
-        let falling = |band| 0.2 / ticks(band);
+        let falling = |band| 0.13 / middle(band);
         let model = model(falling);
         for band in 1..BANDS - 1 {
             let found = rank(&model, middle(band) as u64);
@@ -214,8 +234,7 @@ mod tests {
 
     #[test]
     fn rows_that_come_again_after_a_while_are_worth_waiting_for() {
-        // Used after 64 to 128 ticks, and else hardly ever.
-        let model = model(|band| if band == 7 { 0.05 } else { 1e-4 });
+        let model = model(after_a_while);
         let now = |age| rank(&model, age);
         assert!(now(0) > 50.0 * 1e-4, "{}", now(0));
         assert!(now(40) > now(0) && now(96) > now(40));
@@ -224,9 +243,10 @@ mod tests {
 
     #[test]
     fn the_best_rate_is_the_best_of_all_times() {
-        let rates = [
+        let some = [
             0.3, 0.01, 0.02, 0.2, 0.1, 0.001, 0.04, 0.03, 0.02, 0.05, 0.001, 0.01, 0.002,
         ];
+        let rates = std::array::from_fn(|band| some[band % some.len()]);
         let found = best_rates(&rates);
         for (from, found) in found.into_iter().enumerate() {
             // Tick by tick, for each band to end with.
@@ -253,8 +273,8 @@ mod tests {
     #[test]
     fn rows_are_worth_no_less_for_another_use() {
         // Rows of class 3 were used after 64 to 128 ticks. Of class 4 it was seen only that they were not used before.
-        let mut model = model(|band| if band == 7 { 0.05 } else { 1e-4 });
-        (0..=7).for_each(|band| model.seen(4, band, 1e5));
+        let mut model = model(after_a_while);
+        (0..=12).for_each(|band| model.seen(4, band, 1e5));
         let of_class = |model: &Model, class: u16, age| {
             f64::from(model.rank(Word::from_bits(class << 12), Tick::new(age)))
         };
@@ -268,8 +288,8 @@ mod tests {
     #[test]
     fn rows_that_became_older_unused_are_worth_nothing() {
         // The same, and rows of class 4 got through the band in which they should have been used.
-        let mut model = model(|band| if band == 7 { 0.05 } else { 1e-4 });
-        (0..=8).for_each(|band| model.seen(4, band, 1e5));
+        let mut model = model(after_a_while);
+        (0..=15).for_each(|band| model.seen(4, band, 1e5));
         model.rank_class(4);
         for age in [0, 40, 96] {
             let of_class =
@@ -281,7 +301,7 @@ mod tests {
 
     #[test]
     fn what_is_unknown_is_like_what_is_known() {
-        // Class 9 was seen in band 3 only, and used there ten times as often as class 3, which rows are used at 0.01.
+        // Class 9 was seen in one band only, and used there ten times as often as class 3, which rows are used at 0.01.
         let mut model = model(|_| 0.01);
         model.seen(9, 3, 1e4);
         model.reused(9, 3, 1000.0);

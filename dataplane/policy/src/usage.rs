@@ -80,12 +80,12 @@ mod tests {
         reuses.count(0, word(3), Tick::new(5));
         reuses.count(1, word(3), Tick::new(5));
         assert_eq!(usage.add(10, &mut reuses, 16), 10);
-        assert_eq!(told(&mut known[0]), [(3, 3, 32)]);
+        assert_eq!(told(&mut known[0]), [(3, 4, 32)]);
         reuses.count(0, word(3), Tick::new(5));
         reuses.count(1, word(9), Tick::new(0));
         assert_eq!(usage.add(7, &mut reuses, 1), 17);
-        assert_eq!(told(&mut known[0]), [(3, 3, 1), (9, 0, 1)]);
-        assert_eq!(told(&mut known[1]), [(3, 3, 33), (9, 0, 1)]);
+        assert_eq!(told(&mut known[0]), [(3, 4, 1), (9, 0, 1)]);
+        assert_eq!(told(&mut known[1]), [(3, 4, 33), (9, 0, 1)]);
         assert_eq!(told(&mut known[1]), []);
         assert_eq!(usage.add(0, &mut reuses, 1), 17);
         assert_eq!(told(&mut known[0]), []);

@@ -112,9 +112,10 @@ pub(crate) fn fits(bytes: u64, others: u64, arena_bytes: u64) -> Result<(), Stri
         return Ok(());
     }
     Err(format!(
-        "cached tables would have {} together, and cache.arena_bytes gives them {}: make another table's share smaller first \
-         (`rowmill place NAME cached --cache-bytes N`), or write more there and restart",
+        "cached tables would have {} together, and cache.arena_bytes gives them {}, {} bytes less: make another table's share smaller \
+         first (`rowmill place NAME cached --cache-bytes N`), or write at least {all} there and restart",
         bytes_text(all),
-        bytes_text(arena_bytes)
+        bytes_text(arena_bytes),
+        all - arena_bytes
     ))
 }

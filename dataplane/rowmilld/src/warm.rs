@@ -241,7 +241,8 @@ impl Keeper {
     }
 }
 
-/// Writes what is there now, unless the file tells of more: while its rows are being loaded it stays. What is not this process's file yet
+/// Writes what is there now, unless the file tells of more: while its rows are being loaded it stays, and what a start found, of whatever
+/// generation, until there are rows. What is not this process's file yet
 /// is made that before.
 fn write(view: &WarmView, generation: &str, cache: &CacheView, claim: &mut Option<Claim>) {
     if view.is_loading() {
@@ -271,6 +272,9 @@ fn write(view: &WarmView, generation: &str, cache: &CacheView, claim: &mut Optio
         tables: cache.tables.iter().filter_map(hot).collect(),
     };
     let rows: usize = warm.tables.iter().map(|table| table.rows.len()).sum();
+    if rows == 0 && view.is_as_found() {
+        return;
+    }
     let claimed = match claim {
         Some(_) => Ok(()),
         None => Claim::take(view.path()).map(|taken| *claim = Some(taken)),

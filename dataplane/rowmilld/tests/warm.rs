@@ -118,7 +118,12 @@ fn lists_that_do_not_fit_are_left_out() {
         (vec![0; 5000], "its checksum does not match"),
     ];
     for (bytes, part) in cases {
-        std::fs::write(&file, bytes).unwrap();
+        std::fs::write(&file, &bytes).unwrap();
+        // It stays while there is nothing to list: a service that was started by mistake loses none.
+        let (mut running, _) = ready(&config);
+        running.signal(Signal::TERM);
+        assert_eq!(running.code(), Some(0));
+        assert_eq!(std::fs::read(&file).unwrap(), bytes);
         let (mut running, address) = ready(&config);
         assert!(running.log.contains(part), "{}", running.log);
         assert_eq!(look_up(&place, address, &[7, 8]), 0);

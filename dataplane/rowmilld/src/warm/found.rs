@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rowmill_cache::WarmRows;
-use rowmill_cache::warm::{Warm, WarmError, WarmFault, WarmTable};
+use rowmill_cache::warm::{Warm, WarmError, WarmFault, WarmTable, is_foreign};
 
 use super::WHAT;
 use crate::cache_view::{CacheView, TableView};
@@ -62,11 +62,20 @@ pub(super) fn find(
                 ..none(Choice::warning(WHAT, "none", why))
             };
         }
+        Err(error @ WarmError::Io { .. }) if is_foreign(path) => {
+            let why = format!(
+                "cache.warm_file: {error}; it is left as it is: let this user read it, or name another file"
+            );
+            return Found {
+                foreign: Some(why.clone()),
+                ..none(Choice::warning(WHAT, "none", why))
+            };
+        }
         Err(error) => return none(Choice::warning(WHAT, "none", error.to_string())),
     };
     if warm.generation != name {
         let why = format!(
-            "{at} is of {}, and this is {name}, whose rows may have other numbers",
+            "{at} is of {}, and this is {name}, whose rows may have other numbers; it stays until there are rows of this one to list",
             warm.generation
         );
         return none(Choice::warning(WHAT, "none", why));

@@ -55,6 +55,11 @@ impl WarmView {
         self.is_failing.swap(written.is_none(), Relaxed) != written.is_none()
     }
 
+    /// Whether a file is there that this process has not written.
+    pub(super) fn is_as_found(&self) -> bool {
+        self.written.load(Relaxed) == 0 && self.path.exists()
+    }
+
     /// Whether rows of the file are still being loaded.
     pub(super) fn is_loading(&self) -> bool {
         self.loading.strong_count() > 0
