@@ -289,11 +289,13 @@ mod tests {
             "{of_folder}"
         );
         let file = folder.path().join("trace");
-        let of_line = |text: &str| {
-            std::fs::write(&file, format!("1\n2\n{text}\n")).unwrap();
+        let of_bytes = |bytes: &[u8]| {
+            std::fs::write(&file, [b"1\n2\n", bytes, b"\n"].concat()).unwrap();
             said(&file)
         };
+        let of_line = |text: &str| of_bytes(text.as_bytes());
         assert!(of_line("x").contains("line 3: `x` is not a row number"));
+        assert!(of_bytes(&[0xff, 0xfe, 0]).contains("is not a row number"));
         let long = of_line(&"ä".repeat(1_000_000));
         assert!(
             long.contains(&format!("`{}...` is not", "ä".repeat(SHOWN_CHARS))),

@@ -65,9 +65,9 @@ fn interrupted_work_removes_what_it_wrote() {
     let model = model.to_str().expect("a plain path");
     let entries = || folder.path().read_dir().expect("readable").count();
     for (signal, status) in ENDINGS {
-        // 1 GiB, of which little is written.
+        // 2 GiB, of which little is written, unless this process gets no time.
         let mut command = Command::new(env!("CARGO_BIN_EXE_rowmill"));
-        command.args(["table", "generate", model, "--table", "t:2000000:128:f32"]);
+        command.args(["table", "generate", model, "--table", "t:4000000:128:f32"]);
         let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
         let child = child.expect("it runs");
         let began = Instant::now();

@@ -300,6 +300,35 @@ mod tests {
     }
 
     #[test]
+    fn ages_that_were_never_seen_are_taken_to_go_on_in_part() {
+        // All rows are known up to 32 ticks, and used much more, as assumed, or hardly ever.
+        let rate = |times: f64| {
+            let mut model = Model::new();
+            for band in (0..BANDS).take_while(|&band| middle(band) < 32.0) {
+                let assumed = 0.5 / (middle(band) + 6.0);
+                model.seen(3, band, 1e6);
+                model.reused(3, band, 1e6 * assumed * times);
+            }
+            model.common_rates()
+        };
+        let (more, same, less) = (rate(10.0), rate(1.0), rate(0.1));
+        let unknown = |rates: &[f64; BANDS]| {
+            let next = (0..BANDS).find(|&band| middle(band) > 32.0).unwrap();
+            rates[next] / same[next]
+        };
+        for (rates, times) in [(&more, 10.0f64), (&less, 0.1)] {
+            let found = unknown(rates);
+            assert!(
+                (found / times.powf(CARRIED_OVER) - 1.0).abs() < 0.01,
+                "{found}"
+            );
+        }
+        // Far from what is known it is as if nothing were.
+        let last = BANDS - 1;
+        assert!((more[last] / same[last] - 1.0).abs() < 0.01);
+    }
+
+    #[test]
     fn what_is_unknown_is_like_what_is_known() {
         // Class 9 was seen in one band only, and used there ten times as often as class 3, which rows are used at 0.01.
         let mut model = model(|_| 0.01);
