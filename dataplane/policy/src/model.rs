@@ -20,7 +20,8 @@ use super::word::{CLASSES, Tick, Word};
 
 /// What is assumed before anything is known weighs as much as that many uses.
 const ASSUMED_USES: f64 = 4.0;
-/// How much of what is known of ages is assumed of those just above them, as an exponent: 0 is nothing, 1 is that they are alike. The more,
+/// How much of what is known of ages is assumed of those just above them: how many times as often rows are used as was assumed, to this
+/// power. 0 is nothing of it, 1 is all. Found by trying (bench/RESULTS.md). The more,
 /// the sooner rows are kept that all come again at an age that was never seen, and the longer those of a scan.
 const CARRIED_OVER: f64 = 0.3;
 /// A chance smaller than this that a row was not used yet ends the sum over bands.

@@ -242,8 +242,7 @@ impl Keeper {
 }
 
 /// Writes what is there now, unless the file tells of more: while its rows are being loaded it stays, and what a start found, of whatever
-/// generation, until there are rows. What is not this process's file yet
-/// is made that before.
+/// generation, until there are rows. What is not this process's file yet is made that before.
 fn write(view: &WarmView, generation: &str, cache: &CacheView, claim: &mut Option<Claim>) {
     if view.is_loading() {
         return;

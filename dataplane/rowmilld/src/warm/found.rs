@@ -20,7 +20,7 @@ pub(super) struct Found {
     pub(super) lists: Vec<(usize, Vec<u32>)>,
     /// What is said of it.
     pub(super) choice: Choice,
-    /// Why no list is to be written there, where it is no file of ours.
+    /// Why no list is to be written there, where it is no file of ours or can't be read.
     pub(super) foreign: Option<String>,
 }
 
@@ -36,6 +36,10 @@ pub(super) fn find(
         lists: Vec::new(),
         choice,
         foreign: None,
+    };
+    let foreign = |why: String| Found {
+        foreign: Some(why.clone()),
+        ..none(Choice::warning(WHAT, "none", why))
     };
     let at = path.display();
     let warm = match Warm::read(path) {
@@ -57,19 +61,13 @@ pub(super) fn find(
             let why = format!(
                 "cache.warm_file: {at} is no list of warm rows, and is left as it is; name another file"
             );
-            return Found {
-                foreign: Some(why.clone()),
-                ..none(Choice::warning(WHAT, "none", why))
-            };
+            return foreign(why);
         }
         Err(error @ WarmError::Io { .. }) if is_foreign(path) => {
             let why = format!(
                 "cache.warm_file: {error}; it is left as it is: let this user read it, or name another file"
             );
-            return Found {
-                foreign: Some(why.clone()),
-                ..none(Choice::warning(WHAT, "none", why))
-            };
+            return foreign(why);
         }
         Err(error) => return none(Choice::warning(WHAT, "none", error.to_string())),
     };
