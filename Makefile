@@ -40,7 +40,7 @@ check: setup ## Format, lints and documents with warnings denied, workspace rule
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps --quiet
-	$(CARGO) test --release -p rowmill-tests --test workspace
+	$(CARGO) test --release -p rowmill-workspace
 
 archive: setup # The programs, and the archive that librowmill.so is linked from
 	$(CARGO) build --release --lib --bins

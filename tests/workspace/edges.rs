@@ -89,6 +89,8 @@ const ALLOWED: &[(&str, &str, &[&str])] = &[
         &["rowmill-arena", "rowmill-link", "rowmill-policy"],
     ),
     ("rowmill-state", "control/state", &[]),
+    // These rules.
+    ("rowmill-workspace", "tests/workspace", &[]),
     (
         "rowmill-control",
         "control/rowmill-control",

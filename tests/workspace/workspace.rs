@@ -2,13 +2,9 @@
 //! lint table, and the code map. Each rule is a function over plain values that returns the faults, so
 //! that its own tests show that it can fail; the tests here apply it to the repository.
 
-#[path = "workspace/edges.rs"]
 mod edges;
-#[path = "workspace/layout.rs"]
 mod layout;
-#[path = "workspace/licences.rs"]
 mod licences;
-#[path = "workspace/unsafe_code.rs"]
 mod unsafe_code;
 
 use std::collections::HashSet;
@@ -18,7 +14,7 @@ use std::path::{Path, PathBuf};
 use cargo_metadata::{CargoOpt, Metadata, MetadataCommand, Package, TargetKind};
 
 fn root() -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     root.canonicalize().expect("the workspace's root")
 }
 
