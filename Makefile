@@ -74,8 +74,8 @@ test-gpu: setup ## Results in a GPU's memory: orders, releases, times; skipped w
 gpu-kit: setup ## What test-gpu runs, in target/gpu-kit, for a machine with a GPU and nothing else
 	@deploy/gpu-kit.sh
 
-sim: setup ## Whole-service simulation over SEEDS=1000 seeds
-	$(CARGO) run --release -p rowmill-tests --bin sim -- --seeds $(SEEDS)
+sim: build ## Whole-service simulation over SEEDS=1000 seeds
+	$(PROGRAMS)/sim --seeds $(SEEDS)
 
 test-full: setup ## Everything that CI has no time for: seeds, sanitizer, fuzzing, PyTorch, all of arm64; prints a table
 	@deploy/test-full.sh
