@@ -15,6 +15,7 @@ mod miniature;
 mod model;
 mod planner;
 mod sampling;
+mod spread;
 
 pub use curve::{Curve, Point};
 pub use division::{Demand, TooSmall, divide};
@@ -26,3 +27,4 @@ pub use planner::{
     SettingsView, ShareMove, ShareView, TURN_NS, TableView, Tried,
 };
 pub use sampling::{Sampling, place};
+pub use spread::Spread;

@@ -5,6 +5,7 @@ use rowmill_link::Sample;
 use crate::curve::{Curve, Point};
 use crate::miniature::Miniature;
 use crate::sampling::Sampling;
+use crate::spread::{GROUPS, Spread};
 
 /// Slots of a miniature, at most. More cost memory and time. With these, and some 40,000 sampled lookups a table, an arena is divided within
 /// 0.13 points of the best way (`rowmill-bench cache --case trace=mixture`); other numbers were not tried.
@@ -28,10 +29,9 @@ struct Probe {
     rows: u64,
     sampling: Sampling,
     miniature: Miniature,
-    /// Lookups that should have been sampled, those that were, and how many of these hit; all of them fade alike.
+    /// Lookups that should have been sampled, and those that were and missed, by the group of their row; all of them fade alike.
     expected: f64,
-    sampled: f64,
-    hits: f64,
+    missed: [f64; GROUPS],
     /// Lookups that should have been sampled since it faded.
     since: f64,
 }
@@ -95,8 +95,8 @@ impl Model {
                 if let Some(later) = ahead.next() {
                     probe.miniature.prefetch(later.row);
                 }
-                probe.sampled += 1.0;
-                probe.hits += f64::from(u8::from(probe.miniature.access(sample.row)));
+                let missed = !probe.miniature.access(sample.row);
+                probe.missed[Spread::group(sample.place)] += f64::from(u8::from(missed));
             }
         }
     }
@@ -121,9 +121,20 @@ impl Model {
     ///
     /// Where more or fewer lookups were sampled than the rate lets expect, there are too many or too few of the few rows that are looked
     /// up most, which hit at any size: so the difference is taken off, or counted as hits (SHARDS-adj of the paper named at [`Sampling`]).
+    /// What hits is all that was to be expected but for what missed.
     pub fn curve(&self) -> Option<Curve> {
         let points: Vec<Point> = self.known().map(Probe::point).collect();
         (!points.is_empty()).then(|| Curve::new(points))
+    }
+
+    /// How much the [curve](Self::curve) may differ with the rows that were sampled.
+    pub fn spread(&self) -> Spread {
+        let groups = |probe: &Probe| {
+            let expected = probe.expected / GROUPS as f64;
+            let hits = probe.missed.map(|missed| 1.0 - missed / expected);
+            (probe.rows, hits, probe.sampling.rate())
+        };
+        Spread::new(self.known().map(groups))
     }
 
     /// Sampled lookups that stand behind the [curve](Self::curve), where fewest do.
@@ -156,20 +167,18 @@ impl Probe {
             sampling,
             miniature: Miniature::new(slots.max(Miniature::SLOTS_MIN), seed ^ rows),
             expected: 0.0,
-            sampled: 0.0,
-            hits: 0.0,
+            missed: [0.0; GROUPS],
             since: 0.0,
         }
     }
 
     fn forget(&mut self, left: f64) {
         self.expected *= left;
-        self.sampled *= left;
-        self.hits *= left;
+        self.missed.iter_mut().for_each(|missed| *missed *= left);
     }
 
     fn point(&self) -> Point {
-        let hits = (self.hits + self.expected - self.sampled) / self.expected;
+        let hits = 1.0 - self.missed.iter().sum::<f64>() / self.expected;
         Point {
             rows: self.rows,
             hits: hits.clamp(0.0, 1.0),
@@ -222,12 +231,13 @@ mod tests {
     #[test]
     fn without_the_correction_a_popular_row_would_shift_all() {
         let lookups = zipf(200_000, 300_000, 3);
-        let raw = |probe: &Probe| probe.hits / probe.sampled;
         let shift = (0..6).map(|seed| {
             let mut model = Model::new(Sampling::new(0.05), 20_000, 1);
             learn(&mut model, seed, &lookups);
             let last = model.probes.last().unwrap();
-            (raw(last), last.point().hits)
+            let sampled = last.sampling.of(seed, &lookups).len() as f64;
+            let missed: f64 = last.missed.iter().sum();
+            (1.0 - missed / sampled, last.point().hits)
         });
         let (raw, adjusted): (Vec<f64>, Vec<f64>) = shift.unzip();
         let spread = |all: &[f64]| {

@@ -10,6 +10,7 @@ use super::shares::{Candidate, Verdict, decide};
 use super::table::Table;
 use super::{Key, TURN_NS};
 use crate::curve::Curve;
+use crate::spread::Spread;
 
 /// A dataplane that has not reported for so long is not decided for: five reports that didn't come.
 const SILENT_NS: u64 = 5 * TURN_NS;
@@ -99,6 +100,7 @@ fn candidate(
             _ => known.and_then(|table| table.model.curve()),
         },
         samples: known.map_or(0.0, |table| table.model.weight()),
+        spread: known.map_or_else(Spread::default, |table| table.model.spread()),
         keeps,
         waits,
     }

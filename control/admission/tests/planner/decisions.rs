@@ -126,11 +126,10 @@ fn of_two_that_serve_a_table_one_samples_it_and_both_divide() {
 
 #[test]
 fn a_start_anew_is_sampled_anew_and_goes_on_from_its_shares() {
-    // Of twelve such samples one or two are by chance of rows that make other shares seem better. These are none of them.
     let mut world = World::new(vec![dataplane("x", 5)]);
     world.run(10);
     let before = world.planner.policy("x").unwrap().clone();
-    world.dataplanes[0] = dataplane("x", 105);
+    world.dataplanes[0] = dataplane("x", 4);
     assert_eq!(world.dataplanes[0].rows("a"), 8_000);
     world.now_ns += 5_000_000_000;
     world.run(2);
@@ -147,7 +146,7 @@ fn a_start_anew_is_sampled_anew_and_goes_on_from_its_shares() {
     };
     planner.handle(0, event).unwrap();
     world.planner = planner;
-    world.dataplanes[0] = dataplane("x", 10);
+    world.dataplanes[0] = dataplane("x", 5);
     world.run(2);
     assert!(world.dataplanes[0].rows("a") > 14_000);
     let policy = world.planner.policy("x").unwrap();
@@ -481,4 +480,26 @@ fn a_dataplane_that_can_not_do_it_is_told_of() {
         (&view.published, &view.follows),
         (&Some(order.to_string()), &Some(order.to_string()))
     );
+}
+
+#[test]
+fn a_fresh_sample_does_not_mislead() {
+    // Samples whose rows are by chance such that the table that gains less seemed to gain more.
+    for seed in [4, 8, 15, 17] {
+        let mut world = World::new(vec![dataplane("x", seed)]);
+        world.run(12);
+        let before = world.dataplanes[0].rows("a");
+        assert!(before > 14_000, "{seed}: {before}");
+        world.dataplanes[0] = dataplane("x", 100 + seed);
+        world.now_ns += 5_000_000_000;
+        world.run(2);
+        for second in 3..=10 {
+            world.run(1);
+            let rows = world.dataplanes[0].rows("a");
+            assert!(
+                rows + 500 > before,
+                "{seed}, {second} s: {rows} of {before}"
+            );
+        }
+    }
 }

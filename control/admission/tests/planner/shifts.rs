@@ -61,11 +61,10 @@ fn the_division_is_better_than_equal_shares() {
         rows("narrow")
     );
     assert!(rows("wide") > 6_000, "{}", rows("wide"));
-    assert!(
-        world.state("a").contains("no other division"),
-        "{}",
-        world.state("a")
-    );
+    // It rests: nothing more is to be gained, or too little for what the sample can tell.
+    let state = world.state("a");
+    let rests = state.contains("no other division") || state.contains("may be chance");
+    assert!(rests, "{state}");
 }
 
 #[test]

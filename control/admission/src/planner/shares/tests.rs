@@ -16,6 +16,7 @@ fn table(lookups: f64, present: u64, curve: Curve) -> Candidate {
         bounds: 10..=10_000,
         curve: Some(curve),
         samples: 1e6,
+        spread: Spread::default(),
         keeps: false,
         waits: false,
     }
@@ -167,7 +168,7 @@ proptest! {
             let curve = Curve::new(points.collect::<Vec<_>>());
             Candidate {
                 lookups: *lookups, row_bytes: *row_bytes, present: *present, bounds: 10..=4000,
-                curve: (flags & 1 == 0).then_some(curve), samples: 1e5, keeps: flags & 2 != 0, waits: flags & 4 != 0,
+                curve: (flags & 1 == 0).then_some(curve), samples: 1e5, spread: Spread::default(), keeps: flags & 2 != 0, waits: flags & 4 != 0,
             }
         }).collect();
         let held: u64 = tables.iter().map(|table| table.present * table.row_bytes).sum();

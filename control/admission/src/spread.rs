@@ -1,0 +1,87 @@
+//! How much of a difference between two sizes may be chance: that of which rows were sampled.
+
+/// Groups that sampled rows are in, by their places. More tell no better what chance does, and cost memory.
+pub(crate) const GROUPS: usize = 16;
+
+/// How far the hits by size differ between groups of the sampled rows, which are drawn alike: what differs between them would differ
+/// between samples, too. Lookups of one row are no independent draws, so that their number tells too little of that.
+///
+/// The variance of a mean is that between groups over their number (random groups: Wolter, Introduction to Variance Estimation, 2007,
+/// chapter 2), times the part of the rows that was not sampled.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Spread {
+    /// By size: what each group's hits are more than the mean, times the root of the part that was not sampled.
+    points: Vec<(u64, [f64; GROUPS])>,
+}
+
+impl Spread {
+    /// The group of a row at this place. Sampling goes by the highest bits of places.
+    pub(crate) fn group(place: u32) -> usize {
+        place as usize % GROUPS
+    }
+
+    /// Of points with rising rows: the size, hits of each group, each as a part of what was to be expected of it, and the rate of sampling.
+    pub(crate) fn new(points: impl IntoIterator<Item = (u64, [f64; GROUPS], f64)>) -> Spread {
+        let centred = |(rows, hits, rate): (u64, [f64; GROUPS], f64)| {
+            let mean = hits.iter().sum::<f64>() / GROUPS as f64;
+            let unseen = (1.0 - rate).max(0.0).sqrt();
+            (rows, hits.map(|hits| (hits - mean) * unseen))
+        };
+        let points = points.into_iter().map(centred).collect();
+        Spread { points }
+    }
+
+    /// The variance of the difference between the parts of lookups that hit with so many rows and with so many others.
+    pub fn variance(&self, from: u64, to: u64) -> f64 {
+        let (from, to) = (self.at(from), self.at(to));
+        let squares = from.iter().zip(to).map(|(from, to)| (to - from).powi(2));
+        squares.sum::<f64>() / (GROUPS * (GROUPS - 1)) as f64
+    }
+
+    /// Between two points it is straight, as a [`Curve`](crate::Curve) is, and none at no rows, where nothing hits.
+    fn at(&self, rows: u64) -> [f64; GROUPS] {
+        let after = self.points.partition_point(|point| point.0 <= rows);
+        let before = match after {
+            0 => (0, [0.0; GROUPS]),
+            _ => self.points[after - 1],
+        };
+        let Some(after) = self.points.get(after) else {
+            return before.1;
+        };
+        let part = (rows - before.0) as f64 / (after.0 - before.0) as f64;
+        core::array::from_fn(|group| before.1[group] + part * (after.1[group] - before.1[group]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_that_of_means_between_samples() {
+        // Means of groups of independent draws: their variance is known.
+        let mut random = fastrand::Rng::with_seed(4);
+        let mut found = 0.0;
+        for _ in 0..2_000 {
+            let hits = core::array::from_fn(|_| random.f64());
+            found += Spread::new([(10, hits, 0.0)]).variance(0, 10) / 2_000.0;
+        }
+        let expected = 1.0 / 12.0 / GROUPS as f64;
+        assert!((found / expected - 1.0).abs() < 0.05, "{found}, {expected}");
+    }
+
+    #[test]
+    fn what_all_sizes_share_is_no_difference_and_what_was_seen_whole_is_no_chance() {
+        let hits = core::array::from_fn(|group| group as f64);
+        let spread = Spread::new([(10, hits, 0.5), (30, hits, 0.5)]);
+        assert!(spread.variance(10, 30).abs() < 1e-12);
+        assert!(spread.variance(30, 99).abs() < 1e-12);
+        let (whole, half) = (spread.variance(0, 10), spread.variance(0, 5));
+        assert!(whole > 0.0 && (half / whole - 0.25).abs() < 1e-9);
+        assert!((spread.variance(5, 0) - half).abs() < 1e-12);
+        let rarer = Spread::new([(10, hits, 0.0)]).variance(0, 10);
+        assert!((rarer / whole - 2.0).abs() < 1e-9);
+        assert!(Spread::new([(10, hits, 1.0)]).variance(0, 10).abs() < 1e-12);
+        assert!(Spread::default().variance(0, 10).abs() < 1e-12);
+    }
+}
