@@ -27,4 +27,3 @@ pub use planner::{
     SettingsView, ShareMove, ShareView, TURN_NS, TableView, Tried,
 };
 pub use sampling::{Sampling, place};
-pub use spread::Spread;

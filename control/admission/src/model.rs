@@ -128,7 +128,7 @@ impl Model {
     }
 
     /// How much the [curve](Self::curve) may differ with the rows that were sampled.
-    pub fn spread(&self) -> Spread {
+    pub(crate) fn spread(&self) -> Spread {
         let groups = |probe: &Probe| {
             let expected = probe.expected / GROUPS as f64;
             let hits = probe.missed.map(|missed| 1.0 - missed / expected);

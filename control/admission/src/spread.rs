@@ -1,6 +1,6 @@
 //! How much of a difference between two sizes may be chance: that of which rows were sampled.
 
-/// Groups that sampled rows are in, by their places. More tell no better what chance does, and cost memory.
+/// Groups that sampled rows are in, by their places. Other numbers were not tried.
 pub(crate) const GROUPS: usize = 16;
 
 /// How far the hits by size differ between groups of the sampled rows, which are drawn alike: what differs between them would differ
@@ -9,7 +9,7 @@ pub(crate) const GROUPS: usize = 16;
 /// The variance of a mean is that between groups over their number (random groups: Wolter, Introduction to Variance Estimation, 2007,
 /// chapter 2), times the part of the rows that was not sampled.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Spread {
+pub(crate) struct Spread {
     /// By size: what each group's hits are more than the mean, times the root of the part that was not sampled.
     points: Vec<(u64, [f64; GROUPS])>,
 }
@@ -32,13 +32,13 @@ impl Spread {
     }
 
     /// The variance of the difference between the parts of lookups that hit with so many rows and with so many others.
-    pub fn variance(&self, from: u64, to: u64) -> f64 {
+    pub(crate) fn variance(&self, from: u64, to: u64) -> f64 {
         let (from, to) = (self.at(from), self.at(to));
         let squares = from.iter().zip(to).map(|(from, to)| (to - from).powi(2));
         squares.sum::<f64>() / (GROUPS * (GROUPS - 1)) as f64
     }
 
-    /// Between two points it is straight, as a [`Curve`](crate::Curve) is, and none at no rows, where nothing hits.
+    /// Between two points it is straight, as a [`Curve`](crate::curve::Curve) is, and none at no rows, where nothing hits.
     fn at(&self, rows: u64) -> [f64; GROUPS] {
         let after = self.points.partition_point(|point| point.0 <= rows);
         let before = match after {

@@ -129,7 +129,7 @@ fn a_start_anew_is_sampled_anew_and_goes_on_from_its_shares() {
     let mut world = World::new(vec![dataplane("x", 5)]);
     world.run(10);
     let before = world.planner.policy("x").unwrap().clone();
-    world.dataplanes[0] = dataplane("x", 4);
+    world.dataplanes[0] = dataplane("x", 105);
     assert_eq!(world.dataplanes[0].rows("a"), 8_000);
     world.now_ns += 5_000_000_000;
     world.run(2);
@@ -146,7 +146,7 @@ fn a_start_anew_is_sampled_anew_and_goes_on_from_its_shares() {
     };
     planner.handle(0, event).unwrap();
     world.planner = planner;
-    world.dataplanes[0] = dataplane("x", 5);
+    world.dataplanes[0] = dataplane("x", 10);
     world.run(2);
     assert!(world.dataplanes[0].rows("a") > 14_000);
     let policy = world.planner.policy("x").unwrap();

@@ -65,6 +65,10 @@ fn the_division_is_better_than_equal_shares() {
     let state = world.state("a");
     let rests = state.contains("no other division") || state.contains("may be chance");
     assert!(rests, "{state}");
+    let order = |world: &World| world.planner.policy("a").unwrap().order;
+    let before = order(&world);
+    world.run(5);
+    assert_eq!(order(&world), before, "{}", world.state("a"));
 }
 
 #[test]
