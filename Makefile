@@ -81,7 +81,7 @@ gpu-kit: setup ## What test-gpu runs, in target/gpu-kit, for a machine with a GP
 sim: build ## Whole-service simulation over SEEDS=1000 seeds
 	$(PROGRAMS)/sim --seeds $(SEEDS)
 
-test-full: setup ## Everything that CI has no time for: seeds, sanitizer, fuzzing, PyTorch, all of arm64; prints a table
+test-full: setup ## Everything that CI has no time for: seeds, sanitizer, fuzzing, PyTorch, all of arm64; prints a table (STAGES=regex)
 	@deploy/test-full.sh
 
 bench: build ## All suites, readable

@@ -7,14 +7,13 @@ most=$((40 << 20))
 programs=${CARGO_TARGET_DIR:-target}/release
 kit=target/gpu-kit
 
-cargo build --release --bins -p rowmill-rowmilld -p rowmill-cli -p rowmill-tests
+cargo build --release --lib --bins
 rm -rf "$kit"
 mkdir -p "$kit"
 for program in rowmilld rowmill rowmill-gpu-tests; do
     strip -o "$kit/$program" "$programs/$program"
 done
 # The Python package as a wheel would install it, and its tests.
-cargo build --release --lib -p rowmill-python
 mkdir "$kit/python"
 cp -r ffi/python/python/rowmill ffi/python/tests ffi/python/pyproject.toml "$kit/python/"
 strip -o "$kit/python/rowmill/_rowmill.abi3.so" "$programs/lib_rowmill.so"

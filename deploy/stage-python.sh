@@ -5,7 +5,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 programs="${CARGO_TARGET_DIR:-target}/release"
-cargo build --release -p rowmill-python
+# All of the workspace, as `make archive` builds it: for this package alone cargo would choose other features, and build what it depends on anew.
+cargo build --release --lib --bins
 rm -rf "$programs/python"
 mkdir -p "$programs/python"
 cp -r ffi/python/python/rowmill "$programs/python/"

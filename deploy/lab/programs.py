@@ -19,11 +19,14 @@ TESTED = {"rowmill-verbs": "", "rowmill-port": "rdma"}
 # Packages whose programs scenarios start.
 SERVED = ["rowmill-rowmilld", "rowmill-cli", "rowmill-bench", "rowmill-tests"]
 
-# What the C examples need: the library, and a GPU that is none.
-LINKED = ["rowmill-capi", "rowmill-cuda-stand-in"]
-
 BUILD_LIMIT_S = 1500
 COMPILE_LIMIT_S = 120
+
+# Always the whole workspace, as `make tests` and `make archive` build it, and of its artifacts those that are wanted: cargo would
+# choose other features for single packages, and build most of what these depend on once more.
+ALL_TESTS = ["test", "--release", "--workspace", "--exclude", "rowmill-workspace", "--no-run"]
+ALL_PROGRAMS = ["build", "--release", "--bins"]
+ALL_LIBRARIES = ["build", "--release", "--lib", "--bins"]
 
 
 @dataclasses.dataclass
@@ -47,8 +50,7 @@ def build(kinds, folder, log):
     if "tests" in kinds:
         tests(built, homes, choose(list(TESTED), homes), log)
     if "bins" in kinds:
-        packages = choose(SERVED, homes)
-        for found in artifacts(["build", "--release", "--bins"], packages, log):
+        for found in artifacts(ALL_PROGRAMS, [homes[package] for package in choose(SERVED, homes)], log):
             place(built, folder / "bins" / found["target"]["name"], found, "")
     if "c" in kinds:
         examples(folder / "c", log)
@@ -64,7 +66,7 @@ def choose(wanted, known):
 
 def tests(built, homes, packages, log):
     """Programs that hold tests; a package's own programs are among cargo's artifacts too, and left out."""
-    for found in artifacts(["test", "--release", "--no-run"], packages, log):
+    for found in artifacts(ALL_TESTS, [homes[package] for package in packages], log):
         package = next(name for name in packages if homes[name] == found["manifest_path"])
         target, word = found["target"]["name"], TESTED[package]
         name = f"{package}.{'lib' if 'lib' in found['target']['kind'] else target}"
@@ -90,9 +92,7 @@ def place(built, path, found, word):
 
 def examples(folder, log):
     """The examples in C, with the library that they are linked with and the stand-in for CUDA's driver beside them."""
-    names = [part for package in LINKED for part in ("-p", package)]
-    lines = cargo(["build", "--release", "--message-format=json-render-diagnostics", *names], log)
-    files = [pathlib.Path(file) for line in lines if line.startswith("{") for file in json.loads(line).get("filenames", [])]
+    files = [pathlib.Path(file) for message in messages(ALL_LIBRARIES, log) for file in message.get("filenames", [])]
     archive = next(file for file in files if file.name == "librowmill_capi.a")
     shutil.copy(next(file for file in files if file.name == "libcuda_stand_in.so"), folder)
     run([CHECKOUT / "ffi/capi/install.sh", folder, archive.parent], log)
@@ -109,13 +109,15 @@ def run(command, log):
         raise cache.CannotBuild("\n".join([f"{command[0]} failed; {log} ends with:", *tail]))
 
 
-def artifacts(command, packages, log):
-    if not packages:
-        return []
-    names = [part for package in packages for part in ("-p", package)]
-    lines = cargo([*command, "--message-format=json-render-diagnostics", *names], log)
-    messages = [json.loads(line) for line in lines if line.startswith("{")]
-    return [m for m in messages if m.get("reason") == "compiler-artifact" and m.get("executable")]
+def artifacts(command, manifests, log):
+    """The executables of the packages that have these manifests."""
+    return [m for m in messages(command, log)
+            if m.get("reason") == "compiler-artifact" and m.get("executable") and m["manifest_path"] in manifests]
+
+
+def messages(command, log):
+    lines = cargo([*command, "--message-format=json-render-diagnostics"], log)
+    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def cargo(arguments, log):
