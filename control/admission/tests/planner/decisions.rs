@@ -126,31 +126,33 @@ fn of_two_that_serve_a_table_one_samples_it_and_both_divide() {
 
 #[test]
 fn a_start_anew_is_sampled_anew_and_goes_on_from_its_shares() {
-    let mut world = World::new(vec![dataplane("x", 5)]);
-    world.run(10);
-    let before = world.planner.policy("x").unwrap().clone();
-    world.dataplanes[0] = dataplane("x", 105);
-    assert_eq!(world.dataplanes[0].rows("a"), 8_000);
-    world.now_ns += 5_000_000_000;
-    world.run(2);
-    assert!(world.dataplanes[0].rows("a") > 14_000);
-    // Its hash is another one now.
-    let weight = |world: &World| world.planner.table(world.now_ns, "m", "a").unwrap().weight;
-    assert!(weight(&world) < 3_000.0, "{}", weight(&world));
-    // Another planner that was told what this one published last goes on from there, too.
-    let mut planner = Planner::new("c".into(), 2, Limits::default());
-    let event = Event::Remembered {
-        dataplane: "x".into(),
-        model: None,
-        policy: Policy::clone(&before),
-    };
-    planner.handle(0, event).unwrap();
-    world.planner = planner;
-    world.dataplanes[0] = dataplane("x", 10);
-    world.run(2);
-    assert!(world.dataplanes[0].rows("a") > 14_000);
-    let policy = world.planner.policy("x").unwrap();
-    assert_eq!((policy.order.epoch, &*policy.control), (2, "c"));
+    for (first, second, third) in [(5, 105, 10), (3, 9, 10), (4, 104, 204)] {
+        let mut world = World::new(vec![dataplane("x", first)]);
+        world.run(12);
+        let before = world.planner.policy("x").unwrap().clone();
+        world.dataplanes[0] = dataplane("x", second);
+        assert_eq!(world.dataplanes[0].rows("a"), 8_000);
+        world.now_ns += 5_000_000_000;
+        world.run(2);
+        assert!(world.dataplanes[0].rows("a") > 14_000);
+        // Its hash is another one now.
+        let weight = |world: &World| world.planner.table(world.now_ns, "m", "a").unwrap().weight;
+        assert!(weight(&world) < 3_000.0, "{}", weight(&world));
+        // Another planner that was told what this one published last goes on from there, too.
+        let mut planner = Planner::new("c".into(), 2, Limits::default());
+        let event = Event::Remembered {
+            dataplane: "x".into(),
+            model: None,
+            policy: Policy::clone(&before),
+        };
+        planner.handle(0, event).unwrap();
+        world.planner = planner;
+        world.dataplanes[0] = dataplane("x", third);
+        world.run(2);
+        assert!(world.dataplanes[0].rows("a") > 14_000);
+        let policy = world.planner.policy("x").unwrap();
+        assert_eq!((policy.order.epoch, &*policy.control), (2, "c"));
+    }
 }
 
 #[test]
