@@ -207,6 +207,7 @@ impl Talker {
             generations_change: None,
             deltas: None,
             deltas_change: None,
+            deltas_failed: None,
             arena_bytes: ARENA_BYTES,
             workers: 8,
             policy: self.policy.as_ref().map(applied),

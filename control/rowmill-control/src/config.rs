@@ -3,9 +3,13 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use rowmill_table::MAX_DELTA_BYTES;
 use rowmill_trust::ServerFiles;
+use rustix::fs::{Access, access};
 use serde::Deserialize;
+
+use crate::trust::Sources;
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
@@ -225,6 +229,41 @@ impl Config {
         Ok(config)
     }
 
+    /// Whether what it names is there, as far as can be told without beginning to serve.
+    ///
+    /// # Errors
+    /// What is not, and what to do.
+    pub fn check_files(&self) -> anyhow::Result<()> {
+        Sources::of(self).read().context("tls, tokens_file")?;
+        let state = self.state.parent().filter(|above| *above != Path::new(""));
+        let directories = [
+            (
+                "state",
+                Some(state.unwrap_or(Path::new("."))),
+                Access::WRITE_OK | Access::EXEC_OK,
+            ),
+            (
+                "deltas.watch",
+                self.deltas.watch.as_deref(),
+                Access::READ_OK | Access::EXEC_OK,
+            ),
+        ];
+        for (option, directory, wanted) in directories {
+            let Some(directory) = directory else { continue };
+            access(directory, wanted).with_context(|| {
+                let what = match wanted.contains(Access::WRITE_OK) {
+                    true => "written",
+                    false => "looked into",
+                };
+                format!(
+                    "{option}: {} can't be {what}: make it, and give it to the user that this runs as",
+                    directory.display()
+                )
+            })?;
+        }
+        Ok(())
+    }
+
     /// The address that is listened on, unless it is off.
     ///
     /// # Errors
@@ -362,6 +401,17 @@ impl Config {
         }
         if self.deltas.watch.is_some() && self.deltas.directory.is_none() {
             return Err("deltas.watch is set, and what appears there would be kept nowhere: set deltas.directory, too".into());
+        }
+        if let (Some(watch), Some(directory)) = (&self.deltas.watch, &self.deltas.directory) {
+            let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.into());
+            let (watch, directory) = (real(watch), real(directory));
+            if watch.starts_with(&directory) || directory.starts_with(&watch) {
+                return Err(format!(
+                    "deltas.watch is {}, and deltas.directory {}: watch a directory of its own, since what is kept must not be what appears",
+                    watch.display(),
+                    directory.display()
+                ));
+            }
         }
         if let Some(stream) = &self.deltas.redis {
             self.check_stream(stream)?;

@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::config::Deltas;
-use files::{folders, found, make, sync};
+use files::{Found, extend, folders, found, make, sync};
 use followers::Followers;
 use sources::Sources;
 
@@ -204,18 +204,31 @@ impl Log {
         }
         for model in folders(directory)? {
             for generation in folders(&model)? {
-                if let Some((of, last)) = found(&generation)? {
-                    tracing::info!(
-                        "{} deltas of generation {} of model {} are kept",
-                        last.sequence(),
-                        of.1,
-                        of.0
-                    );
-                    log.kept().insert(of, last);
+                if let Some(found) = found(&generation)? {
+                    log.found(found);
                 }
             }
         }
         Ok(log)
+    }
+
+    /// Takes what a generation's directory has. Others are served whatever one of them lacks.
+    fn found(&self, Found { of, last, broken }: Found) {
+        let (model, generation) = of.clone();
+        if let Some((sequence, why)) = broken {
+            let told = format!(
+                "delta {sequence} of generation {generation} of model {model} can't be used where it is kept, and none from it on is sent: publish \
+                 it again ({why})"
+            );
+            tracing::error!("{told}");
+            self.damaged()
+                .insert((model.clone(), generation, sequence), told);
+        }
+        if let Some(last) = last {
+            let count = last.sequence();
+            tracing::info!("{count} deltas of generation {generation} of model {model} are kept");
+            self.kept().insert(of, last);
+        }
     }
 
     fn kept(&self) -> MutexGuard<'_, BTreeMap<(String, u64), Last>> {
@@ -289,12 +302,18 @@ impl Log {
         self.sources.lock().expect("a panic ends the process")
     }
 
-    /// What whoever runs this should know: how it stands with those places, which deltas are damaged, and dataplanes whose deltas are
-    /// others than those that are kept; each a sentence.
+    /// What whoever runs this should know: how it stands with those places, which deltas are damaged, dataplanes whose deltas are
+    /// others than those that are kept, and those to which the next one can't be applied; each a sentence.
     pub(crate) fn told(&self, is_there: impl Fn(&str) -> bool) -> Vec<String> {
         let mut told = self.sources().told();
         told.extend(self.damaged().values().cloned());
-        told.extend(self.diverged(is_there));
+        told.extend(self.diverged(&is_there));
+        let followers = self.followers();
+        let failed = followers.failed(Instant::now());
+        let failed = failed.filter(|(dataplane, _)| is_there(dataplane));
+        told.extend(failed.map(|(dataplane, why)| {
+            format!("dataplane `{dataplane}` takes no deltas until this is mended: {why}")
+        }));
         told
     }
 
@@ -419,11 +438,16 @@ impl Log {
     }
 
     /// Whether this very delta is kept under its number, which some delta has.
-    fn has(&self, delta: &DeltaFile) -> Result<bool, NotTaken> {
+    fn has(&self, delta: &DeltaFile) -> Result<(), NotTaken> {
         let head = delta.head();
-        let path = self.path(&head.model, head.generation, head.sequence);
-        match DeltaFile::open(&path)?.crc32() == delta.crc32() {
-            true => Ok(true),
+        let kept = self.kept();
+        let last = kept.get(&(head.model.clone(), head.generation));
+        let same = last.is_some_and(|last| {
+            let before = last.chain(head.sequence.saturating_sub(1));
+            before.map(|before| delta_chain(before, delta.crc32())) == last.chain(head.sequence)
+        });
+        match same {
+            true => Ok(()),
             false => Err(NotTaken::Conflict(format!(
                 "the delta has sequence number {} of generation {} of model {}, which another one has that is kept",
                 head.sequence, head.generation, head.model
@@ -471,9 +495,9 @@ impl Log {
             sync(directory)
         };
         keep().map_err(|source| self.unkept(source))?;
-        let mut kept = self.kept();
         let of = (head.model.clone(), head.generation);
-        kept.entry(of)
+        self.kept()
+            .entry(of)
             .or_insert_with(|| Last::of(head.base))
             .push(&delta);
         tracing::info!(
@@ -483,7 +507,29 @@ impl Log {
             head.model,
             head.rows()
         );
+        self.mended(&head, directory);
         Ok(taken(true))
+    }
+
+    /// A delta was taken: if it stands for one that could not be used, those behind that one can be now.
+    fn mended(&self, head: &DeltaHead, directory: &Path) {
+        let of = (head.model.clone(), head.generation);
+        let place = (of.0.clone(), of.1, head.sequence);
+        if self.damaged().remove(&place).is_none() {
+            return;
+        }
+        let mut last = self.kept().get(&of).cloned();
+        let mut sequence = head.sequence + 1;
+        while directory.join(delta_file_name(sequence)).exists() {
+            if let Err(why) = extend(directory, &of, &mut last, sequence) {
+                let broken = Some((sequence, why));
+                self.found(Found { of, last, broken });
+                return;
+            }
+            sequence += 1;
+        }
+        let broken = None;
+        self.found(Found { of, last, broken });
     }
 
     /// The draft is no longer of use.
@@ -547,6 +593,10 @@ impl Log {
         if let Some(why) = diverges {
             return Err(NotTaken::Conflict(format!("the dataplane {why}")));
         }
+        let of = (model.to_owned(), generation, sequence);
+        if let Some(why) = self.damaged().get(&of) {
+            return Err(NotTaken::Damaged(why.clone()));
+        }
         {
             let kept = self.kept();
             let last = kept.get(&(model.to_owned(), generation));
@@ -554,10 +604,6 @@ impl Log {
             if sequence == 0 || sequence > last {
                 return Ok(None);
             }
-        }
-        let of = (model.to_owned(), generation, sequence);
-        if let Some(why) = self.damaged().get(&of) {
-            return Err(NotTaken::Damaged(why.clone()));
         }
         let path = self.path(model, generation, sequence);
         let read = || {

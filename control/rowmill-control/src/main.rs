@@ -52,6 +52,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let path = args.config.as_ref().context("--config FILE is needed")?;
     let config = Config::load(path)?;
     if args.check {
+        config.check_files()?;
         return print(&format!("{} can be served\n", path.display()));
     }
     log::start(&config.log.filter)?;

@@ -186,34 +186,72 @@ fn who_has_applied_others_gets_none_after_them() {
 }
 
 #[test]
-fn a_log_that_lacks_one_or_is_another_s_keeps_it_from_starting() {
-    let (folder, made) = (tempfile::tempdir().unwrap(), Deltas::of(1));
+fn a_log_of_another_control_plane_keeps_it_from_starting() {
+    let folder = tempfile::tempdir().unwrap();
     let toml = keeping(&folder, "");
-    let mut control = Control::start(&toml);
-    for sequence in 1..=3 {
-        assert_eq!(give(&control, &made.bytes(sequence, 1.0)).0, 200);
-    }
+    let _control = Control::start(&toml);
     let refused = |toml: &str| {
         let elsewhere = Arc::new(tempfile::tempdir().unwrap());
         Control::try_start_in(&elsewhere, toml).expect_err("it starts")
     };
     let said = refused(&toml);
     assert!(said.contains("another control plane's"), "{said}");
-    control.kill();
-    let path = |sequence: u64| {
+}
+
+#[test]
+fn one_that_can_t_be_used_holds_up_those_behind_it_until_it_is_given_again_and_nobody_else() {
+    let (folder, made) = (tempfile::tempdir().unwrap(), Deltas::of(1));
+    let mut control = Control::start(&keeping(&folder, ""));
+    let bytes: Vec<Vec<u8>> = (1..=4)
+        .map(|sequence| made.bytes(sequence, sequence as f32))
+        .collect();
+    for delta in &bytes {
+        assert_eq!(give(&control, delta).0, 200);
+    }
+    let path = |sequence: usize| {
         let name = format!("log/m/gen-1/{sequence:020}.delta");
         folder.path().join(name)
     };
-    fs::rename(path(2), folder.path().join("2")).unwrap();
-    let said = refused(&toml);
-    assert!(said.contains("without a gap"), "{said}");
-    fs::rename(folder.path().join("2"), path(2)).unwrap();
-    fs::write(path(3), fs::read(path(1)).unwrap()).unwrap();
-    let said = refused(&toml);
-    assert!(said.contains("does not belong there"), "{said}");
-    fs::remove_file(path(3)).unwrap();
-    control.start_again();
-    assert_eq!(last(&control), json!(2));
+    for sequence in [1, 2] {
+        let whole = &bytes[sequence - 1];
+        let mut header = whole.clone();
+        header[40] ^= 1;
+        let cases = [
+            (Some(header), "header does not match its checksum"),
+            (Some(whole[..100].to_vec()), "less than its header"),
+            (Some(bytes[3].clone()), "does not belong there"),
+            (None, "No such file"),
+        ];
+        for (damage, why) in cases {
+            control.kill();
+            match damage {
+                Some(damage) => fs::write(path(sequence), damage).unwrap(),
+                None => fs::remove_file(path(sequence)).unwrap(),
+            }
+            control.start_again();
+            let told = control.get("/v1/status").1["deltas"].to_string();
+            let named = format!("delta {sequence} of generation 1 of model m can't be used");
+            assert!(told.contains(&named) && told.contains(why), "{told}");
+            let kept = |control: &Control, count: usize| {
+                for at in 0..count {
+                    assert_eq!(fetch(control, at as u64 + 1).as_ref(), Some(&bytes[at]));
+                }
+            };
+            kept(&control, sequence - 1);
+            let of = format!("/v1/dataplanes/a/deltas/m/1/{sequence}");
+            let (code, said) = control.get(&of);
+            assert_eq!(code, 500, "{said}");
+            assert!(said.to_string().contains("publish it again"), "{said}");
+            // Not what comes after the last one: that would take the place of those which are there.
+            assert_eq!(give(&control, &made.bytes(5, 5.0)).0, 409);
+            assert_eq!(give(&control, whole).0, 200);
+            assert_eq!(last(&control), json!(4));
+            assert_eq!(control.get("/v1/status").1["deltas"], json!([]));
+            kept(&control, bytes.len());
+            let other = made.bytes(sequence as u64, 9.0);
+            assert_eq!(give(&control, &other).0, 409);
+        }
+    }
 }
 
 #[test]
@@ -306,6 +344,31 @@ fn what_was_made_for_another_generation_than_is_held_is_refused() {
     assert_eq!(give(&control, &own.bytes(2, 1.0)).0, 409);
     holds(&control, "b", 2, right);
     assert_eq!(give(&control, &own.bytes(2, 1.0)).0, 200);
+}
+
+#[test]
+fn a_dataplane_that_can_t_apply_one_is_told_of_until_it_can() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = Control::start(&keeping(&folder, ""));
+    let report = |why: Option<&str>| {
+        let report = Report {
+            deltas_failed: why.map(str::to_owned),
+            ..Dataplane::new("a", 1).report_of()
+        };
+        let body = serde_json::to_vec(&report).unwrap();
+        let path = "/v1/dataplanes/a/report";
+        assert_eq!(control.post(path, "application/json", &body).0, 204);
+        control.get("/v1/status").1["deltas"].clone()
+    };
+    assert_eq!(report(None), json!([]));
+    let why = format!(
+        "delta 1 of generation 1 could not be applied: {}",
+        "é".repeat(9_000)
+    );
+    let told = report(Some(&why))[0].as_str().unwrap().to_owned();
+    let begins = "dataplane `a` takes no deltas until this is mended: delta 1 of generation 1 could not be applied: é";
+    assert!(told.starts_with(begins) && told.len() < 700, "{told}");
+    assert_eq!(report(None), json!([]));
 }
 
 #[test]

@@ -141,8 +141,14 @@ impl Control {
             // Who ends without the goodbye of TLS may have said all: the length tells.
             Err(error) if error.kind() == ErrorKind::UnexpectedEof && !answer.is_empty() => {}
             Err(error) => {
+                let known = match method {
+                    "GET" => "",
+                    _ => {
+                        ": it may have done nevertheless what it was asked to, so look before this is asked again"
+                    }
+                };
                 return Err(self.untrusted(&error).unwrap_or_else(|| {
-                    anyhow!(error).context(format!("{} did not answer", self.control))
+                    anyhow!(error).context(format!("{} did not answer{known}", self.control))
                 }));
             }
         }

@@ -10,11 +10,11 @@ use rowmill_table::{
     Container, DeltaFile, DeltaHead, DeltaTable, Generation, Safetensors, Stage, TableError,
     write_delta,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::control::Control;
 use crate::generation::path_query;
-use crate::output::{print, shown};
+use crate::output::{note, print, shown};
 use crate::place::through;
 use crate::progress::Reporter;
 use crate::status::{fetch, parse, post};
@@ -191,6 +191,15 @@ fn publish(file: &Path, control: &Control) -> Result<()> {
     });
     let taken: Value = serde_json::from_str(&answer?).context("the answer is not JSON")?;
     let head = delta.head();
+    // Who may publish may not be allowed to look.
+    let models = control.get("/v1/generations").unwrap_or_default();
+    let served = |of: &Value| of["model"] == *head.model && of["dataplanes"] != json!([]);
+    if models.as_array().is_some_and(|all| !all.iter().any(served)) {
+        note(&format!(
+            "warning: no dataplane that is known serves a model `{}`: the delta waits for one that does",
+            shown(&head.model)
+        ));
+    }
     let said = match taken["is_new"] == true {
         true => "is kept",
         false => "was kept before",

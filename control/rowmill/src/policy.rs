@@ -27,7 +27,7 @@ pub(crate) struct Tables {
 pub(crate) enum PolicyCommand {
     /// What each dataplane's tables have, what becomes of it, and all settings, also of tables that no dataplane has
     Show(Show),
-    /// Bound a table's share, have rows of it pinned, or leave it to the control plane again
+    /// Bound a table's share, have rows of it pinned, or leave it to the control plane again; settings that are not named stay as they are
     Set(Set),
     /// Why a table has its share, or why a row is in or out
     Explain(Explain),
@@ -59,7 +59,7 @@ pub(crate) struct Set {
     max: Option<u64>,
     /// This part of its share, from 0 to 0.7, is kept for the rows that were sampled most often: 2,048 of a table at most, and only
     /// rows that are sampled (`rowmill policy explain` says how many are)
-    #[arg(long, value_name = "PART")]
+    #[arg(long, value_name = "PART", value_parser = parse_part)]
     pinned: Option<f64>,
     /// Which rows that were missed come into the cache: `built`, what the dataplane takes for worth it, or `pinned`, none but pinned
     /// ones, as for a table that is scanned: what is not filled by those stays empty
@@ -126,7 +126,7 @@ impl Set {
                 shown(&self.table)
             ));
         }
-        let mut settings = Map::new();
+        let mut settings = self.known()?;
         for (key, value) in [("min_bytes", self.min), ("max_bytes", self.max)] {
             if let Some(value) = value {
                 settings.insert(key.into(), value.into());
@@ -146,6 +146,26 @@ impl Set {
         }
         print(&format!("{}: {}\n", shown(&self.table), wanted(&settings)))
     }
+}
+
+impl Set {
+    /// The table's settings, whoever has set them: what is put takes the place of all of them.
+    fn known(&self) -> Result<Map<String, Value>> {
+        let page = self.control.get("/v1/settings")?;
+        let is_its = |of: &&Value| of["model"] == *self.model && of["table"] == *self.table;
+        let known = list(&page).iter().find(is_its);
+        let known = known.and_then(|of| of["settings"].as_object());
+        let mut known = known.cloned().unwrap_or_default();
+        known.retain(|_, value| !value.is_null());
+        Ok(known)
+    }
+}
+
+/// A part of a whole.
+fn parse_part(text: &str) -> Result<f64, String> {
+    let part: Option<f64> = text.parse().ok();
+    part.filter(|part| (0.0..=1.0).contains(part))
+        .ok_or_else(|| "write a part of all, as 0.25".into())
 }
 
 impl Explain {

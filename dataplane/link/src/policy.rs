@@ -73,6 +73,14 @@ pub struct GenerationsPolicy {
     pub held: Vec<u64>,
     /// The one of them that requests get which name none.
     pub newest: u64,
+    /// How often that was wished for again: what could not be done is tried at once when this is another number.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub tries: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde has it")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// What is wanted of a table.

@@ -31,6 +31,9 @@ pub struct Report {
     /// What became of the last delta that the control plane gave, a sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deltas_change: Option<String>,
+    /// Why the next delta of one of `generations` can't be applied, and so none behind it, a sentence; none where nothing is in the way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deltas_failed: Option<String>,
     /// Bytes of the arena that cached tables share: as much as the configuration gives them together.
     pub arena_bytes: u64,
     /// Its workers: a share has at least two sets of rows for each.

@@ -12,6 +12,7 @@ mod target;
 use std::collections::VecDeque;
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -59,6 +60,8 @@ pub struct Deltas {
     view: Arc<View>,
     wanted: SyncSender<Given>,
     changes: Arc<Mutex<VecDeque<Change>>>,
+    /// How many could not be applied.
+    failures: Arc<AtomicU64>,
 }
 
 /// A file with a delta, and what it is called.
@@ -80,11 +83,12 @@ impl Deltas {
             view: Arc::clone(&means.view),
             wanted: sender,
             changes: Arc::default(),
+            failures: Arc::default(),
         };
-        let changes = Arc::clone(&deltas.changes);
+        let (changes, failures) = (Arc::clone(&deltas.changes), Arc::clone(&deltas.failures));
         let work = move || {
             leave(&means.workers_cpus);
-            work(&means, &wanted, &changes);
+            work(&means, &wanted, &changes, &failures);
         };
         thread::Builder::new()
             .name("rowmilld-deltas".into())
@@ -175,6 +179,12 @@ impl Deltas {
         out.family(name, "counter", help);
         out.sample(name, "", self.store.rows());
         let (name, help) = (
+            "rowmill_delta_failures_total",
+            "Deltas that could not be applied, each time that one was tried.",
+        );
+        out.family(name, "counter", help);
+        out.sample(name, "", self.failures.load(Ordering::Relaxed));
+        let (name, help) = (
             "rowmill_delta_applying",
             "Whether a delta is being applied.",
         );
@@ -188,7 +198,12 @@ impl Deltas {
 }
 
 /// The thread's work, until nobody can want anything any more.
-fn work(means: &Means, wanted: &Receiver<Given>, changes: &Mutex<VecDeque<Change>>) {
+fn work(
+    means: &Means,
+    wanted: &Receiver<Given>,
+    changes: &Mutex<VecDeque<Change>>,
+    failures: &AtomicU64,
+) {
     for given in wanted {
         let name = given.name.display();
         tracing::info!("to apply the delta {name}");
@@ -205,6 +220,7 @@ fn work(means: &Means, wanted: &Receiver<Given>, changes: &Mutex<VecDeque<Change
             Err(error) => {
                 let detail = format!("{error:#}");
                 tracing::warn!("could not apply the delta {name}: {detail}");
+                failures.fetch_add(1, Ordering::Relaxed);
                 update(Stand::Failed, detail);
             }
         }

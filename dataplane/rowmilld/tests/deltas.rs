@@ -540,6 +540,12 @@ fn what_comes_damaged_is_told_by_whom_it_came_from() {
     });
     assert_eq!(report.fingerprints, [generation.fingerprint()]);
     let told = report.deltas_change.unwrap();
+    assert_eq!(report.deltas_failed.as_ref(), Some(&told));
+    let metrics = page(address, "/metrics").1;
+    assert!(
+        metrics.contains("\nrowmill_delta_failures_total 1\n"),
+        "{metrics}"
+    );
     let from = format!(
         "the delta 1 of generation 1 that the control plane at http://{} sent is damaged",
         plane.address

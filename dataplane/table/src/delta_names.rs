@@ -14,6 +14,25 @@ pub fn delta_folder(model: &str) -> String {
     name
 }
 
+/// The model whose [`delta_folder`] has this name; none where no model's has.
+pub fn delta_model(folder: &str) -> Option<String> {
+    let mut bytes = Vec::new();
+    let mut rest = folder.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        rest = after;
+        if byte == b'%' {
+            let digits = rest.split_at_checked(2);
+            let (digits, after) = digits?;
+            bytes.push(u8::from_str_radix(core::str::from_utf8(digits).ok()?, 16).ok()?);
+            rest = after;
+        } else {
+            bytes.push(byte);
+        }
+    }
+    let model = String::from_utf8(bytes).ok()?;
+    (!model.is_empty() && delta_folder(&model) == folder).then_some(model)
+}
+
 /// The name of the file of a generation's delta; names are in the order of their numbers.
 pub fn delta_file_name(sequence: u64) -> String {
     format!("{sequence:020}.delta")
@@ -35,6 +54,12 @@ mod tests {
         ];
         for (model, name) in cases {
             assert_eq!(delta_folder(model), name);
+            assert_eq!(delta_model(name).as_deref(), Some(model));
+        }
+        for name in [
+            "", ".", "..", "a/b", "%", "%2", "%zz", "%+2", "%2E.", "%61", "%ff", "ü",
+        ] {
+            assert_eq!(delta_model(name), None, "{name}");
         }
     }
 }

@@ -337,6 +337,26 @@ pub(super) fn by_control_plane(site: &Site) -> Result<Verdict> {
         let is_told = said.contains("is not held: load it first");
         ensure!(!is_done && is_told, "activate 77: {said}");
         ensure!(held(service)? == [1], "another generation is held");
+        // A load that nobody takes back, for a generation that comes later: wished for again, it is tried at once.
+        let mut load = site.programs.leashed("rowmill");
+        load.args([
+            "generation",
+            "load",
+            "78",
+            "--model",
+            "faults",
+            "--control",
+            &address,
+        ]);
+        let mut load = load.spawn().context("rowmill")?;
+        let is_refused =
+            || wish(&["list"]).is_ok_and(|(_, said)| said.contains("there is no generation 78"));
+        until(patience(), is_refused).context("that there is no generation 78")?;
+        load.kill().context("rowmill")?;
+        let _killed = load.wait().context("rowmill")?;
+        site.generation(78, &[("more", MORE_ROWS)])?;
+        does(&["load", "78"])?;
+        does(&["unload", "78"])?;
         // Nor has it taken another's place.
         does(&["load", "2"])?;
         does(&["unload", "2"])?;

@@ -55,9 +55,10 @@ pub(super) fn checked(mut report: Report) -> Result<(u128, Report), Refused> {
             is_within("a delta", last, 0, ORDER_MAX)?;
         }
     }
-    if let Some(change) = &mut report.deltas_change {
-        change.truncate(change.floor_char_boundary(SENTENCE_MAX));
-        change.shrink_to_fit();
+    let sentences = [&mut report.deltas_change, &mut report.deltas_failed];
+    for sentence in sentences.into_iter().flatten() {
+        sentence.truncate(sentence.floor_char_boundary(SENTENCE_MAX));
+        sentence.shrink_to_fit();
     }
     is_within("arena_bytes", report.arena_bytes, 0, BYTES_MAX)?;
     is_within("workers", report.workers.into(), 1, WORKERS_MAX)?;

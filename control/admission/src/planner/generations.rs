@@ -61,6 +61,14 @@ pub struct ModelGenerations {
     /// Names of dataplanes that were left out since they were not heard of, and have not been since.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub without: Vec<String>,
+    /// How often a wish was given again while a dataplane could not do it, which tries at once then.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub tries: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde has it")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// A model and its dataplanes.
@@ -140,6 +148,7 @@ impl ModelGenerations {
         GenerationsPolicy {
             held: self.held.clone(),
             newest: self.newest,
+            tries: self.tries,
         }
     }
 
@@ -193,9 +202,12 @@ impl Planner {
         let (left_out, others): (Vec<Unheard>, _) = unheard.drain(..).partition(is_left_out);
         wanted.without = left_out.iter().map(|of| of.name.into()).collect();
         unheard = others;
+        let is_stuck = dataplanes.values().any(|of| refusals(of).next().is_some());
         let (newest, is_held) = (wanted.newest, |number| wanted.held.contains(&number));
         match wish {
-            GenerationWish::Load(number) if is_held(number) => {}
+            GenerationWish::Load(number) if is_held(number) => {
+                wanted.tries = wanted.tries.wrapping_add(is_stuck.into());
+            }
             GenerationWish::Load(number) => {
                 claims::is_within("a generation", number, 1, claims::ORDER_MAX)?;
                 if wanted.held.len() >= HELD_MAX {
@@ -211,6 +223,7 @@ impl Planner {
                 unheard.retain(|of| of.served != Some(number));
                 let other = unheard.first().and_then(|of| of.served);
                 are_heard(&unheard, other.or(wanted.before))?;
+                wanted.tries = wanted.tries.wrapping_add(is_stuck.into());
             }
             GenerationWish::Activate(number) => {
                 if !is_held(number) {
@@ -423,6 +436,7 @@ fn served(
         newest,
         before: None,
         without: Vec::new(),
+        tries: 0,
     })
 }
 

@@ -80,7 +80,7 @@ pub enum Refused {
     #[error("`{0}` is no name of a dataplane: 1 to 64 letters, digits, `.`, `_` and `-`")]
     Name(String),
     /// There are others enough.
-    #[error("there are {0} dataplanes already: raise limits.dataplanes_max, or stop some")]
+    #[error("there are {0} dataplanes already: raise limits.dataplanes, or stop some")]
     Dataplanes(usize),
     /// Too many tables.
     #[error("a report of {0} tables: it has 4096 at most")]

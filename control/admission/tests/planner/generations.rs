@@ -123,6 +123,15 @@ fn one_that_can_not_be_loaded_changes_nothing_and_says_why() {
         ["generation 7: there is no such directory"]
     );
     assert_eq!(view.dataplanes[0].refused, [""; 0]);
+    // What is wished for again is another policy, so that it is tried at once; what nobody refuses is not.
+    let tries = |world: &World| {
+        let policy = world.planner.policy("y").unwrap();
+        policy.generations.as_ref().unwrap().tries
+    };
+    assert_eq!(tries(&world), 0);
+    wish(&mut world, GenerationWish::Load(7)).unwrap();
+    world.run(2);
+    assert_eq!(tries(&world), 1);
     // Where the one that can't is gone, the others may once it is said.
     world.silent.push(1);
     world.run(7);
@@ -257,6 +266,7 @@ fn what_can_not_be_wanted_is_refused() {
             newest,
             before,
             without: Vec::new(),
+            tries: 0,
         });
         let model = "m".into();
         world

@@ -77,6 +77,7 @@ fn report() -> impl Strategy<Value = Report> {
                 generations_change: None,
                 deltas: None,
                 deltas_change: None,
+                deltas_failed: None,
                 arena_bytes,
                 workers: (workers as u32).max(1),
                 policy: policy.map(|((epoch, version), own)| Applied {
@@ -139,7 +140,7 @@ fn event() -> impl Strategy<Value = Event> {
         }),
         1 => prop::collection::vec(at_most(4), 0..4).prop_map(|held| Event::Generations {
             model: "m".into(),
-            wanted: held.first().map(|&newest| ModelGenerations { newest, before: None, without: Vec::new(), held: held.clone() }),
+            wanted: held.first().map(|&newest| ModelGenerations { newest, before: None, without: Vec::new(), held: held.clone(), tries: 0 }),
         }),
         4 => Just(Event::Turn),
     ]
@@ -203,6 +204,7 @@ fn plain() -> Report {
         generations_change: None,
         deltas: None,
         deltas_change: None,
+        deltas_failed: None,
         arena_bytes: 1 << 48,
         workers: 4096,
         policy: None,

@@ -170,6 +170,7 @@ impl Simulated {
             generations_change: None,
             deltas: None,
             deltas_change: None,
+            deltas_failed: None,
             arena_bytes: self.arena_bytes,
             workers: 1,
             policy: self.applied.clone(),

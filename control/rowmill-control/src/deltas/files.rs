@@ -5,8 +5,8 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, ensure};
-use rowmill_table::{DeltaFile, delta_file_name};
+use anyhow::Context;
+use rowmill_table::{DeltaFile, delta_file_name, delta_model};
 
 use super::Last;
 
@@ -24,7 +24,20 @@ pub(super) fn folders(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
 }
 
 /// What a generation's directory has.
-pub(super) fn found(directory: &Path) -> anyhow::Result<Option<((String, u64), Last)>> {
+pub(super) struct Found {
+    /// Its model and number, by the names of the directories.
+    pub(super) of: (String, u64),
+    /// Its deltas, up to the first that can't be used; none where that is the first of all.
+    pub(super) last: Option<Last>,
+    /// The sequence number of that one, if there is one, and why.
+    pub(super) broken: Option<(u64, String)>,
+}
+
+/// What a generation's directory has; none where it has no deltas.
+///
+/// # Errors
+/// Where it can't be looked into, or its name is no generation's.
+pub(super) fn found(directory: &Path) -> anyhow::Result<Option<Found>> {
     let unread = || format!("cannot look into {}", directory.display());
     let mut count = 0;
     for entry in directory.read_dir().with_context(unread)? {
@@ -36,41 +49,63 @@ pub(super) fn found(directory: &Path) -> anyhow::Result<Option<((String, u64), L
     if count == 0 {
         return Ok(None);
     }
-    let mut found: Option<((String, u64), Last)> = None;
-    for sequence in 1..=count {
-        let path = directory.join(delta_file_name(sequence));
-        // With as many files, each of which has a number of its own, one that lacks tells of a gap.
-        ensure!(
-            path.try_exists().with_context(unread)?,
-            "{} has {count} deltas, which are to be those from 1 on without a gap, and lacks {sequence}: bring it back, or remove all after it",
+    let of = named(directory).with_context(|| {
+        format!(
+            "{} has deltas, and is not MODEL/gen-N: move it away",
             directory.display()
-        );
-        let delta = DeltaFile::open(&path)?;
-        let head = delta.head();
-        let (of, last) = found.get_or_insert_with(|| {
-            let of = (head.model.clone(), head.generation);
-            (of, Last::of(head.base))
-        });
-        let named = format!("gen-{}", of.1);
-        let is_there = directory
-            .file_name()
-            .is_some_and(|name| name.to_str() == Some(&named));
-        ensure!(
-            is_there
-                && (&head.model, head.generation, head.base, head.sequence)
-                    == (&of.0, of.1, last.base, sequence),
+        )
+    })?;
+    let mut found = Found {
+        of,
+        last: None,
+        broken: None,
+    };
+    for sequence in 1..=count {
+        if let Err(why) = extend(directory, &found.of, &mut found.last, sequence) {
+            found.broken = Some((sequence, why));
+            break;
+        }
+    }
+    // One of them may have got its name right before a kill.
+    sync(directory).with_context(unread)?;
+    Ok(Some(found))
+}
+
+/// Adds the next delta of a generation, if it can be used.
+pub(super) fn extend(
+    directory: &Path,
+    (model, generation): &(String, u64),
+    last: &mut Option<Last>,
+    sequence: u64,
+) -> Result<(), String> {
+    let path = directory.join(delta_file_name(sequence));
+    let opened = DeltaFile::open(&path);
+    let delta = opened.map_err(|error| format!("{:#}", anyhow::Error::new(error)))?;
+    let head = delta.head();
+    let base = last.as_ref().map_or(head.base, |last| last.base);
+    if (&head.model, head.generation, head.base, head.sequence)
+        != (model, *generation, base, sequence)
+    {
+        return Err(format!(
             "{} is delta {} of generation {} of model {} (fingerprint {:08x}): it does not belong there",
             path.display(),
             head.sequence,
             head.generation,
             head.model,
             head.base
-        );
-        last.push(&delta);
+        ));
     }
-    // One of them may have got its name right before a kill.
-    sync(directory).with_context(unread)?;
-    Ok(found)
+    last.get_or_insert_with(|| Last::of(base)).push(&delta);
+    Ok(())
+}
+
+/// The model and the generation that a directory is named after.
+fn named(directory: &Path) -> Option<(String, u64)> {
+    let name = |path: &Path| path.file_name()?.to_str().map(str::to_owned);
+    let number = name(directory)?;
+    let number = number.strip_prefix("gen-")?.parse().ok()?;
+    let model = delta_model(&name(directory.parent()?)?)?;
+    Some((model, number))
 }
 
 /// Makes a directory, with those above it that there are not, for nobody else to look into; its name is on the disk then.

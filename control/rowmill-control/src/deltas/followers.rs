@@ -18,6 +18,8 @@ pub(crate) struct Holds {
     generations: Vec<u64>,
     /// What tells each of them from others of its number; none of a dataplane that does not tell them.
     fingerprints: Vec<u32>,
+    /// Why the next delta can't be applied there.
+    failed: Option<String>,
 }
 
 impl From<&Report> for Holds {
@@ -26,8 +28,17 @@ impl From<&Report> for Holds {
             model: report.model.clone(),
             generations: report.generations.clone(),
             fingerprints: report.fingerprints.clone(),
+            failed: failed(report),
         }
     }
+}
+
+/// Longest sentence of a dataplane.
+const SENTENCE_MAX: usize = 512;
+
+fn failed(report: &Report) -> Option<String> {
+    let why = report.deltas_failed.as_deref()?;
+    Some(why[..why.floor_char_boundary(SENTENCE_MAX)].to_owned())
 }
 
 /// See the module's text.
@@ -93,6 +104,15 @@ impl Followers {
         is_new
     }
 
+    /// Dataplanes to which the next delta can't be applied, each with why.
+    pub(super) fn failed(&self, now: Instant) -> impl Iterator<Item = (&str, &str)> {
+        let heard = self
+            .held
+            .iter()
+            .filter(move |(_, (heard, _))| now.duration_since(*heard) < SILENT);
+        heard.filter_map(|(dataplane, (_, holds))| Some((&**dataplane, holds.failed.as_deref()?)))
+    }
+
     /// All dataplanes whose deltas are others than those that are kept, with their model, and a phrase that continues "the dataplane ...".
     pub(super) fn diverged(&self) -> impl Iterator<Item = (&str, &str, &str)> {
         let all = self.diverged.iter();
@@ -109,6 +129,7 @@ mod tests {
             model: model.into(),
             generations: generations.into(),
             fingerprints: fingerprints.into(),
+            failed: None,
         }
     }
 

@@ -143,7 +143,8 @@ fn take(log: &Log, path: &Path) -> Result<bool, NotTaken> {
             log.most
         )));
     }
-    if log.stands(delta.head())? == Stands::Before && log.has(&delta)? {
+    if log.stands(delta.head())? == Stands::Before {
+        log.has(&delta)?;
         return Ok(true);
     }
     let alone = log.alone();

@@ -274,6 +274,7 @@ impl Dataplane {
             generations_change: None,
             deltas: None,
             deltas_change: None,
+            deltas_failed: None,
             arena_bytes: self.arena,
             workers: 1,
             policy: self.applied.clone(),

@@ -59,7 +59,12 @@ impl GenerationCommand {
         let loaded = wish.get("load").filter(is_new);
         let (mut told, mut refused_since) = (Instant::now(), None);
         loop {
-            let page = of(control, model)?;
+            let page = of(control, model).with_context(|| {
+                format!(
+                    "this is wanted from now on, and what comes of it is not known: see `rowmill generation list --model {}`",
+                    shown(model)
+                )
+            })?;
             if is_done(&page) {
                 return print(&list(&page));
             }
@@ -72,7 +77,7 @@ impl GenerationCommand {
                         bail!("{why}; {}", given_up(control, model, number, outcome));
                     }
                     bail!(
-                        "{why}; it is tried again, and nothing else is served meanwhile: `rowmill generation unload` ends that"
+                        "{why}; it is tried again once a minute, and at once when this command is given again; nothing else is served meanwhile: `rowmill generation unload` ends that"
                     );
                 }
             } else {
@@ -215,7 +220,7 @@ fn list(page: &Value) -> String {
         ]);
     }
     let wanted = match &page["wanted"] {
-        Value::Null => "each serves what its configuration says".to_owned(),
+        Value::Null => "nothing is wanted of its dataplanes: each keeps what it serves, and one that starts anew serves what its configuration says".to_owned(),
         wanted => format!(
             "generations {} are to be held, and {} served",
             numbers(&wanted["held"]),

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rowmill_table::MAX_DELTA_BYTES;
+use rowmill_table::{MAX_DELTA_BYTES, Resident};
 
 use super::generations::Holder;
 use super::http::{Body, Client};
@@ -28,17 +28,30 @@ const LOOK: Duration = Duration::from_secs(1);
 /// One that could not be applied is tried again after a while, since what it lacks may be there by then: first and longest, it doubles each time.
 const AGAIN: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(3600)];
 
-/// What became of the last delta, a sentence, for reports.
+/// What reports tell.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Told(Arc<Mutex<Option<String>>>);
+pub(super) struct Told(Arc<Mutex<Sentences>>);
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sentences {
+    /// What became of the last delta.
+    pub(super) change: Option<String>,
+    /// Why the next one of a generation can't be applied, and so none behind it.
+    pub(super) failed: Option<String>,
+}
 
 impl Told {
-    pub(super) fn get(&self) -> Option<String> {
+    pub(super) fn get(&self) -> Sentences {
         self.0.lock().expect("a panic ends the process").clone()
     }
 
-    fn set(&self, text: String) {
-        *self.0.lock().expect("a panic ends the process") = Some(text);
+    fn set(&self, change: String) {
+        self.0.lock().expect("a panic ends the process").change = Some(change);
+    }
+
+    fn failed(&self, all: &BTreeMap<u64, Failed>) {
+        let first = all.values().next().map(|failed| failed.why.clone());
+        self.0.lock().expect("a panic ends the process").failed = first;
     }
 }
 
@@ -56,14 +69,16 @@ struct Failed {
     sequence: u64,
     at: Instant,
     pause: Duration,
+    why: String,
 }
 
 impl Failed {
-    fn now(sequence: u64, pause: Duration) -> Failed {
+    fn now(sequence: u64, pause: Duration, why: String) -> Failed {
         Failed {
             sequence,
             at: Instant::now(),
             pause,
+            why,
         }
     }
 
@@ -83,12 +98,18 @@ impl Fetcher {
             let (applied, _) = view.applied();
             let control = applied.map(|applied| applied.control);
             let tables = self.holder.tables();
-            failed.retain(|generation, _| tables.iter().any(|of| of.generation() == *generation));
+            // Who else has applied one has mended that.
+            failed.retain(|generation, failed: &mut Failed| {
+                let next = |of: &Arc<Resident>| (of.generation(), of.delta() + 1);
+                tables
+                    .iter()
+                    .any(|of| next(of) == (*generation, failed.sequence))
+            });
+            self.told.failed(&failed);
             let mut is_applied = false;
             for tables in tables {
                 let (generation, sequence) = (tables.generation(), tables.delta() + 1);
                 let same = failed.get(&generation);
-                let same = same.filter(|failed: &&Failed| failed.sequence == sequence);
                 // While another one is being applied here it is not known what comes next.
                 let chain = self.deltas.chain(&tables, sequence - 1);
                 let Some(chain) = chain.filter(|_| !same.is_some_and(Failed::waits)) else {
@@ -120,10 +141,13 @@ impl Fetcher {
                                 self.told.set(detail);
                             }
                             Err(why) => {
-                                self.told.set(format!(
+                                let why = format!(
                                     "delta {sequence} of generation {generation} could not be applied: {why}"
-                                ));
-                                failed.insert(generation, Failed::now(sequence, pause));
+                                );
+                                failed
+                                    .insert(generation, Failed::now(sequence, pause, why.clone()));
+                                self.told.failed(&failed);
+                                self.told.set(why);
                             }
                         }
                     }

@@ -226,6 +226,7 @@ mod tests {
                 let policy = GenerationsPolicy {
                     held: wanted.to_vec(),
                     newest: wanted[0],
+                    tries: 0,
                 };
                 let mut held = begun.to_vec();
                 let mut steps = 0;

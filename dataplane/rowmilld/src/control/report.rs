@@ -34,6 +34,7 @@ impl Teller {
         let listed = |name: &str| self.cache.tables.iter().find(|view| view.name == name);
         let newest = self.holder.view.newest();
         let tables = newest.tables.iter();
+        let deltas = self.deltas.as_ref().map(Told::get).unwrap_or_default();
         let report = Report {
             instance: format!("{instance:032x}"),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -43,7 +44,8 @@ impl Teller {
             fingerprints: self.holder.fingerprints_told(),
             generations_change: self.holder.last_change(),
             deltas: self.deltas.as_ref().map(|_| self.holder.deltas_told()),
-            deltas_change: self.deltas.as_ref().and_then(Told::get),
+            deltas_change: deltas.change,
+            deltas_failed: deltas.failed,
             arena_bytes: self.cache.arena_bytes,
             workers: self.workers,
             policy,
