@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use rowmill_table::MAX_DELTA_BYTES;
 use rowmill_trust::ServerFiles;
 use rustix::fs::{Access, access};
@@ -234,7 +234,11 @@ impl Config {
     /// # Errors
     /// What is not, and what to do.
     pub fn check_files(&self) -> anyhow::Result<()> {
-        Sources::of(self).read().context("tls, tokens_file")?;
+        let sources = Sources::of(self);
+        sources.read().context("tls, tokens_file")?;
+        if let Some(why) = sources.out_of_time() {
+            bail!(why);
+        }
         let state = self.state.parent().filter(|above| *above != Path::new(""));
         let directories = [
             (

@@ -37,6 +37,8 @@ pub(crate) use sources::Source;
 pub(crate) use stream::Reader;
 pub(crate) use watch::watch;
 
+/// What a delta is called that has no path here.
+pub(crate) const SENT: &str = "that was sent";
 /// Bytes of a delta that a dataplane is given at a time.
 pub const PIECE_BYTES: u64 = 1 << 20;
 /// After so long each dataplane that is there has reported: it tries again after 5 s at most.
@@ -323,7 +325,7 @@ impl Log {
         let taken = self.begin(&alone).and_then(|mut draft| {
             let written = io::Write::write_all(&mut draft, bytes);
             written.map_err(|source| self.unkept(source))?;
-            self.take(&draft, &alone)
+            self.take(&draft, SENT.as_ref(), &alone)
         });
         self.drop_draft(&alone);
         taken
@@ -455,13 +457,14 @@ impl Log {
         }
     }
 
-    /// Takes the draft, which is whole, into the log.
+    /// Takes the draft, which is whole, into the log. `name`: what it is called in errors.
     pub(crate) fn take(
         &self,
         draft: &File,
+        name: &Path,
         _alone: &MutexGuard<'_, ()>,
     ) -> Result<Taken, NotTaken> {
-        let delta = DeltaFile::open(self.draft())?;
+        let delta = DeltaFile::open_called(self.draft(), name)?;
         delta.check()?;
         let head = delta.head().clone();
         let taken = |is_new| Taken {

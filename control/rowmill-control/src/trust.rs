@@ -73,6 +73,7 @@ impl Sources {
             };
             warnings.extend(what.map(|what| format!("{address}: {what}")));
         }
+        warnings.extend(self.out_of_time());
         let key = self.files.as_ref().map(ServerFiles::key);
         if let Some(key) = key.filter(|key| is_open_to_all(key)) {
             warnings.push(format!(
@@ -81,6 +82,12 @@ impl Sources {
             ));
         }
         warnings
+    }
+
+    /// That nobody would trust the certificate now; what can't be read is told when it is.
+    pub(crate) fn out_of_time(&self) -> Option<String> {
+        let told = self.files.as_ref()?.out_of_time().ok()??;
+        Some(format!("tls.certificate: {told}"))
     }
 
     /// Whether visitors over TCP are asked who they are.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::ServerConfig;
-use rustls::pki_types::CertificateDer;
+use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 
 use crate::files::{self, TrustError};
@@ -60,6 +60,37 @@ impl ServerFiles {
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Arc::new(config))
+    }
+
+    /// Why nobody would trust its certificate now, whoever issued it; none where that is not for the time.
+    ///
+    /// # Errors
+    /// [`TrustError`].
+    pub fn out_of_time(&self) -> Result<Option<String>, TrustError> {
+        let chain = files::certificates(&self.certificate)?;
+        let Some(Ok(certificate)) = chain.first().map(webpki::EndEntityCert::try_from) else {
+            return Ok(None);
+        };
+        // The certificate itself is looked at before whoever may have issued it: here nobody.
+        let (now, usage) = (UnixTime::now(), webpki::KeyUsage::server_auth());
+        let verified = certificate.verify_for_usage(
+            webpki::ALL_VERIFICATION_ALGS,
+            &[],
+            &[],
+            now,
+            usage,
+            None,
+            None,
+        );
+        let why = match verified.err() {
+            Some(webpki::Error::CertExpired { .. }) => "has expired",
+            Some(webpki::Error::CertNotValidYet { .. }) => "is not valid yet",
+            _ => return Ok(None),
+        };
+        Ok(Some(format!(
+            "{} {why}: nobody trusts it now; put a new one in its place, and look at this host's clock",
+            self.certificate.display()
+        )))
     }
 
     /// Its key, which others should not be able to read.

@@ -103,6 +103,18 @@ fn why(met: io::Result<String>) -> String {
 }
 
 #[test]
+fn a_certificate_out_of_its_time_is_told_where_it_lies() {
+    let papers = Papers::new();
+    let now = SystemTime::now();
+    let told = |validity| papers.server("localhost", &validity).out_of_time().unwrap();
+    assert_eq!(told(now - HOUR..now + HOUR), None);
+    let expired = told(now - 2 * HOUR..now - HOUR).unwrap();
+    assert!(expired.contains("/server has expired"), "{expired}");
+    let early = told(now + HOUR..now + 2 * HOUR).unwrap();
+    assert!(early.contains("/server is not valid yet"), "{early}");
+}
+
+#[test]
 fn both_sides_know_each_other() {
     let papers = Papers::new();
     for host in ["localhost", "127.0.0.1", "::1"] {

@@ -9,6 +9,7 @@ use super::settings::Settings;
 /// Something that the planner is told.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[expect(clippy::large_enum_variant, reason = "most of them are reports")]
 pub enum Event {
     /// What a dataplane tells of itself.
     Report {

@@ -16,7 +16,7 @@ use utoipa::IntoParams;
 
 use super::bodies::{Json, swallow};
 use super::refusal::{Refusal, Told};
-use crate::deltas::{Kept, Log, NotTaken, Taken};
+use crate::deltas::{Kept, Log, NotTaken, SENT, Taken};
 use crate::planning::Planning;
 
 /// The log, where deltas are kept.
@@ -111,7 +111,7 @@ pub(super) async fn give(
                         let written = draft.write_all(&piece);
                         written.map_err(|source| log.unkept(source))?;
                     }
-                    Some(Come::End) => return log.take(&draft, &alone).map(Some),
+                    Some(Come::End) => return log.take(&draft, SENT.as_ref(), &alone).map(Some),
                     None => return Ok(None),
                 }
             }

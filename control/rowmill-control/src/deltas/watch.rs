@@ -150,7 +150,7 @@ fn take(log: &Log, path: &Path) -> Result<bool, NotTaken> {
     let alone = log.alone();
     let taken = log.begin(&alone).and_then(|mut draft: File| {
         delta.bytes(&mut |piece| io::Write::write_all(&mut draft, piece))?;
-        log.take(&draft, &alone)
+        log.take(&draft, delta.path(), &alone)
     });
     log.drop_draft(&alone);
     taken.map(|_| true)
