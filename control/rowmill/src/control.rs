@@ -296,19 +296,27 @@ pub(crate) mod tests {
     use super::*;
 
     /// One that answers once, and tells what it was asked.
-    pub(crate) fn answering(answer: &'static str) -> (Control, JoinHandle<String>) {
+    fn answering(answer: &'static str) -> (Control, JoinHandle<String>) {
+        answering_in_turn(vec![answer.into()])
+    }
+
+    /// One that answers so many requests, and tells what the last one was.
+    pub(crate) fn answering_in_turn(answers: Vec<String>) -> (Control, JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let control = format!("http://{}", listener.local_addr().unwrap());
         let asked = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
             let mut text = Vec::new();
-            while parted(&text).is_none() && !whole(&text) {
-                let mut some = [0; 1024];
-                let read = stream.read(&mut some).unwrap();
-                assert!(read > 0);
-                text.extend_from_slice(&some[..read]);
+            for answer in answers {
+                let (mut stream, _) = listener.accept().unwrap();
+                text.clear();
+                while parted(&text).is_none() && !whole(&text) {
+                    let mut some = [0; 1024];
+                    let read = stream.read(&mut some).unwrap();
+                    assert!(read > 0);
+                    text.extend_from_slice(&some[..read]);
+                }
+                stream.write_all(answer.as_bytes()).unwrap();
             }
-            stream.write_all(answer.as_bytes()).unwrap();
             String::from_utf8(text).unwrap()
         });
         let control = Control {

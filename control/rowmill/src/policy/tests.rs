@@ -1,7 +1,7 @@
 use clap::Parser;
 
 use super::*;
-use crate::control::tests::answering;
+use crate::control::tests::answering_in_turn;
 
 fn share(name: &str, has: u64) -> Value {
     json!({
@@ -103,8 +103,17 @@ struct Line {
     command: PolicyCommand,
 }
 
-fn asked(words: &[&str], answer: &'static str) -> String {
-    let (control, asked) = answering(answer);
+/// What is asked in the end, where these are the settings of all tables; none where nobody asks for them.
+fn asked(words: &[&str], settings: Option<&Value>) -> String {
+    let page = settings.map(|page| {
+        let text = page.to_string();
+        format!(
+            "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{text}",
+            text.len()
+        )
+    });
+    let taken = "HTTP/1.1 204 No Content\r\n\r\n".to_owned();
+    let (control, asked) = answering_in_turn(page.into_iter().chain([taken]).collect());
     let words = ["rowmill"].iter().chain(words);
     let mut line = Line::parse_from(words);
     if let PolicyCommand::Set(set) = &mut line.command {
@@ -122,10 +131,10 @@ fn settings_are_sent() {
         wrong.contains("--min") && wrong.contains("--clear"),
         "{wrong}"
     );
-    let none = "HTTP/1.1 204 No Content\r\n\r\n";
+    let none = json!([]);
     let text = asked(
         &["set", "m", "a b", "--min", "1MiB", "--pinned", "0.5"],
-        none,
+        Some(&none),
     );
     assert!(
         text.starts_with("PUT /v1/tables/m/a%20b/settings "),
@@ -136,12 +145,22 @@ fn settings_are_sent() {
         "{text}"
     );
     let pins = ["set", "m", "a", "--pinned", "0.5", "--admission", "pinned"];
-    let text = asked(&pins, none);
+    let text = asked(&pins, Some(&none));
     assert!(
         text.ends_with(r#"{"admission":"pinned","pinned_share":0.5}"#),
         "{text}"
     );
-    let text = asked(&["set", "m", "a", "--clear"], none);
+    // What is not named stays as it was: that table's, and no other one's.
+    let known = json!([
+        {"model": "m", "table": "b", "settings": {"min_bytes": 7}, "warnings": []},
+        {"model": "m", "table": "a", "settings": {"min_bytes": 5, "max_bytes": 6, "pinned_share": null}, "warnings": []},
+    ]);
+    let text = asked(&["set", "m", "a", "--max", "1MiB"], Some(&known));
+    assert!(
+        text.ends_with(r#"{"max_bytes":1048576,"min_bytes":5}"#),
+        "{text}"
+    );
+    let text = asked(&["set", "m", "a", "--clear"], None);
     assert!(
         text.starts_with("DELETE /v1/tables/m/a/settings "),
         "{text}"
@@ -150,6 +169,8 @@ fn settings_are_sent() {
         &["set", "m", "a"][..],
         &["set", "m", "a", "--clear", "--min", "1MiB"],
         &["set", "m", "a", "--admission", "all"],
+        &["set", "m", "a", "--pinned", "nan"],
+        &["set", "m", "a", "--pinned", "-0.1"],
     ] {
         assert!(Line::try_parse_from(["rowmill"].iter().chain(wrong)).is_err());
     }
