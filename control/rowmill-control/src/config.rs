@@ -434,6 +434,35 @@ impl Config {
 mod tests {
     use super::*;
 
+    #[test]
+    fn what_is_watched_is_a_directory_of_its_own_that_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = folder.path().display();
+        for (directory, watch) in [("log", "log"), ("log", "log/in"), ("log/in", "log")] {
+            let said = error(&format!(
+                "state = 's'\n[deltas]\ndirectory = '{own}/{directory}'\nwatch = '{own}/{watch}'\n"
+            ));
+            assert!(said.contains("of its own"), "{said}");
+        }
+        let toml =
+            format!("state = '{own}/s'\n[deltas]\ndirectory = '{own}/log'\nwatch = '{own}/in'\n");
+        let config: Config = toml::from_str(&toml).unwrap();
+        config.check().unwrap();
+        let said = format!("{:#}", config.check_files().expect_err("it is not there"));
+        assert!(
+            said.contains("deltas.watch: ") && said.contains("can't be looked into"),
+            "{said}"
+        );
+        std::fs::create_dir(folder.path().join("in")).unwrap();
+        config.check_files().unwrap();
+        let nowhere: Config = toml::from_str(&format!("state = '{own}/none/s'\n")).unwrap();
+        let said = format!("{:#}", nowhere.check_files().expect_err("it is not there"));
+        assert!(
+            said.contains("state: ") && said.contains("can't be written"),
+            "{said}"
+        );
+    }
+
     fn error(text: &str) -> String {
         let config: Result<Config, _> = toml::from_str(text);
         match config {
