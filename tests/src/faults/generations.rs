@@ -279,6 +279,12 @@ pub(super) fn by_control_plane(site: &Site) -> Result<Verdict> {
         ensure!(is_done, "{arguments:?}: {said}");
         Ok(())
     };
+    let begins_to_load = |number: &str| {
+        let mut load = site.programs.leashed("rowmill");
+        load.args(["generation", "load", number]);
+        load.args(["--model", "faults", "--control", &address]);
+        load.spawn().context("rowmill")
+    };
     beside_an_innocent(site, &settings, |scene| {
         let endpoint = scene.service.endpoint.clone();
         let client = Innocent::start_with(&endpoint, (scene.tables, &others[..]), false, bound())?;
@@ -293,17 +299,7 @@ pub(super) fn by_control_plane(site: &Site) -> Result<Verdict> {
             wish(&["list"]).is_ok_and(|(done, _)| done)
         })?;
         // A wish is kept before it is answered: whoever is killed then goes on with it.
-        let mut load = site.programs.leashed("rowmill");
-        load.args([
-            "generation",
-            "load",
-            "2",
-            "--model",
-            "faults",
-            "--control",
-            &address,
-        ]);
-        let mut load = load.spawn().context("rowmill")?;
+        let mut load = begins_to_load("2")?;
         let is_wished =
             || wish(&["list"]).is_ok_and(|(_, said)| said.contains("1, 2 are to be held"));
         until(patience(), is_wished).context("the wish")?;
@@ -338,17 +334,7 @@ pub(super) fn by_control_plane(site: &Site) -> Result<Verdict> {
         ensure!(!is_done && is_told, "activate 77: {said}");
         ensure!(held(service)? == [1], "another generation is held");
         // A load that nobody takes back, for a generation that comes later: wished for again, it is tried at once.
-        let mut load = site.programs.leashed("rowmill");
-        load.args([
-            "generation",
-            "load",
-            "78",
-            "--model",
-            "faults",
-            "--control",
-            &address,
-        ]);
-        let mut load = load.spawn().context("rowmill")?;
+        let mut load = begins_to_load("78")?;
         let is_refused =
             || wish(&["list"]).is_ok_and(|(_, said)| said.contains("there is no generation 78"));
         until(patience(), is_refused).context("that there is no generation 78")?;
