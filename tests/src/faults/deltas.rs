@@ -20,8 +20,8 @@ use super::site::{Service, Settings, Site, patience};
 use super::watch::{after, beside_an_innocent};
 
 /// The table that changes: rows of 64 bytes, which no innocent asks for.
-const TABLE: &str = "more";
-const ROWS: u32 = 60_000;
+pub(super) const TABLE: &str = "more";
+pub(super) const ROWS: u32 = 60_000;
 const DIM: usize = 16;
 /// Of all rows a delta changes one in so many.
 const CHANGED_ONE_IN: u32 = 4;

@@ -18,7 +18,7 @@ use super::site::{Running, Service, Settings, Site, patience, until};
 use super::watch::{after, beside_an_innocent};
 
 /// The control plane, with a log of deltas.
-fn keeping(site: &Site) -> Result<Running> {
+pub(super) fn keeping(site: &Site) -> Result<Running> {
     keeping_from(site, "")
 }
 
@@ -32,7 +32,7 @@ fn keeping_from(site: &Site, more: &str) -> Result<Running> {
 }
 
 /// Settings of a service that takes deltas, also from the control plane.
-fn following(site: &Site) -> Result<Settings> {
+pub(super) fn following(site: &Site) -> Result<Settings> {
     let own = settings(site)?;
     let socket = site.path("control.sock");
     let control = format!(
@@ -46,7 +46,7 @@ fn following(site: &Site) -> Result<Settings> {
 }
 
 /// Runs `rowmill delta publish`. Returns whether it ended well, and what it said.
-fn publish(site: &Site, file: &Path) -> Result<(bool, String)> {
+pub(super) fn publish(site: &Site, file: &Path) -> Result<(bool, String)> {
     let file = file.to_str().context("a path in UTF-8")?;
     let control = format!("unix:{}", site.path("control.sock").display());
     let words = ["delta", "publish", file, "--control", &control];
@@ -54,7 +54,7 @@ fn publish(site: &Site, file: &Path) -> Result<(bool, String)> {
     Ok((status.success(), said))
 }
 
-fn until_applied(service: &Service, sequence: u64) -> Result<()> {
+pub(super) fn until_applied(service: &Service, sequence: u64) -> Result<()> {
     let is_so = until(2 * patience(), || {
         applied(service).is_ok_and(|last| last >= sequence)
     });

@@ -14,6 +14,7 @@ mod cached_starts;
 mod cached_warm;
 mod capi;
 mod clients;
+mod clocks;
 mod control;
 mod deltas;
 mod deltas_control;

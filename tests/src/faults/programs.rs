@@ -3,6 +3,7 @@
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
@@ -14,6 +15,8 @@ pub const LEASH: &str = "--leash";
 #[derive(Clone, Debug)]
 pub struct Programs {
     folder: PathBuf,
+    /// Names and values that programs find in their environment, once they are set.
+    environment: Arc<OnceLock<Vec<(&'static str, PathBuf)>>>,
 }
 
 impl Programs {
@@ -38,7 +41,17 @@ impl Programs {
         }
         Ok(Programs {
             folder: folder.to_owned(),
+            environment: Arc::default(),
         })
+    }
+
+    /// Has all programs that are started from now on find these names and values in their environment.
+    ///
+    /// # Errors
+    /// Where that was done before.
+    pub(crate) fn set_environment(&self, with: Vec<(&'static str, PathBuf)>) -> Result<()> {
+        let outcome = self.environment.set(with);
+        outcome.map_err(|_| anyhow::anyhow!("the programs have an environment already"))
     }
 
     /// The path of `rowmilld`, `rowmill` or `faults`.
@@ -56,6 +69,7 @@ impl Programs {
         let owner = getpid().as_raw_nonzero().to_string();
         command.args([LEASH, &owner]).arg(self.path(name));
         command.env_remove("ROWMILL_LOG");
+        command.envs(self.environment.get().into_iter().flatten().cloned());
         command
     }
 }

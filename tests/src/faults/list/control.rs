@@ -1,7 +1,7 @@
 //! Control planes.
 
 use super::UNHARMED_BY_DISK;
-use crate::faults::{Fault, control};
+use crate::faults::{Fault, clocks, control};
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault::new(
@@ -45,5 +45,11 @@ pub(super) const FAULTS: &[Fault] = &[
         "OK; the last policy in force",
         UNHARMED_BY_DISK,
         control::restless,
+    ),
+    Fault::new(
+        "control-clocks",
+        "OK; generations switched, deltas applied",
+        UNHARMED_BY_DISK,
+        clocks::jump,
     ),
 ];
