@@ -180,8 +180,8 @@ impl Scene {
         let driver = Driver::new(service.connect("bench")?, schema, BAGS, DEPTH)?;
         let mut random = StdRng::seed_from_u64(1);
         let batches = (0..REQUESTS).map(|_| {
-            let ids =
-                (0..BAGS * BAG_LENGTH).map(|_| random.random_range(0..rows.count() / one_in) * one_in);
+            let ids = (0..BAGS * BAG_LENGTH)
+                .map(|_| random.random_range(0..rows.count() / one_in) * one_in);
             let mut batch = Batch::new(1)?;
             Query::new(BAGS, vec![(BAG_LENGTH, ids.collect())]).fill(&mut batch)?;
             Ok(batch)
