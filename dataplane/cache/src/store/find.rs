@@ -10,6 +10,8 @@ use super::tags::MISS;
 
 /// Hits that are drawn before the first of them is touched: some more lines than a core has on their way at once.
 const DRAWN: usize = 64;
+/// Where all are touched, hits that are on their way at once.
+const AHEAD: usize = 16;
 
 /// The places of a piece's rows, found in a turn and good while it lasts.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +77,16 @@ impl<'t> Found<'t> {
             }
         };
         if sample.every == 1 {
+            // Lines are asked for so many hits ahead: they may be far away, and a core begins few touches at once.
+            let slots = || self.places.iter().map(|&place| metas.get(place as usize));
+            for meta in slots().take(AHEAD).flatten() {
+                prefetch_line(meta);
+            }
+            let mut ahead = slots().skip(AHEAD);
             for (n, &place) in self.places.iter().enumerate() {
+                if let Some(Some(meta)) = ahead.next() {
+                    prefetch_line(meta);
+                }
                 // A miss is no slot.
                 if let Some(meta) = metas.get(place as usize) {
                     touch(n, meta);
