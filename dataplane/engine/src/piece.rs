@@ -93,10 +93,10 @@ pub(crate) fn next(
         let home = work.cached.homes.of(slot.side, feature.table);
         let is_cached = work.cached.worker.is_cached(home);
         let left = work.budget - made.bytes;
-        let most_ids = if is_cached {
-            work.cached.lookups(home)
-        } else {
-            u32::MAX
+        let most_ids = match is_cached {
+            true if slot.walk.parked > 0 => work.cached.lookups(home).min(parkable(left)),
+            true => work.cached.lookups(home),
+            false => u32::MAX,
         };
         let next = fitting(slot, feature, left, most_ids);
         let taken = if is_cached {
@@ -135,6 +135,13 @@ pub(crate) fn next(
 fn bytes(feature: &BoundFeature, piece: &Piece) -> u64 {
     u64::from(piece.ids) * feature.row_bytes
         + u64::from(piece.vectors) * feature.vector_bytes.max(64)
+}
+
+/// Ids to look up where bags of the run had to be parked: if all have to be, the budget is used up. What more is looked up would be
+/// looked up again in the next turn.
+fn parkable(budget: u64) -> u32 {
+    let ids = budget / PARKED_BYTES;
+    ids.clamp(1, u32::MAX.into()) as u32
 }
 
 /// The next bags of the current feature in the run, at least one, cut where `budget` or the ids are used up.
