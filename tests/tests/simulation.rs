@@ -3,7 +3,7 @@
 use rowmill_tests::sim::{Mistake, run};
 
 /// Seeds of an ordinary test run; `make sim SEEDS=n` runs others.
-const SEEDS: u64 = 100;
+const SEEDS: u64 = 200;
 
 #[test]
 fn all_rules_are_kept() {
