@@ -3,7 +3,8 @@
 //! Two clients offer the same load, a part of what the second's requests that miss can be done at. The first asks for rows that are in the
 //! cache. The second does, too, or a part of its rows was never asked for before: then a tenth of all rows that are asked for miss.
 //! What is told is the 99th percentile of the first's requests with the misses, beside what it is without them, of those rounds in which
-//! the machine was most its own: from when they were due, and of that the worker's part, from receipt to end. And beside what it is where nobody misses anything and this process reads as many pages of the same file:
+//! the machine was most its own: from when they were due, and of that the worker's part, from receipt to end. And beside what it is where
+//! nobody misses anything and this process reads as many pages of the same file:
 //! a disk's interrupts come to some CPU whoever it is that reads, and cost those who use it.
 
 use std::collections::HashMap;

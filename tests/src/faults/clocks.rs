@@ -18,7 +18,7 @@ use super::deltas_control::{following, keeping, publish, until_applied};
 use super::site::{Service, Site, patience, until};
 use super::watch::beside_an_innocent;
 
-/// Years that the clock jumps: ahead of all certificates and stamps, and to before everything here was made.
+/// Years that the clock is ahead and behind: beyond all stamps that programs keep. (What a clock does to certificates is another fault's.)
 const AHEAD: i64 = 40;
 const BACK: i64 = -40;
 const DAYS_A_YEAR: f64 = 365.2425;
@@ -92,7 +92,7 @@ pub(super) fn jump(site: &Site) -> Result<Verdict> {
     let deltas: Vec<PathBuf> = deltas.collect::<Result<_>>()?;
     let Some(clock) = Clock::new(site)? else {
         return Ok(Verdict::Skipped(
-            "needs libfaketime: install Debian's faketime (deploy/setup-tests.sh does)".into(),
+            "needs libfaketime: install Debian's libfaketime (deploy/setup-tests.sh does)".into(),
         ));
     };
     let mut running = keeping(site)?;
