@@ -57,6 +57,9 @@ const EARLY: u64 = 4;
 /// How much oftener.
 const EARLY_FACTOR: u64 = 8;
 
+/// Of how many classes ranks are computed by what was found of all of them at a time.
+const COMPARED_EACH: usize = 4;
+
 /// A row that was missed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Newcomer {
@@ -366,6 +369,10 @@ impl Policy {
         for _ in 0..CLASSES {
             if self.ranks_due > self.lookups {
                 return;
+            }
+            // What classes have in common changes no faster than what is known of each.
+            if self.next_class.is_multiple_of(COMPARED_EACH) {
+                self.model.compare_classes();
             }
             self.model.rank_class(self.next_class);
             self.next_class = (self.next_class + 1) % CLASSES;

@@ -24,8 +24,6 @@ const ASSUMED_USES: f64 = 4.0;
 /// power. 0 is nothing of it, 1 is all. Found by trying (bench/RESULTS.md). The more,
 /// the sooner rows are kept that all come again at an age that was never seen, and the longer those of a scan.
 const CARRIED_OVER: f64 = 0.3;
-/// A chance smaller than this that a row was not used yet ends the sum over bands.
-const NEGLIGIBLE: f64 = 1e-3;
 
 /// Uses and row-ticks by class and band.
 type Table = [[f64; BANDS]; CLASSES];
@@ -35,6 +33,8 @@ type Table = [[f64; BANDS]; CLASSES];
 pub(super) struct Model {
     uses: Table,
     row_ticks: Table,
+    /// Uses per row and tick of all classes together, as they were when this was last computed.
+    common: [f64; BANDS],
     /// Uses per row and tick: of a class, at a step of age.
     ranks: [[f32; STEPS]; CLASSES],
 }
@@ -44,8 +44,10 @@ impl Model {
         let mut model = Model {
             uses: [[0.0; BANDS]; CLASSES],
             row_ticks: [[0.0; BANDS]; CLASSES],
+            common: [0.0; BANDS],
             ranks: [[0.0; STEPS]; CLASSES],
         };
+        model.compare_classes();
         (0..CLASSES).for_each(|class| model.rank_class(class));
         model
     }
@@ -73,14 +75,16 @@ impl Model {
         self.ranks[word.class()][step(word.age(now))]
     }
 
-    /// Computes the ranks of a class anew: some thousand floating-point operations.
+    /// Computes anew what rows of all classes have in common, which the ranks of a class are drawn to: some thousand floating-point operations.
+    pub(super) fn compare_classes(&mut self) {
+        self.common = self.common_rates();
+    }
+
+    /// Computes the ranks of a class anew: half as many.
     pub(super) fn rank_class(&mut self, class: usize) {
-        let common = self.common_rates();
-        let mut rates = self.rates(class, &common);
+        let mut rates = self.rates(class);
         if let Some(below) = class.checked_sub(1) {
-            for (band, below) in self.rates(below, &common).into_iter().enumerate() {
-                rates[band] = rates[band].max(below * self.belief(class, band, below));
-            }
+            self.raise(class, &mut rates, &self.rates(below));
         }
         let at_band = best_rates(&rates);
         for (step, rank) in self.ranks[class].iter_mut().enumerate() {
@@ -89,8 +93,9 @@ impl Model {
     }
 
     /// Uses per row and tick of a class, by band, drawn to those of all classes together where there are few.
-    fn rates(&self, class: usize, common: &[f64; BANDS]) -> [f64; BANDS] {
+    fn rates(&self, class: usize) -> [f64; BANDS] {
         let (uses, row_ticks) = (&self.uses[class], &self.row_ticks[class]);
+        let common = &self.common;
         // How much more often rows of this class are used than others of their age.
         let found: f64 = uses.iter().sum();
         let expected: f64 = row_ticks.iter().zip(common).map(|(t, rate)| t * rate).sum();
@@ -98,15 +103,21 @@ impl Model {
         std::array::from_fn(|band| rate(uses[band], row_ticks[band], common[band] * factor))
     }
 
-    /// How far it may be that rows of a class are used at a rate in a band: 1 while none of them is known to have become older, and then
-    /// the part that there was of the uses that they should have had.
-    fn belief(&self, class: usize, band: usize, rate: f64) -> f64 {
-        let row_ticks = &self.row_ticks[class];
-        let older = (band + 1..BANDS).map(|band| row_ticks[band] / ticks(band));
-        let older = older.fold(0.0, f64::max);
-        let used = self.uses[class][band];
-        let expected = (used + older) * (1.0 - (-rate * ticks(band)).exp());
-        ((used + ASSUMED_USES) / (expected + ASSUMED_USES)).min(1.0)
+    /// Raises the rates of a class to those of the class below it, as far as these may be: whole while no row of the class is known to have
+    /// become older, and then by the part that there was of the uses that there should have been.
+    fn raise(&self, class: usize, rates: &mut [f64; BANDS], of_below: &[f64; BANDS]) {
+        let (uses, row_ticks) = (&self.uses[class], &self.row_ticks[class]);
+        // The most rows that are known of any older band.
+        let mut older: f64 = 0.0;
+        for band in (0..BANDS).rev() {
+            let rate = of_below[band];
+            if rate > rates[band] {
+                let expected = (uses[band] + older) * (1.0 - stays_unused(rate, band));
+                let belief = (uses[band] + ASSUMED_USES) / (expected + ASSUMED_USES);
+                rates[band] = rates[band].max(rate * belief.min(1.0));
+            }
+            older = older.max(row_ticks[band] / ticks(band));
+        }
     }
 
     /// Uses per row and tick of all classes together, by band. Where little is known of an age, it is taken to be used as much more or less
@@ -145,23 +156,64 @@ fn rate(uses: f64, row_ticks: f64, assumed: f64) -> f64 {
     (uses + ASSUMED_USES) / (row_ticks + ASSUMED_USES / assumed)
 }
 
-/// For each band, the best rate that keeping a row from then on to the end of some later band has.
-fn best_rates(rates: &[f64; BANDS]) -> [f64; BANDS] {
-    let stay_unused: [f64; BANDS] = std::array::from_fn(|band| (-rates[band] * ticks(band)).exp());
-    std::array::from_fn(|from| {
-        let (mut uses, mut time, mut unused, mut best) = (0.0, 0.0, 1.0, 0.0f64);
-        for (rate, stays_unused) in rates.iter().zip(stay_unused).skip(from) {
-            let used = unused * (1.0 - stays_unused);
-            uses += used;
-            time += used / rate;
-            unused *= stays_unused;
-            best = best.max(uses / time);
-            if unused < NEGLIGIBLE {
-                break;
-            }
+/// The chance that a row used at this rate is not used within a band.
+fn stays_unused(rate: f64, band: usize) -> f64 {
+    (-rate * ticks(band)).exp()
+}
+
+/// Some bands in turn, for a row that begins the first of them.
+#[derive(Clone, Copy, Default)]
+struct Span {
+    /// Uses expected until its next use or the end, and the time expected until then.
+    uses: f64,
+    time: f64,
+    /// The chance that it is not used.
+    unused: f64,
+}
+
+impl Span {
+    fn of_band(rate: f64, band: usize) -> Span {
+        let unused = stays_unused(rate, band);
+        let uses = 1.0 - unused;
+        let time = uses / rate;
+        Span { uses, time, unused }
+    }
+
+    /// The two, one behind the other.
+    fn then(self, next: Span) -> Span {
+        Span {
+            uses: self.uses + self.unused * next.uses,
+            time: self.time + self.unused * next.time,
+            unused: self.unused * next.unused,
         }
-        best
-    })
+    }
+
+    fn is_better_than(self, other: Span) -> bool {
+        self.uses * other.time > other.uses * self.time
+    }
+}
+
+/// For each band, the best rate that keeping a row from then on to the end of some later band has.
+///
+/// A row is kept through a span that is better than the one before it, if it is kept through that. So the spans behind a band, each better
+/// than those behind it, are those that it is extended by, while they are better than what it is by then: the upper hull of uses by time (Andrew, "Another
+/// efficient algorithm for convex hulls in two dimensions", 1979).
+fn best_rates(rates: &[f64; BANDS]) -> [f64; BANDS] {
+    let (mut spans, mut count) = ([Span::default(); BANDS], 0);
+    let mut best = [0.0; BANDS];
+    for band in (0..BANDS).rev() {
+        let mut span = Span::of_band(rates[band], band);
+        while let Some(next) = spans[..count].last()
+            && next.is_better_than(span)
+        {
+            span = span.then(*next);
+            count -= 1;
+        }
+        best[band] = span.uses / span.time;
+        spans[count] = span;
+        count += 1;
+    }
+    best
 }
 
 /// The value at a step of age: in the middle of bands what it is there, between them in between.
@@ -187,7 +239,7 @@ mod tests {
             model.seen(3, band, 1e5);
             model.reused(3, band, 1e5 * rate(band));
         }
-        model.rank_class(3);
+        rank(&mut model, 3);
         model
     }
 
@@ -200,8 +252,14 @@ mod tests {
         }
     }
 
-    fn rank(model: &Model, age: u64) -> f64 {
+    fn rank_of_three(model: &Model, age: u64) -> f64 {
         model.rank(Word::from_bits(3 << 12), Tick::new(age)).into()
+    }
+
+    /// Computes the ranks of a class from all that is known.
+    fn rank(model: &mut Model, class: usize) {
+        model.compare_classes();
+        model.rank_class(class);
     }
 
     #[test]
@@ -209,7 +267,7 @@ mod tests {
         for rate in [0.001, 0.02, 0.3] {
             let model = model(|_| rate);
             for age in [0, 1, 7, 100, 4095] {
-                let found = rank(&model, age);
+                let found = rank_of_three(&model, age);
                 assert!(
                     (found / rate - 1.0).abs() < 0.05,
                     "{found} of {rate} at {age}"
@@ -223,20 +281,20 @@ mod tests {
         let falling = |band| 0.13 / middle(band);
         let model = model(falling);
         for band in 1..BANDS - 1 {
-            let found = rank(&model, middle(band) as u64);
+            let found = rank_of_three(&model, middle(band) as u64);
             let expected = falling(band);
             assert!(
                 (0.8..1.3).contains(&(found / expected)),
                 "{found}, {expected}"
             );
         }
-        assert!((0..4095).all(|age| rank(&model, age) >= rank(&model, age + 1)));
+        assert!((0..4095).all(|age| rank_of_three(&model, age) >= rank_of_three(&model, age + 1)));
     }
 
     #[test]
     fn rows_that_come_again_after_a_while_are_worth_waiting_for() {
         let model = model(after_a_while);
-        let now = |age| rank(&model, age);
+        let now = |age| rank_of_three(&model, age);
         assert!(now(0) > 50.0 * 1e-4, "{}", now(0));
         assert!(now(40) > now(0) && now(96) > now(40));
         assert!(now(300) < now(0) / 10.0);
@@ -279,7 +337,7 @@ mod tests {
         let of_class = |model: &Model, class: u16, age| {
             f64::from(model.rank(Word::from_bits(class << 12), Tick::new(age)))
         };
-        model.rank_class(4);
+        rank(&mut model, 4);
         for age in [0, 40, 96] {
             let (fewer, more) = (of_class(&model, 3, age), of_class(&model, 4, age));
             assert!(more >= fewer * 0.99, "{more}, {fewer} at {age}");
@@ -291,7 +349,7 @@ mod tests {
         // The same, and rows of class 4 got through the band in which they should have been used.
         let mut model = model(after_a_while);
         (0..=15).for_each(|band| model.seen(4, band, 1e5));
-        model.rank_class(4);
+        rank(&mut model, 4);
         for age in [0, 40, 96] {
             let of_class =
                 |class: u16| f64::from(model.rank(Word::from_bits(class << 12), Tick::new(age)));
@@ -335,11 +393,11 @@ mod tests {
         let mut model = model(|_| 0.01);
         model.seen(9, 3, 1e4);
         model.reused(9, 3, 1000.0);
-        model.rank_class(9);
+        rank(&mut model, 9);
         let of_nine = |model: &Model, age| model.rank(Word::from_bits(9 << 12), Tick::new(age));
         assert!(of_nine(&model, 5) > 0.05 && of_nine(&model, 200) > 0.05);
         model.fade(0.0);
-        model.rank_class(9);
+        rank(&mut model, 9);
         assert!(of_nine(&model, 200) < 0.01);
     }
 }
