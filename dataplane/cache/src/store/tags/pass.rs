@@ -356,17 +356,21 @@ impl<P: Probe, S: Sets> Pass<'_, P, S> {
         }
     }
 
-    /// Draws rows one by one.
+    /// Draws rows of a group one by one.
     #[cold]
     #[inline(never)]
     fn draw_each(&self, rows: &[u32], sets: &[u32], first: usize, drawn: &mut Drawn) {
-        for (i, (&row, &set)) in rows.iter().zip(sets).enumerate() {
-            if set >= self.drawn_below {
-                continue;
-            }
+        // Few are: which they may be is seen without a branch, four instructions a row.
+        let mut bits = 0_u64;
+        for (i, &set) in sets[..rows.len()].iter().enumerate() {
+            bits |= u64::from(set < self.drawn_below) << i;
+        }
+        while bits != 0 {
+            let i = bits.trailing_zeros() as usize;
+            bits &= bits.wrapping_sub(1);
+            let (row, position) = (rows[i], (first + i) as u32);
             let place = self.sets.place(row);
             if place < drawn.threshold() {
-                let position = (first + i) as u32;
                 drawn.push(DrawnRow {
                     position,
                     row,
