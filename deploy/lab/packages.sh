@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# packages.sh GROUP...: installs what the lab needs on the host, where it is missing. Kernels are not among it:
+# packages.sh GROUP...: installs what the lab and `make targets` need on the host, where it is missing. Kernels are not among it:
 # their packages are only unpacked, in the cache.
 set -euo pipefail
 
@@ -7,6 +7,7 @@ wanted=()
 for group in "$@"; do
     case $group in
     python) wanted+=(python3) ;;
+    bench) wanted+=(fio valgrind) ;; # what the file tier is compared with, and what counts instructions
     rdma) wanted+=(rdma-core ibverbs-providers ibverbs-utils perftest rdmacm-utils iproute2 iputils-ping strace) ;;
     qemu) wanted+=(qemu-system-x86 busybox-static cpio kmod) ;;
     uml) wanted+=(busybox-static gcc libc6-dev make flex bison bc xz-utils) ;;
