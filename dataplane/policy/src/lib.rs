@@ -57,9 +57,6 @@ const EARLY: u64 = 4;
 /// How much oftener.
 const EARLY_FACTOR: u64 = 8;
 
-/// Of how many classes ranks are computed by what was found of all of them at a time.
-const COMPARED_EACH: usize = 4;
-
 /// A row that was missed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Newcomer {
@@ -366,21 +363,19 @@ impl Policy {
 
     /// Computes the ranks of the classes whose turn it is: of each once in as many lookups as there are slots.
     fn rank(&mut self) {
-        for _ in 0..CLASSES {
-            if self.ranks_due > self.lookups {
-                return;
-            }
-            // What classes have in common changes no faster than what is known of each.
-            if self.next_class.is_multiple_of(COMPARED_EACH) {
-                self.model.compare_classes();
-            }
-            self.model.rank_class(self.next_class);
-            self.next_class = (self.next_class + 1) % CLASSES;
+        let (first, mut count) = (self.next_class, 0);
+        while count < CLASSES && self.ranks_due <= self.lookups {
+            count += 1;
             let early = self.lookups < EARLY * self.slots;
             let oftener = if early { EARLY_FACTOR } else { 1 };
             self.ranks_due += (self.slots / CLASSES as u64 / oftener).max(1);
         }
-        self.ranks_due = self.lookups + 1;
+        if count == CLASSES {
+            self.ranks_due = self.lookups + 1;
+        }
+        self.next_class = (first + count) % CLASSES;
+        let classes = (first..first + count).map(|class| class % CLASSES);
+        self.model.rank_classes(classes);
     }
 }
 

@@ -33,8 +33,6 @@ type Table = [[f64; BANDS]; CLASSES];
 pub(super) struct Model {
     uses: Table,
     row_ticks: Table,
-    /// Uses per row and tick of all classes together, as they were when this was last computed.
-    common: [f64; BANDS],
     /// Uses per row and tick: of a class, at a step of age.
     ranks: [[f32; STEPS]; CLASSES],
 }
@@ -44,11 +42,9 @@ impl Model {
         let mut model = Model {
             uses: [[0.0; BANDS]; CLASSES],
             row_ticks: [[0.0; BANDS]; CLASSES],
-            common: [0.0; BANDS],
             ranks: [[0.0; STEPS]; CLASSES],
         };
-        model.compare_classes();
-        (0..CLASSES).for_each(|class| model.rank_class(class));
+        model.rank_classes(0..CLASSES);
         model
     }
 
@@ -75,16 +71,21 @@ impl Model {
         self.ranks[word.class()][step(word.age(now))]
     }
 
-    /// Computes anew what rows of all classes have in common, which the ranks of a class are drawn to: some thousand floating-point operations.
-    pub(super) fn compare_classes(&mut self) {
-        self.common = self.common_rates();
+    /// Computes the ranks of classes anew: some thousand floating-point operations, and half as many for each of them.
+    pub(super) fn rank_classes(&mut self, mut classes: impl Iterator<Item = usize>) {
+        let Some(first) = classes.next() else {
+            return;
+        };
+        let common = self.common_rates();
+        for class in std::iter::once(first).chain(classes) {
+            self.rank_class(class, &common);
+        }
     }
 
-    /// Computes the ranks of a class anew: half as many.
-    pub(super) fn rank_class(&mut self, class: usize) {
-        let mut rates = self.rates(class);
+    fn rank_class(&mut self, class: usize, common: &[f64; BANDS]) {
+        let mut rates = self.rates(class, common);
         if let Some(below) = class.checked_sub(1) {
-            self.raise(class, &mut rates, &self.rates(below));
+            self.raise(class, &mut rates, &self.rates(below, common));
         }
         let at_band = best_rates(&rates);
         for (step, rank) in self.ranks[class].iter_mut().enumerate() {
@@ -93,9 +94,8 @@ impl Model {
     }
 
     /// Uses per row and tick of a class, by band, drawn to those of all classes together where there are few.
-    fn rates(&self, class: usize) -> [f64; BANDS] {
+    fn rates(&self, class: usize, common: &[f64; BANDS]) -> [f64; BANDS] {
         let (uses, row_ticks) = (&self.uses[class], &self.row_ticks[class]);
-        let common = &self.common;
         // How much more often rows of this class are used than others of their age.
         let found: f64 = uses.iter().sum();
         let expected: f64 = row_ticks.iter().zip(common).map(|(t, rate)| t * rate).sum();
@@ -239,7 +239,7 @@ mod tests {
             model.seen(3, band, 1e5);
             model.reused(3, band, 1e5 * rate(band));
         }
-        rank(&mut model, 3);
+        model.rank_classes([3].into_iter());
         model
     }
 
@@ -252,14 +252,8 @@ mod tests {
         }
     }
 
-    fn rank_of_three(model: &Model, age: u64) -> f64 {
+    fn rank(model: &Model, age: u64) -> f64 {
         model.rank(Word::from_bits(3 << 12), Tick::new(age)).into()
-    }
-
-    /// Computes the ranks of a class from all that is known.
-    fn rank(model: &mut Model, class: usize) {
-        model.compare_classes();
-        model.rank_class(class);
     }
 
     #[test]
@@ -267,7 +261,7 @@ mod tests {
         for rate in [0.001, 0.02, 0.3] {
             let model = model(|_| rate);
             for age in [0, 1, 7, 100, 4095] {
-                let found = rank_of_three(&model, age);
+                let found = rank(&model, age);
                 assert!(
                     (found / rate - 1.0).abs() < 0.05,
                     "{found} of {rate} at {age}"
@@ -281,20 +275,20 @@ mod tests {
         let falling = |band| 0.13 / middle(band);
         let model = model(falling);
         for band in 1..BANDS - 1 {
-            let found = rank_of_three(&model, middle(band) as u64);
+            let found = rank(&model, middle(band) as u64);
             let expected = falling(band);
             assert!(
                 (0.8..1.3).contains(&(found / expected)),
                 "{found}, {expected}"
             );
         }
-        assert!((0..4095).all(|age| rank_of_three(&model, age) >= rank_of_three(&model, age + 1)));
+        assert!((0..4095).all(|age| rank(&model, age) >= rank(&model, age + 1)));
     }
 
     #[test]
     fn rows_that_come_again_after_a_while_are_worth_waiting_for() {
         let model = model(after_a_while);
-        let now = |age| rank_of_three(&model, age);
+        let now = |age| rank(&model, age);
         assert!(now(0) > 50.0 * 1e-4, "{}", now(0));
         assert!(now(40) > now(0) && now(96) > now(40));
         assert!(now(300) < now(0) / 10.0);
@@ -329,6 +323,33 @@ mod tests {
         }
     }
 
+    /// What [`best_rates`] means: of all bands to end with, the one with the best rate.
+    fn best_rate_of_all_ends(rates: &[f64; BANDS], from: usize) -> f64 {
+        let mut span = Span {
+            unused: 1.0,
+            ..Span::default()
+        };
+        let ends = (from..BANDS).map(|band| {
+            span = span.then(Span::of_band(rates[band], band));
+            span.uses / span.time
+        });
+        ends.fold(0.0, f64::max)
+    }
+
+    #[test]
+    fn no_end_is_better_than_that_of_the_hull() {
+        let mut random = fastrand::Rng::with_seed(5);
+        for _ in 0..1000 {
+            // From rates that hardly differ to some of which a band has no use, or all.
+            let spread = 12.0 * random.f64();
+            let rates = std::array::from_fn(|_| (spread * (random.f64() - 0.8)).exp());
+            for (from, found) in best_rates(&rates).into_iter().enumerate() {
+                let expected = best_rate_of_all_ends(&rates, from);
+                assert!((found / expected - 1.0).abs() < 1e-9, "{from}: {rates:?}");
+            }
+        }
+    }
+
     #[test]
     fn rows_are_worth_no_less_for_another_use() {
         // Rows of class 3 were used after 64 to 128 ticks. Of class 4 it was seen only that they were not used before.
@@ -337,7 +358,7 @@ mod tests {
         let of_class = |model: &Model, class: u16, age| {
             f64::from(model.rank(Word::from_bits(class << 12), Tick::new(age)))
         };
-        rank(&mut model, 4);
+        model.rank_classes([4].into_iter());
         for age in [0, 40, 96] {
             let (fewer, more) = (of_class(&model, 3, age), of_class(&model, 4, age));
             assert!(more >= fewer * 0.99, "{more}, {fewer} at {age}");
@@ -349,7 +370,7 @@ mod tests {
         // The same, and rows of class 4 got through the band in which they should have been used.
         let mut model = model(after_a_while);
         (0..=15).for_each(|band| model.seen(4, band, 1e5));
-        rank(&mut model, 4);
+        model.rank_classes([4].into_iter());
         for age in [0, 40, 96] {
             let of_class =
                 |class: u16| f64::from(model.rank(Word::from_bits(class << 12), Tick::new(age)));
@@ -393,11 +414,11 @@ mod tests {
         let mut model = model(|_| 0.01);
         model.seen(9, 3, 1e4);
         model.reused(9, 3, 1000.0);
-        rank(&mut model, 9);
+        model.rank_classes([9].into_iter());
         let of_nine = |model: &Model, age| model.rank(Word::from_bits(9 << 12), Tick::new(age));
         assert!(of_nine(&model, 5) > 0.05 && of_nine(&model, 200) > 0.05);
         model.fade(0.0);
-        rank(&mut model, 9);
+        model.rank_classes([9].into_iter());
         assert!(of_nine(&model, 200) < 0.01);
     }
 }
