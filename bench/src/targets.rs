@@ -55,9 +55,7 @@ pub(crate) fn run(json: bool) -> Result<ExitCode> {
     let targets = committed()?;
     let mut measured = Measured::new();
     let mut unmeasured: Vec<String> = Vec::new();
-    let mut suites: Vec<&str> = targets.target.iter().map(|t| t.suite.as_str()).collect();
-    suites.dedup();
-    for suite in suites {
+    for suite in suites(&targets.target) {
         let lines = match suite {
             // It has two halves, on machines that the lab makes.
             "rdma" => in_the_lab(&mut unmeasured),
@@ -111,6 +109,17 @@ pub(crate) fn run(json: bool) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The suites that are named, each once.
+fn suites(targets: &[Target]) -> Vec<&str> {
+    let mut suites: Vec<&str> = Vec::new();
+    for target in targets {
+        if !suites.contains(&target.suite.as_str()) {
+            suites.push(&target.suite);
+        }
+    }
+    suites
 }
 
 /// What was measured, by suite, case and metric.
@@ -247,6 +256,22 @@ mod tests {
                 .target
                 .iter()
                 .all(|t| ["ratio", "value"].contains(&t.figure.as_str()))
+        );
+    }
+
+    #[test]
+    fn each_suite_is_run_once() {
+        let targets = committed().expect("targets.toml");
+        let mut suites = suites(&targets.target);
+        let count = suites.len();
+        suites.sort_unstable();
+        suites.dedup();
+        assert_eq!(suites.len(), count);
+        assert!(
+            targets
+                .target
+                .iter()
+                .all(|t| suites.contains(&t.suite.as_str()))
         );
     }
 }
