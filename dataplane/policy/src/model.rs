@@ -175,7 +175,8 @@ impl Span {
     fn of_band(rate: f64, band: usize) -> Span {
         let unused = stays_unused(rate, band);
         let uses = 1.0 - unused;
-        let time = uses / rate;
+        // Of a rate so small that no use is expected it would be 0 / 0.
+        let time = if uses > 0.0 { uses / rate } else { ticks(band) };
         Span { uses, time, unused }
     }
 
@@ -347,6 +348,19 @@ mod tests {
                 let expected = best_rate_of_all_ends(&rates, from);
                 assert!((found / expected - 1.0).abs() < 1e-9, "{from}: {rates:?}");
             }
+        }
+    }
+
+    #[test]
+    fn bands_in_which_no_use_is_expected_hide_none_behind_them() {
+        let mut rates = [0.01; BANDS];
+        (rates[0], rates[7]) = (1e-17, 0.0);
+        for (from, found) in best_rates(&rates).into_iter().enumerate() {
+            let expected = best_rate_of_all_ends(&rates, from);
+            assert!(
+                found > 1e-3 && (found / expected - 1.0).abs() < 1e-9,
+                "{from}: {found}"
+            );
         }
     }
 

@@ -20,8 +20,10 @@ const SETTLING_NS: u64 = 10 * TURN_NS;
 const FILLED: f64 = 0.9;
 /// A table with fewer lookups a second gains nothing, whatever its hits by size may be.
 const IDLE: f64 = 1.0;
+/// Slots of a set, of which a share has as many for each worker.
+const SET_SLOTS: u64 = 16;
 /// Slots that a table has for each worker in any case: four sets.
-const FLOOR_SLOTS: u64 = 64;
+const FLOOR_SLOTS: u64 = 4 * SET_SLOTS;
 /// And this part of an equal share.
 const FLOOR_PART: u64 = 100;
 /// A share that the dataplane could not make is not wanted again for so long.
@@ -50,7 +52,7 @@ pub(super) fn divide_anew(
             )
         })
         .collect();
-    let hurry = dataplane.hurries(now_ns);
+    let (hurry, workers) = (dataplane.hurries(now_ns), dataplane.report.workers);
     match decide(dataplane.report.arena_bytes, &candidates, hurry) {
         Verdict::Stay(why) => dataplane.state = why,
         Verdict::Move(shift) => {
@@ -62,7 +64,7 @@ pub(super) fn divide_anew(
             );
             for (at, rows) in shift.rows {
                 let holding = dataplane.tables.get_mut(&names[at]).expect("it was named");
-                holding.move_to(now_ns, rows, &candidates[at]);
+                holding.move_to(now_ns, rows, workers, &candidates[at]);
             }
         }
     }
@@ -93,7 +95,7 @@ fn candidate(
     Candidate {
         lookups: holding.lookups.unwrap_or(0.0),
         row_bytes: seen.slot_bytes,
-        present: holding.present_bytes() / seen.slot_bytes,
+        present: holding.present_bytes(dataplane.report.workers) / seen.slot_bytes,
         bounds: least.min(most)..=most,
         curve: match holding.lookups {
             Some(lookups) if lookups < IDLE => Some(Curve::new([])),
@@ -138,6 +140,7 @@ impl Dataplane {
     /// It has done what it could of its policy: shares that it could not make are not wanted any more, and for some time no others of those
     /// tables.
     pub(super) fn take_refusals(&mut self, now_ns: u64) {
+        let workers = self.report.workers;
         let Some(applied) = &self.report.policy else {
             return;
         };
@@ -148,7 +151,7 @@ impl Dataplane {
             // A share that differs without a sentence is what its sets make of it.
             let mut refused = applied.refused.iter();
             let refused = refused.find(|sentence| sentence.starts_with(&format!("table {name}:")));
-            if let Some(sentence) = refused.filter(|_| !holding.has_nearly(wanted)) {
+            if let Some(sentence) = refused.filter(|_| !holding.has_nearly(wanted, workers)) {
                 holding.wanted_bytes = Some(holding.seen.cache_bytes);
                 holding.refused_until_ns = now_ns.saturating_add(REFUSED_NS);
                 holding.remember(Move {
@@ -211,13 +214,18 @@ impl Holding {
     }
 
     /// Its share: what is wanted, where the dataplane's sets make only a little less of it.
-    fn present_bytes(&self) -> u64 {
-        let near = self.wanted_bytes.filter(|&wanted| self.has_nearly(wanted));
+    fn present_bytes(&self, workers: u32) -> u64 {
+        let near = self
+            .wanted_bytes
+            .filter(|&wanted| self.has_nearly(wanted, workers));
         near.unwrap_or(self.seen.cache_bytes)
     }
 
-    fn has_nearly(&self, wanted: u64) -> bool {
-        16 * self.seen.cache_bytes.abs_diff(wanted) < wanted
+    /// Less than a set for each worker is missing, or a sixteenth. Of a small share a set is more than that.
+    fn has_nearly(&self, wanted: u64, workers: u32) -> bool {
+        let missing = self.seen.cache_bytes.abs_diff(wanted);
+        let sets = u128::from(SET_SLOTS) * u128::from(workers) * u128::from(self.seen.slot_bytes);
+        u128::from(missing) < sets.max(u128::from(wanted / 16))
     }
 
     fn remember(&mut self, moved: Move) {
@@ -228,8 +236,8 @@ impl Holding {
     }
 
     /// It is to have another share.
-    fn move_to(&mut self, now_ns: u64, rows: u64, as_seen: &Candidate) {
-        let (from_bytes, to_bytes) = (self.present_bytes(), rows * self.seen.slot_bytes);
+    fn move_to(&mut self, now_ns: u64, rows: u64, workers: u32, as_seen: &Candidate) {
+        let (from_bytes, to_bytes) = (self.present_bytes(workers), rows * self.seen.slot_bytes);
         let before = as_seen
             .curve
             .as_ref()

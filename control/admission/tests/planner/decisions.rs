@@ -462,6 +462,31 @@ fn settings_are_followed_and_explained() {
 }
 
 #[test]
+fn a_small_share_that_is_no_whole_sets_is_left_alone() {
+    let mut world = World::new(vec![dataplane("x", 3)]);
+    // The dataplane makes 80 of these 90, five sets.
+    let fixed = format!(r#"{{"min_bytes":{0},"max_bytes":{0}}}"#, 90 * ROW_BYTES);
+    world.tell(Event::Settings {
+        model: "m".into(),
+        table: "b".into(),
+        settings: settings(&fixed),
+    });
+    // Once it has that share, of which at most a part is given up at a time, nothing is moved any more.
+    let mut seconds = 0;
+    while world.dataplanes[0].rows("b") != 80 {
+        world.run(1);
+        seconds += 1;
+        assert!(seconds < 60, "{}", world.dataplanes[0].rows("b"));
+    }
+    world.run(20);
+    let tables = world.planner.tables(world.now_ns);
+    let mut shares = tables.into_iter().flat_map(|table| table.shares);
+    let share = shares.find(|share| share.table == "b").unwrap();
+    let latest = share.moves.last().unwrap();
+    assert!(latest.s_ago >= 20, "{:?}", share.moves);
+}
+
+#[test]
 fn a_dataplane_that_can_not_do_it_is_told_of() {
     let mut world = World::new(vec![dataplane("x", 3)]);
     world.run(3);
