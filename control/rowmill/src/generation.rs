@@ -124,8 +124,34 @@ impl GenerationCommand {
         if change["state"] != "done" {
             bail!("everything is as it was: {detail}");
         }
+        // Without the page it is done all the same.
+        let page = fetch(admin).and_then(|text| parse(admin, &text));
+        if let Some(note) = page.ok().as_ref().and_then(taken_back) {
+            eprintln!("note: {note}");
+        }
         print(&format!("{detail}\n"))
     }
+}
+
+/// What a control plane makes of a change that it was not asked for.
+fn taken_back(page: &Value) -> Option<String> {
+    let control = &page["control"];
+    let newest = control["generations"]["newest"].as_u64()?;
+    let held = control["generations"]["held"].as_array()?;
+    let others = held.iter().filter_map(Value::as_u64);
+    let others: Vec<String> = others
+        .filter(|&number| number != newest)
+        .map(|number| number.to_string())
+        .collect();
+    let beside = match others.is_empty() {
+        true => "none".into(),
+        false => others.join(", "),
+    };
+    Some(format!(
+        "the control plane at {} has generation {newest} served here and {beside} held beside it, and what differs is taken back: ask for the \
+         change with --model to have it at all dataplanes of the model",
+        shown(control["address"].as_str().unwrap_or_default())
+    ))
 }
 
 /// What names a generation in a request.
@@ -234,6 +260,22 @@ mod tests {
 
     fn begun() -> String {
         "HTTP/1.1 202 Accepted\r\n\r\n{\"change\": 4}".into()
+    }
+
+    #[test]
+    fn what_a_control_plane_takes_back_is_told() {
+        let mut page = json!({"control": {
+            "address": "unix:/run/c.sock",
+            "generations": {"held": [2, 1], "newest": 2},
+        }});
+        let note = taken_back(&page).expect("it is told");
+        assert!(
+            note.contains("unix:/run/c.sock has generation 2 served here and 1 held"),
+            "{note}"
+        );
+        page["control"]["generations"] = Value::Null;
+        assert_eq!(taken_back(&page), None);
+        assert_eq!(taken_back(&json!({})), None);
     }
 
     #[test]

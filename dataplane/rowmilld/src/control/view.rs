@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
-use rowmill_link::{Applied, Order, Policy};
+use rowmill_link::{Applied, GenerationsPolicy, Order, Policy};
 use serde_json::{Value, json};
 
 use super::follow::{Follower, Offer};
@@ -29,6 +29,8 @@ struct Stand {
     /// The last thing that went wrong, and whether that is over.
     error: Option<String>,
     follower: Follower,
+    /// The generations that the policy that is followed wants held, if it wants some.
+    generations: Option<GenerationsPolicy>,
     /// A policy that is to be obeyed, and nobody has begun to.
     untaken: Option<Policy>,
     /// Whether all shares of the policy that is followed are as it says, or can't be.
@@ -92,6 +94,7 @@ impl ControlView {
         match &offer {
             Offer::Taken => {
                 stand.counts.policies += 1;
+                stand.generations.clone_from(&policy.generations);
                 (stand.untaken, stand.other) = (Some(policy), None);
                 stand.refused.clear();
                 stand.is_done = false;
@@ -211,6 +214,7 @@ impl ControlView {
             "connected": stand.is_connected,
             "for_s": stand.since.map(|since| since.elapsed().as_secs()),
             "followed": followed,
+            "generations": stand.generations,
             "refused": stand.refused,
             "other": stand.other,
             "last_error": stand.error,
