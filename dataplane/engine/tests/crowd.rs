@@ -167,6 +167,36 @@ fn while_a_bag_waits_the_others_of_its_run_are_pooled() {
 }
 
 #[test]
+fn while_a_bag_waits_the_slices_of_the_others_are_written() {
+    let model = Model::mixed();
+    let mut engine = engine_with(&model, LIMITS, FETCH, 3, |_| Fate::Never);
+    let mut memory = memory_for(&model, 8, vec![]);
+    let mut first = vec![vec![]; 8];
+    first[0] = vec![1];
+    let mut batch = of_first(first);
+    batch.features[1] = vec![vec![3, 4, 5]; 8];
+    batch.features[2] = vec![vec![7]; 8];
+    submit(&mut engine, &mut memory, 0, 0, &batch);
+    while engine.turn(0, &mut memory) != Turn::Blocked {}
+    let wanted = model.oracle(&batch);
+    let without = model.oracle_without(&batch, |row| row == 1);
+    let differs = |at: &usize| wanted[*at] != without[*at];
+    let mut of_waiting = (0..wanted.len()).filter(differs);
+    let (from, to) = (of_waiting.next(), of_waiting.next_back());
+    let slice = from.expect("some")..=to.expect("more");
+    assert!(
+        slice.clone().count() > 16 * 3,
+        "16 values, of which a byte may be alike"
+    );
+    let target = &memory.regions[&(0, common::TARGET)];
+    let mut written = target[..wanted.len()].to_vec();
+    let waiting = &mut written[slice.clone()];
+    assert!(waiting.iter().all(|&byte| byte == common::UNTOUCHED));
+    waiting.copy_from_slice(&wanted[slice]);
+    common::assert_bytes(&model, &written, &wanted);
+}
+
+#[test]
 fn who_needs_little_does_not_wait_for_those_who_need_much() {
     let model = Model::mixed();
     let limits = Limits {

@@ -33,7 +33,7 @@ pub(super) const PAGE_ROWS: u32 = 64;
 /// Bytes of a share for 32 rows a worker, the least there is: a row, its tag, its number and its meta word.
 pub(super) const LEAST_SHARE: u32 = 64 * (4 * DIM as u32 + 8);
 /// Most rows of a request.
-const MAX_ROWS: usize = 2048;
+pub(super) const MAX_ROWS: usize = 2048;
 
 /// Settings where three tables are cached, [`COLD`] in the least share, so that next to all of its rows come from its file.
 ///

@@ -8,7 +8,9 @@ use anyhow::{Context, Result, ensure};
 use rowmill_table::MANIFEST_FILE;
 
 use super::Verdict;
-use super::cached::{Asker, COLD, LEAST_SHARE, PATIENT, figure, settings};
+use super::cached::{
+    Asker, COLD, COLD_ROWS, LEAST_SHARE, MAX_ROWS, PATIENT, figure, is_counted, settings,
+};
 use super::site::{Settings, Site, patience, until};
 
 /// How long a program may take to refuse what it can see without reading rows.
@@ -158,8 +160,8 @@ pub(super) fn figures(site: &Site) -> Result<Verdict> {
         asker.is_answered(&few)?;
     }
     let lookups = ROUNDS * 16;
-    let is_counted = || figure(&service, "lookups").is_ok_and(|count| count == lookups);
-    until(patience(), is_counted).with_context(|| {
+    let all_are_counted = || figure(&service, "lookups").is_ok_and(|count| count == lookups);
+    until(patience(), all_are_counted).with_context(|| {
         format!(
             "{:?} lookups instead of {lookups}",
             figure(&service, "lookups")
@@ -207,7 +209,39 @@ pub(super) fn figures(site: &Site) -> Result<Verdict> {
         .split_once("cached tables, a second")
         .with_context(|| said.clone())?;
     ensure!(cached.contains(COLD), "no `{COLD}` in:\n{said}");
+    // More rows than there is room for, and again: some come, for which others leave, and some are not let in.
+    let all: Vec<u32> = (0..COLD_ROWS).collect();
+    for _ in 0..2 {
+        for some in all.chunks(MAX_ROWS) {
+            asker.is_answered(some)?;
+        }
+    }
+    let passing = ["admitted", "evicted", "not_admitted"];
+    for name in passing {
+        is_counted(&service, name, 1)?;
+    }
+    let are_alike = || {
+        let metrics = service.ask(b"GET /metrics HTTP/1.1\r\n\r\n");
+        let metrics = metrics.unwrap_or_default();
+        passing.iter().all(|name| {
+            let Ok(count) = figure(&service, name) else {
+                return false;
+            };
+            metrics.contains(&format!(
+                "rowmill_cache_{name}_total{{table=\"{COLD}\"}} {count}\n"
+            ))
+        })
+    };
+    until(patience(), are_alike).context("rows that come and go are not the same on both pages")?;
+    let fetches = service.ask(b"GET /metrics HTTP/1.1\r\n\r\n")?;
+    ensure!(
+        fetches.contains("rowmill_fetch_seconds_count"),
+        "no times of fetches in:\n{fetches}"
+    );
     Ok(Verdict::Pass(format!(
-        "{hits} hits and {misses} misses of {lookups}"
+        "{hits} hits and {misses} misses of {lookups}; {} rows came, {} left, {} were not let in",
+        figure(&service, "admitted")?,
+        figure(&service, "evicted")?,
+        figure(&service, "not_admitted")?
     )))
 }
