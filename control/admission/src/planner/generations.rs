@@ -203,10 +203,16 @@ impl Planner {
         wanted.without = left_out.iter().map(|of| of.name.into()).collect();
         unheard = others;
         let is_stuck = dataplanes.values().any(|of| refusals(of).next().is_some());
+        // What has failed is told a moment before it is refused, and is to be tried again as well.
+        let lacks = |number| {
+            let mut held = dataplanes.values().map(|of| &of.report.generations);
+            held.any(|held| !held.contains(&number))
+        };
         let (newest, is_held) = (wanted.newest, |number| wanted.held.contains(&number));
         match wish {
             GenerationWish::Load(number) if is_held(number) => {
-                wanted.tries = wanted.tries.wrapping_add(is_stuck.into());
+                let again = is_stuck || lacks(number);
+                wanted.tries = wanted.tries.wrapping_add(again.into());
             }
             GenerationWish::Load(number) => {
                 claims::is_within("a generation", number, 1, claims::ORDER_MAX)?;

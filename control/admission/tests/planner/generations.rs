@@ -106,6 +106,27 @@ fn all_dataplanes_hold_it_before_one_serves_it() {
 }
 
 #[test]
+fn what_is_wished_for_again_is_tried_again_until_all_hold_it() {
+    let mut world = World::new(vec![dataplane("x", 3), dataplane("y", 4)]);
+    world.run(2);
+    let tries = |world: &World| {
+        let policy = world.planner.policy("y").unwrap();
+        policy.generations.as_ref().unwrap().tries
+    };
+    wish(&mut world, GenerationWish::Load(7)).unwrap();
+    // Nobody has said yet that it can't.
+    wish(&mut world, GenerationWish::Load(7)).unwrap();
+    world.run(3);
+    assert_eq!(
+        (tries(&world), held(&world)),
+        (1, [vec![1, 7], vec![1, 7]].into())
+    );
+    wish(&mut world, GenerationWish::Load(7)).unwrap();
+    world.run(2);
+    assert_eq!(tries(&world), 1, "all hold it");
+}
+
+#[test]
 fn one_that_can_not_be_loaded_changes_nothing_and_says_why() {
     let mut world = World::new(vec![dataplane("x", 3), dataplane("y", 4)]);
     world.dataplanes[1].has_not = Some(7);
