@@ -145,6 +145,16 @@ fn one_that_ends_while_it_waits_for_room_lets_the_next_go_on() {
     panic!("of three requests were answered {records:?}");
 }
 
+/// Eight samples, and one bag that wants a row of the cached table.
+fn one_of_which_misses() -> Batch {
+    let mut first = vec![vec![]; 8];
+    first[0] = vec![1];
+    let mut batch = of_first(first);
+    batch.features[1] = vec![vec![3, 4, 5]; 8];
+    batch.features[2] = vec![vec![7]; 8];
+    batch
+}
+
 #[test]
 fn while_a_bag_waits_the_others_of_its_run_are_pooled() {
     let model = Model::mixed();
@@ -153,11 +163,7 @@ fn while_a_bag_waits_the_others_of_its_run_are_pooled() {
     let mut remote = Remote::new(STAGE_BYTES_MIN as usize, 1);
     remote.steady = true;
     memory.remote = Some(remote);
-    let mut first = vec![vec![]; 8];
-    first[0] = vec![1];
-    let mut batch = of_first(first);
-    batch.features[1] = vec![vec![3, 4, 5]; 8];
-    batch.features[2] = vec![vec![7]; 8];
+    let batch = one_of_which_misses();
     submit(&mut engine, &mut memory, 0, 0, &batch);
     while engine.turn(0, &mut memory) != Turn::Blocked {}
     assert_eq!(engine.counters().rows, 8 * 3 + 8, "all but the one row");
@@ -171,11 +177,7 @@ fn while_a_bag_waits_the_slices_of_the_others_are_written() {
     let model = Model::mixed();
     let mut engine = engine_with(&model, LIMITS, FETCH, 3, |_| Fate::Never);
     let mut memory = memory_for(&model, 8, vec![]);
-    let mut first = vec![vec![]; 8];
-    first[0] = vec![1];
-    let mut batch = of_first(first);
-    batch.features[1] = vec![vec![3, 4, 5]; 8];
-    batch.features[2] = vec![vec![7]; 8];
+    let batch = one_of_which_misses();
     submit(&mut engine, &mut memory, 0, 0, &batch);
     while engine.turn(0, &mut memory) != Turn::Blocked {}
     let wanted = model.oracle(&batch);
