@@ -370,6 +370,9 @@ impl Policy {
             let oftener = if early { EARLY_FACTOR } else { 1 };
             self.ranks_due += (self.slots / CLASSES as u64 / oftener).max(1);
         }
+        if count == 0 {
+            return;
+        }
         if count == CLASSES {
             self.ranks_due = self.lookups + 1;
         }

@@ -72,12 +72,9 @@ impl Model {
     }
 
     /// Computes the ranks of classes anew: some thousand floating-point operations, and half as many for each of them.
-    pub(super) fn rank_classes(&mut self, mut classes: impl Iterator<Item = usize>) {
-        let Some(first) = classes.next() else {
-            return;
-        };
+    pub(super) fn rank_classes(&mut self, classes: impl IntoIterator<Item = usize>) {
         let common = self.common_rates();
-        for class in std::iter::once(first).chain(classes) {
+        for class in classes {
             self.rank_class(class, &common);
         }
     }
@@ -240,7 +237,7 @@ mod tests {
             model.seen(3, band, 1e5);
             model.reused(3, band, 1e5 * rate(band));
         }
-        model.rank_classes([3].into_iter());
+        model.rank_classes([3]);
         model
     }
 
@@ -372,7 +369,7 @@ mod tests {
         let of_class = |model: &Model, class: u16, age| {
             f64::from(model.rank(Word::from_bits(class << 12), Tick::new(age)))
         };
-        model.rank_classes([4].into_iter());
+        model.rank_classes([4]);
         for age in [0, 40, 96] {
             let (fewer, more) = (of_class(&model, 3, age), of_class(&model, 4, age));
             assert!(more >= fewer * 0.99, "{more}, {fewer} at {age}");
@@ -384,7 +381,7 @@ mod tests {
         // The same, and rows of class 4 got through the band in which they should have been used.
         let mut model = model(after_a_while);
         (0..=15).for_each(|band| model.seen(4, band, 1e5));
-        model.rank_classes([4].into_iter());
+        model.rank_classes([4]);
         for age in [0, 40, 96] {
             let of_class =
                 |class: u16| f64::from(model.rank(Word::from_bits(class << 12), Tick::new(age)));
@@ -428,11 +425,11 @@ mod tests {
         let mut model = model(|_| 0.01);
         model.seen(9, 3, 1e4);
         model.reused(9, 3, 1000.0);
-        model.rank_classes([9].into_iter());
+        model.rank_classes([9]);
         let of_nine = |model: &Model, age| model.rank(Word::from_bits(9 << 12), Tick::new(age));
         assert!(of_nine(&model, 5) > 0.05 && of_nine(&model, 200) > 0.05);
         model.fade(0.0);
-        model.rank_classes([9].into_iter());
+        model.rank_classes([9]);
         assert!(of_nine(&model, 200) < 0.01);
     }
 }
