@@ -9,13 +9,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rowmill_arena::HugePages;
 use rowmill_client::{
-    AnyPort, Batch, BoundSchema, Client, Division, Options, Pooling, RequestOptions, Schema,
-    Session, Target, Wait,
+    AnyPort, Batch, BoundSchema, Client, Division, Options, Pooling, Region, RequestOptions,
+    Schema, Session, Target, Ticket, Wait,
 };
 use rowmill_table::{Container, DeltaTable, Generation, LoadOptions, silent, write_delta};
 use rustix::process::Signal;
 
 use super::Verdict;
+use super::patron::first_of;
 use super::site::{Service, Settings, Site, patience};
 use super::watch::{after, beside_an_innocent};
 
@@ -24,7 +25,7 @@ pub(super) const TABLE: &str = "more";
 pub(super) const ROWS: u32 = 60_000;
 const DIM: usize = 16;
 /// Of all rows a delta changes one in so many.
-const CHANGED_ONE_IN: u32 = 4;
+pub(super) const CHANGED_ONE_IN: u32 = 4;
 /// All values of a row of delta `n` are this and `n`: no row of the files is like that.
 const BASE: f32 = 100.0;
 /// Bags of a request, of one row each.
@@ -162,6 +163,9 @@ pub(super) struct Looker {
     session: Session<AnyPort>,
     schema: BoundSchema,
     target: Option<Target>,
+    region: Region,
+    /// A request that a worker has which is held.
+    left: Option<Ticket>,
     /// Rows as they are in files.
     files: Vec<f32>,
 }
@@ -177,7 +181,8 @@ impl Looker {
         let (schema, _) = Schema::side_by_side(BAGS, [feature]);
         let schema = session.bind(schema)?;
         let bytes = schema.target_bytes(BAGS);
-        let region = session.region(bytes as usize)?;
+        // Room for the targets of [`Looker::leave_one`], too.
+        let region = session.region(3 * bytes as usize)?;
         let target = session.target(&region, bytes)?;
         let generation = Generation::open(site.model()?)?;
         let tables = generation.load(HugePages::Off, &silent, LoadOptions::default())?;
@@ -190,12 +195,44 @@ impl Looker {
             session,
             schema,
             target: Some(target),
+            region,
+            left: None,
             files,
         })
     }
 
+    /// As [`Patron::leave_one`](super::patron::Patron::leave_one).
+    pub(super) fn leave_one(&mut self) -> Result<()> {
+        let mut batch = Batch::new(1)?;
+        batch.push(Division::Lengths(&[1]), &[0_u32][..])?;
+        let mut send = || -> Result<Ticket> {
+            let bytes = self.schema.target_bytes(1);
+            let target = self.session.target(&self.region, bytes)?;
+            let options = RequestOptions::default();
+            Ok(self
+                .session
+                .submit(&self.schema, &batch, target, &options)?)
+        };
+        let sent = [send()?, send()?];
+        let (at, answer) = first_of(&mut self.session, sent, patience())?;
+        answer.outcome?;
+        self.session.release(answer.target);
+        self.left = Some(sent[1 - at]);
+        Ok(())
+    }
+
+    /// Waits for the answer to the request that was left.
+    pub(super) fn take_left(&mut self) -> Result<()> {
+        let ticket = self.left.take().context("a request that was left")?;
+        let answer = self.session.wait_for(ticket, Wait::Block, patience())?;
+        let answer = answer.context("no answer to what was left")?;
+        answer.outcome?;
+        self.session.release(answer.target);
+        Ok(())
+    }
+
     /// Of so many rows the delta that each is of; 0 for those of the files.
-    fn look(&mut self, ids: &[u32]) -> Result<Vec<u64>> {
+    pub(super) fn look(&mut self, ids: &[u32]) -> Result<Vec<u64>> {
         let mut batch = Batch::new(ids.len())?;
         batch.push(Division::Lengths(&vec![1; ids.len()]), ids)?;
         let target = self.target.take().context("its target")?;

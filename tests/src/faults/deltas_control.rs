@@ -23,7 +23,7 @@ pub(super) fn keeping(site: &Site) -> Result<Running> {
 }
 
 /// The same, with more in its section of deltas.
-fn keeping_from(site: &Site, more: &str) -> Result<Running> {
+pub(super) fn keeping_from(site: &Site, more: &str) -> Result<Running> {
     let directory = site.path("log");
     control_plane_and(
         site,
@@ -210,7 +210,7 @@ pub(super) fn diverged(site: &Site) -> Result<Verdict> {
 }
 
 /// Redis, on a socket, which keeps all that it acknowledges.
-fn redis(site: &Site) -> Result<Running> {
+pub(super) fn redis(site: &Site) -> Result<Running> {
     let socket = site.path("redis.sock");
     let socket_text = socket.to_str().context("a path in UTF-8")?;
     let folder = site.path("redis");
@@ -234,7 +234,7 @@ fn redis(site: &Site) -> Result<Running> {
 }
 
 /// Has `redis-cli` add a delta to the stream.
-fn adding(site: &Site, file: &Path) -> Result<Running> {
+pub(super) fn adding(site: &Site, file: &Path) -> Result<Running> {
     let socket = site.path("redis.sock");
     let mut adding = site.programs.leashed("/usr/bin/env");
     adding.arg("redis-cli").arg("-e").arg("-s").arg(socket);

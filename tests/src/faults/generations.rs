@@ -1,18 +1,20 @@
 //! Another generation is loaded, served, gone back from and given up under load; is damaged; and the service is killed meanwhile.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rowmill_table::{Generation, Resident};
 use rustix::process::Signal;
+use serde_json::Value;
 
 use super::Verdict;
 use super::cached::{self, COLD, COLD_ROWS, PATIENT};
 use super::cached_moves::anonymous_bytes;
 use super::control::{control_plane, says};
+use super::disk::{self, Disk, Manner};
 use super::patron::{Innocent, bound, bound_of_files};
 use super::site::{Service, Settings, Site, patience, until};
 use super::watch::{after, beside_an_innocent};
@@ -135,6 +137,12 @@ fn take_turns(site: &Site, settings: &Settings, limit: Duration) -> Result<Verdi
     })
 }
 
+/// The file of a generation's last table.
+fn last_table(directory: &Path) -> Result<PathBuf> {
+    let generation = Generation::open(directory)?;
+    Ok(generation.path(generation.tables().last().context("a table")?))
+}
+
 /// Copies a generation, and changes a byte in the middle of its last table.
 fn damage(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir(to)?;
@@ -142,8 +150,7 @@ fn damage(from: &Path, to: &Path) -> Result<()> {
         let entry = entry?;
         fs::copy(entry.path(), to.join(entry.file_name()))?;
     }
-    let generation = Generation::open(to)?;
-    let file = generation.path(generation.tables().last().context("a table")?);
+    let file = last_table(to)?;
     let mut bytes = fs::read(&file)?;
     let at = bytes.len() / 2;
     bytes[at] ^= 0x40;
@@ -158,9 +165,7 @@ pub(super) fn damaged(site: &Site) -> Result<Verdict> {
     damage(&whole, &site.path("damaged"))?;
     let no_table = site.path("cut");
     damage(&whole, &no_table)?;
-    let generation = Generation::open(&no_table)?;
-    let last = generation.path(generation.tables().last().context("a table")?);
-    fs::write(last, "short")?;
+    fs::write(last_table(&no_table)?, "short")?;
     beside_an_innocent(site, &settings, |scene| {
         let process = scene.service.process().id();
         let service = &*scene.service;
@@ -209,32 +214,42 @@ pub(super) fn cached_killed(site: &Site) -> Result<Verdict> {
 }
 
 fn kill_meanwhile(site: &Site, settings: &Settings, limit: Duration) -> Result<Verdict> {
+    if let Some(why) = disk::why_not(site)? {
+        return Ok(Verdict::Skipped(why));
+    }
     let tables = site.tables()?;
     let others = site.others()?;
-    let mut noted = Vec::new();
+    let mut loading = String::new();
     for is_served in [false, true] {
-        let mut service = site.start(settings)?;
+        let mut disk = None;
+        let mut service = match is_served {
+            true => site.start(settings)?,
+            // The other generation's files lie on a disk that stops answering while the last of them is read.
+            false => {
+                let folder = site.path("generation-2");
+                let (slow, command) =
+                    Disk::over(site, &folder, &[last_table(&folder)?], "rowmilld")?;
+                disk = Some(slow);
+                Service::start_by(site, command, &site.configure(settings)?)?
+            }
+        };
         let answers_of = (&tables, &others[..]);
         let client = Innocent::start_with(&service.endpoint, answers_of, false, limit)?;
         until(limit, || client.answers() >= 5).context("its first answers")?;
-        if is_served {
-            does(site, &service, &["load", "2"])?;
-            does(site, &service, &["activate", "2"])?;
-        } else {
-            let reply =
-                service.ask(b"POST /generations/load?number=2 HTTP/1.1\r\nHost: x\r\n\r\n")?;
-            ensure!(reply.contains(" 202 "), "{reply}");
+        match &disk {
+            None => {
+                does(site, &service, &["load", "2"])?;
+                does(site, &service, &["activate", "2"])?;
+                ensure!(held(&service)? == [2, 1], "generation 2 is not served");
+            }
+            Some(disk) => loading = load_in_part(site, &service, disk)?,
         }
-        let wanted = if is_served { vec![2, 1] } else { vec![1] };
-        let is_held = held(&service)? == wanted;
         service.process().signal(Signal::KILL)?;
+        if let Some(disk) = &disk {
+            // Reads that have begun end before the process does, which does nothing else any more.
+            disk.be(Manner::Failing)?;
+        }
         ensure!(service.process().end(patience()).is_some(), "it was killed");
-        ensure!(is_held || !is_served, "generation 2 is not served");
-        noted.push(if is_held {
-            "as wanted"
-        } else {
-            "after the load"
-        });
         // Its connection ended, and no answer before that was wrong.
         let ended = client.finish().err().context("the service is gone")?;
         let ended = format!("{ended:#}");
@@ -250,8 +265,45 @@ fn kill_meanwhile(site: &Site, settings: &Settings, limit: Duration) -> Result<V
     after(&mut service, &tables)?;
     does(site, &service, &["load", "2"])?;
     Ok(Verdict::Pass(format!(
-        "killed while loading and while serving ({noted:?})"
+        "killed while loading ({loading}) and while serving"
     )))
+}
+
+/// Has the generation on the disk loaded until some of it is there and no more comes: what the status page says of that.
+fn load_in_part(site: &Site, service: &Service, disk: &Disk) -> Result<String> {
+    let folder = disk::mount_point(site)?;
+    let head = format!(
+        "POST /generations/load?directory={} HTTP/1.1\r\nHost: x\r\n\r\n",
+        folder.display()
+    );
+    disk.be(Manner::Slow)?;
+    let reply = service.ask(head.as_bytes())?;
+    ensure!(reply.contains(" 202 "), "{reply}");
+    let change = || {
+        service
+            .status()
+            .map(|mut page| page["generation_changes"][0].take())
+    };
+    let is_in_part = |change: &Value| {
+        let detail = change["detail"].as_str().unwrap_or_default();
+        let percent = detail
+            .split_once(": ")
+            .and_then(|(_, of)| of.split_once(" %"));
+        let percent = percent.and_then(|(percent, _)| percent.parse().ok());
+        change["state"] == "running" && percent.is_some_and(|percent| (1..100).contains(&percent))
+    };
+    let mut last = Value::Null;
+    let begun = until(patience(), || {
+        last = change().unwrap_or_default();
+        is_in_part(&last)
+    });
+    begun.with_context(|| format!("it is not being loaded: {last}"))?;
+    disk.be(Manner::Silent)?;
+    until(patience(), || disk.held() > 0).context("no read is held")?;
+    let last = change()?;
+    ensure!(is_in_part(&last), "it is loaded to its end: {last}");
+    ensure!(held(service)? == [1], "it is held already");
+    Ok(last["detail"].as_str().unwrap_or_default().to_owned())
 }
 
 /// By way of the control plane, which is killed while a generation is loaded, and again when it is served.

@@ -30,6 +30,10 @@ pub(crate) fn bound_of_files() -> Duration {
 
 /// Most bags of a request: two lanes' worth of parts, and more ids than fit into a frame.
 const MAX_BAGS: usize = 120;
+/// Most bags of a request that no service here splits: what it takes for the fewest of a part.
+const ONE_PART_BAGS: usize = 8;
+/// How long one of several answers is waited for before it is looked for the others.
+const SHORT: Duration = Duration::from_millis(5);
 /// Most ids of a bag.
 const MAX_BAG_IDS: usize = 8;
 
@@ -76,6 +80,10 @@ pub(crate) struct Patron {
     rng: Rng,
     parts: Vec<Part>,
     batch: Batch,
+    /// Most bags of a request.
+    most_bags: usize,
+    /// A request that a worker has which is held, with what it asked for.
+    left: Option<(Ticket, Vec<Part>)>,
     /// The generation of the last answer.
     answered: u64,
 }
@@ -104,8 +112,74 @@ impl Patron {
             rng: Rng::with_seed(1),
             parts: Vec::new(),
             batch: Batch::new(1)?,
+            most_bags: MAX_BAGS,
+            left: None,
             answered: 0,
         })
+    }
+
+    /// The same, whose requests are of one part each; it may be answered from other generations, too.
+    ///
+    /// # Errors
+    /// As [`Patron::connect`].
+    pub(crate) fn connect_small(
+        endpoint: &str,
+        name: &str,
+        (tables, others): (&Arc<Resident>, &[Arc<Resident>]),
+    ) -> Result<Patron> {
+        let patron = Patron::connect(endpoint, name, tables)?;
+        Ok(Patron {
+            most_bags: ONE_PART_BAGS,
+            others: others.to_vec(),
+            ..patron
+        })
+    }
+
+    /// Leaves a request with that one of two workers which is held. A client's next request goes to the worker that has fewest of its
+    /// requests: from now on to the other one, as long as one is sent at a time.
+    ///
+    /// # Errors
+    /// Where none of the two answers within `limit`, or it is wrong.
+    pub(crate) fn leave_one(&mut self, limit: Duration) -> Result<()> {
+        let mut sent = Vec::new();
+        for _ in 0..2 {
+            sent.push((self.send()?, std::mem::take(&mut self.parts)));
+        }
+        let (at, answer) = first_of(&mut self.session, [sent[0].0, sent[1].0], limit)?;
+        self.parts = sent.swap_remove(at).1;
+        let outcome = self.judge(answer)?;
+        ensure!(
+            outcome == Outcome::Ok,
+            "{outcome:?} beside a worker that is held"
+        );
+        self.left = sent.pop();
+        Ok(())
+    }
+
+    /// That the request that was left is not answered.
+    ///
+    /// # Errors
+    /// If it is.
+    pub(crate) fn is_left(&mut self) -> Result<()> {
+        let (ticket, _) = self.left.as_ref().context("a request that was left")?;
+        let answer = self.session.wait_for(*ticket, Wait::Block, SHORT)?;
+        ensure!(answer.is_none(), "a worker that is held has answered");
+        Ok(())
+    }
+
+    /// Waits for the answer to the request that was left: what became of it.
+    ///
+    /// # Errors
+    /// As [`Patron::ask`].
+    pub(crate) fn take_left(&mut self, limit: Duration) -> Result<Outcome> {
+        let (ticket, parts) = self.left.take().context("a request that was left")?;
+        self.parts = parts;
+        self.answer_of(ticket, limit)
+    }
+
+    /// The generation of the last answer.
+    pub(crate) fn answered(&self) -> u64 {
+        self.answered
     }
 
     /// The session.
@@ -123,7 +197,7 @@ impl Patron {
     /// # Errors
     /// Where it can't be sent.
     pub(crate) fn send(&mut self) -> Result<Ticket> {
-        let bags = self.rng.usize(1..=MAX_BAGS);
+        let bags = self.rng.usize(1..=self.most_bags);
         self.parts = FEATURES
             .iter()
             .map(|f| draw(&mut self.rng, &self.tables, f.1, bags))
@@ -210,6 +284,10 @@ impl Patron {
     /// Where no answer comes within `limit`, or a wrong one.
     pub(crate) fn ask(&mut self, limit: Duration) -> Result<Outcome> {
         let ticket = self.send()?;
+        self.answer_of(ticket, limit)
+    }
+
+    fn answer_of(&mut self, ticket: Ticket, limit: Duration) -> Result<Outcome> {
         match self.session.wait_for(ticket, Wait::Block, limit)? {
             Some(answer) => {
                 self.answered = answer.generation;
@@ -218,6 +296,26 @@ impl Patron {
             None => bail!("no answer within {limit:?}"),
         }
     }
+}
+
+/// Waits for one of two answers: which it is.
+///
+/// # Errors
+/// If none comes within `limit`.
+pub(crate) fn first_of(
+    session: &mut Session<AnyPort>,
+    tickets: [Ticket; 2],
+    limit: Duration,
+) -> Result<(usize, Answer)> {
+    let began = Instant::now();
+    while began.elapsed() < limit {
+        for (at, ticket) in tickets.into_iter().enumerate() {
+            if let Some(answer) = session.wait_for(ticket, Wait::Block, SHORT)? {
+                return Ok((at, answer));
+            }
+        }
+    }
+    bail!("none of two answers within {limit:?}")
 }
 
 fn draw(rng: &mut Rng, tables: &Resident, table: &str, bags: usize) -> Part {

@@ -69,6 +69,20 @@ pub(crate) fn beside_an_innocent(
     beside(site, settings, false, fault)
 }
 
+/// As [`beside_an_innocent`], where an answer may take so long.
+///
+/// # Errors
+/// As [`beside_an_innocent`].
+pub(crate) fn beside_a_waiting_innocent(
+    site: &Site,
+    settings: &Settings,
+    limit: Duration,
+    fault: impl FnOnce(&mut Scene<'_>) -> Happened,
+) -> Result<Verdict> {
+    let service = site.start(settings)?;
+    beside_service(site, service, settings, (false, limit), fault)
+}
+
 /// As [`beside_an_innocent`], where the innocent has to put up with BUSY.
 ///
 /// # Errors
@@ -91,7 +105,8 @@ pub(crate) fn beside_an_innocent_of(
     settings: &Settings,
     fault: impl FnOnce(&mut Scene<'_>) -> Happened,
 ) -> Result<Verdict> {
-    beside_service(site, service, settings, false, fault)
+    let limit = bound_with(settings);
+    beside_service(site, service, settings, (false, limit), fault)
 }
 
 fn beside(
@@ -101,7 +116,8 @@ fn beside(
     fault: impl FnOnce(&mut Scene<'_>) -> Happened,
 ) -> Result<Verdict> {
     let service = site.start(settings)?;
-    beside_service(site, service, settings, busy, fault)
+    let limit = bound_with(settings);
+    beside_service(site, service, settings, (busy, limit), fault)
 }
 
 /// How long an answer to an innocent client of a service with these settings may take.
@@ -116,13 +132,12 @@ fn beside_service(
     site: &Site,
     mut service: Service,
     settings: &Settings,
-    busy: bool,
+    (busy, limit): (bool, Duration),
     fault: impl FnOnce(&mut Scene<'_>) -> Happened,
 ) -> Result<Verdict> {
     let tables = site.tables()?;
     service.is_healthy()?;
     let before = begun(&service, settings)?;
-    let limit = bound_with(settings);
     let others = site.others()?;
     let answers_of = (&tables, &others[..]);
     let innocent = Innocent::start_with(&service.endpoint, answers_of, busy, limit)?;

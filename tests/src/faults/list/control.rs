@@ -1,7 +1,14 @@
 //! Control planes.
 
+use std::time::Duration;
+
 use super::UNHARMED_BY_DISK;
-use crate::faults::{Fault, clocks, control};
+use crate::faults::{Fault, clocks, control, midway};
+
+/// Changes beside a worker that is held wait for what looks each second or each five, a dozen times.
+const MIDWAY: Duration = Duration::from_secs(180);
+/// What changes beside a worker that is held are bound by.
+const BESIDE_HELD: &str = "the worker that goes on answers all the while; every answer of one generation, bit-equal; nothing leaked";
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault::new(
@@ -52,4 +59,31 @@ pub(super) const FAULTS: &[Fault] = &[
         UNHARMED_BY_DISK,
         clocks::jump,
     ),
+    Fault {
+        limit: MIDWAY,
+        ..Fault::new(
+            "midway-dataplane-sigkill",
+            "what was wished for comes true; a delta whole at once, all before it there",
+            "serves again; every answer until then of one generation, bit-equal",
+            midway::dataplane_killed,
+        )
+    },
+    Fault {
+        limit: MIDWAY,
+        ..Fault::new(
+            "midway-control-sigkill",
+            "OK; the change ends whole, the next control plane is followed",
+            BESIDE_HELD,
+            midway::control_killed,
+        )
+    },
+    Fault {
+        limit: MIDWAY,
+        ..Fault::new(
+            "midway-log-sigkill",
+            "OK; the change ends whole, deltas come again when the stream's server is back",
+            BESIDE_HELD,
+            midway::log_killed,
+        )
+    },
 ];
