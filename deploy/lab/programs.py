@@ -17,7 +17,7 @@ CHECKOUT = cache.HERE.parent.parent
 # of the others the tests whose names hold it.
 TESTED = {"rowmill-verbs": "", "rowmill-port": "rdma"}
 # Packages whose programs scenarios start.
-SERVED = ["rowmill-rowmilld", "rowmill-cli", "rowmill-bench", "rowmill-tests"]
+SERVED = ["rowmill-rowmilld", "rowmill-cli", "rowmill-bench", "rowmill-control", "rowmill-tests"]
 
 BUILD_LIMIT_S = 1500
 COMPILE_LIMIT_S = 120

@@ -415,6 +415,10 @@ fn one_that_comes_too_slowly_makes_way_for_others() {
     let head = "POST /v1/deltas HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n";
     slow.write_all(head.as_bytes()).unwrap();
     let began = Instant::now();
+    // Who is refused amid a body is told so.
+    while give(&control, &vec![0; 4 << 20]).0 != 503 {
+        assert!(began.elapsed() < Duration::from_secs(5), "it has begun");
+    }
     // Something comes again and again.
     while give(&control, &delta).0 == 503 {
         assert!(

@@ -132,14 +132,16 @@ impl Control {
         let asked = asked.and_then(|()| stream.flush());
         // Who refuses a long body may have said why before it came.
         let asked = match asked {
-            Err(error) if sent.length > 0 && error.kind() == ErrorKind::BrokenPipe => Ok(()),
+            Err(error) if sent.length > 0 && is_closed(&error) => Ok(()),
             asked => asked,
         };
         let read = asked.and_then(|()| stream.take(PAGE_BYTES).read_to_end(&mut answer));
         match read {
             Ok(_) => {}
-            // Who ends without the goodbye of TLS may have said all: the length tells.
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof && !answer.is_empty() => {}
+            // Who ends without the goodbye of TLS, or has not read all of a body, may have said all: the length tells.
+            Err(error)
+                if (error.kind() == ErrorKind::UnexpectedEof || is_closed(&error))
+                    && !answer.is_empty() => {}
             Err(error) => {
                 let known = match method {
                     "GET" => "",
@@ -259,6 +261,11 @@ impl Control {
     }
 }
 
+/// Whether the other end has closed the connection, with something on the way to it or before it came.
+fn is_closed(error: &Error) -> bool {
+    [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset].contains(&error.kind())
+}
+
 /// The status and body of an answer that tells its body's length, or has none.
 fn parted(answer: &[u8]) -> Option<(u16, String)> {
     let end = answer.windows(4).position(|four| four == b"\r\n\r\n")?;
@@ -332,6 +339,28 @@ pub(crate) mod tests {
             return false;
         };
         head.contains(&format!("Content-Length: {}", body.len()))
+    }
+
+    #[test]
+    fn a_refusal_is_told_though_most_of_a_body_was_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let refusing = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_exact(&mut [0; 100]).unwrap();
+            let answer = "HTTP/1.1 500 No\r\ncontent-length: 16\r\n\r\n{\"error\":\"full\"}";
+            stream.write_all(answer.as_bytes()).unwrap();
+        });
+        let control = Control {
+            control: format!("unix:{}", path.display()),
+            ..Control::default()
+        };
+        let body = vec![0; 4 << 20];
+        let length = body.len() as u64;
+        let told = control.post_bytes("/", length, &mut |stream| stream.write_all(&body));
+        assert_eq!(told.unwrap_err().to_string(), "full");
+        refusing.join().unwrap();
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! The list of hot rows: after `kill -9` they are loaded first, and a disk that is full harms neither the list nor anybody.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -12,6 +11,7 @@ use super::Verdict;
 use super::cached::{Asker, COLD, LEAST_SHARE, PATIENT, figure, settings};
 use super::patron::{Innocent, bound_of_files};
 use super::site::{Service, Settings, Site, patience, slowness, until};
+use super::small_disk::{self, SmallDisk};
 use super::watch::{after, beside_an_innocent};
 
 /// Rows that are asked for, and those that a share has room for.
@@ -89,44 +89,19 @@ pub(super) fn restarted(site: &Site) -> Result<Verdict> {
     )))
 }
 
-/// A file system of 64 KiB; taken away when dropped.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    /// `None` where this process may not mount one.
-    fn mount(at: PathBuf) -> Result<Option<SmallDisk>> {
-        fs::create_dir(&at)?;
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]);
-        let mounted = mount.arg(&at).output();
-        let is_mounted = mounted.is_ok_and(|output| output.status.success());
-        Ok(is_mounted.then_some(SmallDisk(at)))
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _unmounted = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
 /// The list's disk is full for a while: it is told, the list that was there stays, and it is written again when there is room.
 pub(super) fn disk_full(site: &Site) -> Result<Verdict> {
-    let Some(disk) = SmallDisk::mount(site.path("disk"))? else {
-        return Ok(Verdict::Skipped(
-            "mounting a file system is not allowed here".into(),
-        ));
+    let Some(disk) = SmallDisk::mount(site.path("disk"), 64 << 10)? else {
+        return Ok(small_disk::lacking());
     };
-    let list = disk.0.join("warm");
+    let list = disk.path("warm");
     let settings = warm_settings(site, &list)?;
     beside_an_innocent(site, &settings, |scene| {
         let service = &*scene.service;
         let mut asker = Asker::connect(service, scene.tables)?;
         ask(&mut asker)?;
         until(patience(), || is_listed(service)).context("the list")?;
-        let filler = disk.0.join("filler");
-        let filled = fs::write(&filler, vec![1; 128 << 10]);
-        ensure!(filled.is_err(), "the disk is not full");
+        disk.fill(0)?;
         let before = fs::read(&list)?;
         // There is something to write.
         asker.is_answered(&[1, 2, 3])?;
@@ -134,7 +109,7 @@ pub(super) fn disk_full(site: &Site) -> Result<Verdict> {
         until(patience(), failed).context("failures")?;
         ensure!(fs::read(&list)? == before, "the list changed");
         ask(&mut asker)?;
-        fs::remove_file(&filler)?;
+        disk.empty()?;
         let is_anew = || fs::read(&list).is_ok_and(|list| list != before);
         until(patience(), is_anew).context("the list, when there was room again")?;
         Ok(format!(

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::Stdio;
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
@@ -100,17 +101,26 @@ pub(super) fn control_plane(site: &Site) -> Result<Running> {
 
 /// The same, with more in its configuration.
 pub(super) fn control_plane_and(site: &Site, more: &str) -> Result<Running> {
-    let socket = site.path("control.sock");
-    let socket = socket.display();
     control_plane_with(
         site,
-        &format!("listen = \"off\"\nsocket = \"{socket}\"\n{more}"),
+        &site.path("control.redb"),
+        &format!("{}{more}", local(site)),
     )
 }
 
-fn control_plane_with(site: &Site, more: &str) -> Result<Running> {
+/// The same with its state in this file.
+pub(super) fn control_plane_at(site: &Site, state: &Path) -> Result<Running> {
+    control_plane_with(site, state, &local(site))
+}
+
+/// That it is reached by a socket of the site.
+fn local(site: &Site) -> String {
+    let socket = site.path("control.sock");
+    format!("listen = \"off\"\nsocket = \"{}\"\n", socket.display())
+}
+
+fn control_plane_with(site: &Site, state: &Path, more: &str) -> Result<Running> {
     let config = site.path("control.toml");
-    let state = site.path("control.redb");
     let text = format!("state = \"{}\"\n{more}", state.display());
     fs::write(&config, text).context("the configuration")?;
     let mut command = site.programs.leashed("rowmill-control");
@@ -158,6 +168,7 @@ pub(super) fn certificate(site: &Site) -> Result<Verdict> {
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let running = control_plane_with(
         site,
+        &site.path("control.redb"),
         &format!(
             "listen = \"127.0.0.1:{port}\"\n[tls]\ncertificate = \"{}\"\nkey = \"{}\"\nclient_ca = \"{}\"\n",
             server.display(),

@@ -3,22 +3,23 @@
 //!
 //! What shows that is no moment but a state that lasts: answers of the worker that goes on, beside what the status page says of the change.
 
-use std::process::Stdio;
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use rowmill_client::Status;
 use rowmill_table::Resident;
-use rustix::process::Signal;
 use serde_json::Value;
 
 use super::Verdict;
-use super::cached::{COLD, COLD_ROWS, figure};
+use super::cached::{COLD, figure};
 use super::control::says;
-use super::deltas::{CHANGED_ONE_IN, Looker, ROWS, TABLE, delta};
-use super::deltas_control::{adding, following, keeping_from, publish, redis};
+use super::deltas::{CHANGED_ONE_IN, Looker, ROWS};
 use super::held::{self, Held};
+use super::midway_stage::{SHARE, SPARE, Stage, Who};
 use super::patron::{Innocent, Outcome, Patron};
-use super::site::{Running, Service, Settings, Site, patience, until};
+use super::remote;
+use super::site::{Service, Site, patience, until};
 use super::watch::{after, beside_a_waiting_innocent};
 
 /// What is under way.
@@ -35,26 +36,10 @@ enum What {
 /// A switch comes last, as deltas are of the generation that is served first.
 const ALL: [What; 3] = [What::Policy, What::Delta, What::Switch];
 
-/// Who is killed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Who {
-    Dataplane,
-    Control,
-    Log,
-}
-
 /// The worker that is held.
 const HELD: usize = 1;
 /// Requests that the other one answers while a change is under way, before and after who is killed.
 const ASKED: u32 = 50;
-/// Bytes of the table's share at first; each policy wants so many more.
-const SHARE: u64 = 200_000;
-/// Bytes that cached tables have together.
-const ARENA: u64 = 2_000_000;
-/// Another cached table, whose share stays: one that has no other beside it is left alone by the control plane.
-const SPARE: &str = "spare";
-const SPARE_ROWS: u32 = 20_000;
-
 /// The dataplane is killed in the middle of each.
 pub(super) fn dataplane_killed(site: &Site) -> Result<Verdict> {
     let Some(mut stage) = Stage::set(site, Who::Dataplane)? else {
@@ -72,13 +57,11 @@ pub(super) fn dataplane_killed(site: &Site) -> Result<Verdict> {
         said.with_context(|| format!("in the middle of a {what:?}"))?;
         // Its connection ended, and no answer before that was wrong.
         let ended = client.finish().err().context("the service is gone")?;
-        let ended = format!("{ended:#}");
-        let is_end = ["Disconnected", "gone", "closed"];
-        ensure!(is_end.iter().any(|end| ended.contains(end)), "{ended}");
+        is_end(&ended)?;
     }
     stage.end(&service)?;
     after(&mut service, &tables)?;
-    stage.verdict()
+    Ok(Verdict::Pass(stage.note()))
 }
 
 /// The control plane is killed in the middle of each.
@@ -91,6 +74,12 @@ pub(super) fn log_killed(site: &Site) -> Result<Verdict> {
     beside(site, Who::Log)
 }
 
+/// The dataplane from whose memory rows come is killed in the middle of each. A client over RDMA takes a dataplane for gone one of whose workers
+/// stands still, so that those here come over shared memory.
+pub(super) fn exporter_killed(site: &Site) -> Result<Verdict> {
+    beside(&site.local(), Who::Exporter)
+}
+
 fn beside(site: &Site, who: Who) -> Result<Verdict> {
     let Some(mut stage) = Stage::set(site, who)? else {
         return lacking(site);
@@ -98,11 +87,15 @@ fn beside(site: &Site, who: Who) -> Result<Verdict> {
     let settings = stage.settings.clone();
     beside_a_waiting_innocent(site, &settings, patience(), |scene| {
         stage.begin(scene.service)?;
-        for what in ALL {
+        stage.reads(scene, 0)?;
+        for (time, what) in (1..).zip(ALL) {
             let said = stage.happen(scene.service, scene.tables, what);
             said.with_context(|| format!("in the middle of a {what:?}"))?;
+            if what == What::Switch {
+                stage.end(scene.service)?;
+            }
+            stage.reads(scene, time)?;
         }
-        stage.end(scene.service)?;
         Ok(stage.note())
     })
 }
@@ -115,80 +108,7 @@ fn lacking(site: &Site) -> Result<Verdict> {
     ))
 }
 
-/// All that takes part but the dataplane.
-struct Stage<'s> {
-    site: &'s Site,
-    who: Who,
-    settings: Settings,
-    /// Tables of the other generation.
-    others: Vec<Arc<Resident>>,
-    control: Running,
-    /// The server of the stream.
-    log: Running,
-    /// The last delta that was given, and the share that was wanted last.
-    sequence: u64,
-    share: u64,
-    /// Answers of the worker that went on.
-    answers: u64,
-}
-
 impl Stage<'_> {
-    /// Nothing where it can't be set here.
-    fn set(site: &Site, who: Who) -> Result<Option<Stage<'_>>> {
-        if !site.programs.path("rowmill-control").exists() || held::why_not(site)?.is_some() {
-            return Ok(None);
-        }
-        let tables = [(TABLE, ROWS), (COLD, COLD_ROWS), (SPARE, SPARE_ROWS)];
-        site.model_with(&tables)?;
-        site.generation(2, &tables)?;
-        let own = following(site)?;
-        // A worker that sleeps is not waited for, so none does.
-        let cached = [COLD, SPARE].map(|name| {
-            format!(
-                "[[tables]]\nname = \"{name}\"\nplacement = \"cached\"\ncache_bytes = {SHARE}\n"
-            )
-        });
-        let more = format!(
-            "[idle]\nsleep = false\n[cache]\npage_cache = \"allow\"\narena_bytes = {ARENA}\n{}",
-            cached.concat()
-        );
-        let log = redis(site)?;
-        Ok(Some(Stage {
-            site,
-            who,
-            settings: Settings {
-                cached: own.cached + &more,
-                ..own
-            },
-            others: site.others()?,
-            control: control(site)?,
-            log,
-            sequence: 0,
-            share: SHARE,
-            answers: 0,
-        }))
-    }
-
-    /// Runs `rowmill` on the control plane.
-    fn wishes(&self, words: &[&str]) -> Result<(bool, String)> {
-        let control = format!("unix:{}", self.site.path("control.sock").display());
-        let words = [words, &["--control", &control]].concat();
-        let (status, said) = self.site.command("rowmill", &words)?;
-        Ok((status.success(), said))
-    }
-
-    /// The same until it is done: for a while after its start the control plane does not know of the dataplane.
-    fn wishes_until(&self, words: &[&str]) -> Result<()> {
-        let mut last = String::new();
-        let is_done = until(2 * patience(), || {
-            self.wishes(words).is_ok_and(|(is_done, said)| {
-                last = said;
-                is_done
-            })
-        });
-        is_done.with_context(|| format!("{words:?}: {last}"))
-    }
-
     /// Two that were done before: a share and a delta.
     fn begin(&mut self, service: &Service) -> Result<()> {
         connected(service)?;
@@ -199,48 +119,16 @@ impl Stage<'_> {
         self.comes_true(service, What::Delta)
     }
 
-    /// Has the control plane give the table another share.
-    fn wish_share(&mut self) -> Result<()> {
-        self.share += SHARE / 4;
-        self.wish_share_of(COLD, self.share)
-    }
-
-    fn wish_share_of(&self, table: &str, bytes: u64) -> Result<()> {
-        let share = format!("{bytes}B");
-        let share = ["--min", &share, "--max", &share];
-        self.wishes_until(&[&["policy", "set", "faults", table], &share[..]].concat())
-    }
-
-    /// Gives the next delta to who keeps it: the stream's server if that is what it is about, which takes it to the control plane a while later.
-    fn wish_delta(&mut self) -> Result<()> {
-        self.sequence += 1;
-        let file = delta(self.site, "faults", self.sequence)?;
-        if self.who == Who::Log {
-            let mut adding = adding(self.site, &file)?;
-            let status = adding.end(patience()).context("redis-cli does not end")?;
-            ensure!(status.success(), "the delta is not taken by Redis");
-            return Ok(());
-        }
-        let is_taken = || publish(self.site, &file).is_ok_and(|(is_done, _)| is_done);
-        until(patience(), is_taken).context("the delta is not kept")
-    }
-
-    /// Has the control plane make the other generation the newest; who wishes for it waits until it is.
-    fn wish_switch(&self) -> Result<Running> {
-        let control = format!("unix:{}", self.site.path("control.sock").display());
-        let mut command = self.site.programs.leashed("rowmill");
-        command.args(["generation", "activate", "2", "--model", "faults"]);
-        command.args(["--control", &control]).stdin(Stdio::null());
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-        Ok(Running(command.spawn().context("starting rowmill")?))
-    }
-
     /// Holds a worker, begins a change, kills one while it is under way, and sees to what becomes of it.
     fn happen(&mut self, service: &mut Service, tables: &Arc<Resident>, what: What) -> Result<()> {
+        let others = self.others.clone();
+        let of = (tables, &others[..]);
         if what == What::Switch {
             self.wishes_until(&["generation", "load", "2", "--model", "faults"])?;
+            // It is held before rows that are hot are in its cache.
+            let is_through = || last_change(service, "generation_changes")["state"] == "done";
+            until(patience(), is_through).context("the load is not through")?;
         }
-        let of = (tables, &self.others[..]);
         let mut patron = Patron::connect_small(&service.endpoint, "beside", of)?;
         let mut looker = match what {
             What::Delta => Some(Looker::new(self.site, &service.endpoint)?),
@@ -270,15 +158,17 @@ impl Stage<'_> {
         self.kill(service)?;
         if self.who == Who::Dataplane {
             held.let_go()?;
-            let lost = patron.take_left(patience()).ok();
-            ensure!(
-                lost.is_none_or(|lost| lost == Outcome::Disconnected),
-                "{lost:?}"
-            );
+            match patron.take_left(patience()) {
+                Ok(outcome) => ensure!(outcome == Outcome::Disconnected, "{outcome:?}"),
+                Err(error) => is_end(&error)?,
+            }
             drop(looker);
             *service = self.site.start(&self.settings)?;
-            self.is_whole(service, what)?;
+            self.is_whole(service, of, what)?;
         } else {
+            if self.who == Who::Exporter {
+                remote::until_it_is(service, "apart")?;
+            }
             is_midway(self, service)?;
             held.let_go()?;
             let outcome = patron.take_left(patience())?;
@@ -290,7 +180,7 @@ impl Stage<'_> {
                 looker.take_left()?;
             }
             self.comes_true(service, what)?;
-            self.start_again()?;
+            self.start_again(service)?;
         }
         if let Some(wishing) = &mut wishing {
             let status = wishing.end(2 * patience()).context("it waits for ever")?;
@@ -305,27 +195,6 @@ impl Stage<'_> {
         self.comes_true(service, What::Delta)
     }
 
-    fn kill(&mut self, service: &mut Service) -> Result<()> {
-        let process = match self.who {
-            Who::Dataplane => service.process(),
-            Who::Control => &mut self.control,
-            Who::Log => &mut self.log,
-        };
-        process.signal(Signal::KILL)?;
-        // One that is traced ends when who traces it has seen that.
-        ensure!(process.end(patience()).is_some(), "it was killed");
-        Ok(())
-    }
-
-    fn start_again(&mut self) -> Result<()> {
-        match self.who {
-            Who::Dataplane => {}
-            Who::Control => self.control = control(self.site)?,
-            Who::Log => self.log = redis(self.site)?,
-        }
-        Ok(())
-    }
-
     /// That one worker has taken a change in and the other has not.
     fn is_midway(
         &self,
@@ -333,24 +202,19 @@ impl Stage<'_> {
         what: What,
         (before, looker): (&Before, Option<&mut Looker>),
     ) -> Result<()> {
-        let key = match what {
-            What::Policy => "changes",
-            What::Delta => "delta_changes",
-            What::Switch => "generation_changes",
+        let (key, of, wanted) = match what {
+            What::Policy => ("changes", "table", COLD),
+            What::Delta => ("delta_changes", "state", "running"),
+            What::Switch => ("generation_changes", "wish", "activate generation 2"),
         };
         let mut last = Value::Null;
         let runs = until(patience(), || {
-            let page = service.status().unwrap_or_default();
-            let changes = page[key].as_array();
-            last = changes
-                .and_then(|all| all.last().cloned())
-                .unwrap_or_default();
-            last["state"] == "running"
+            last = last_change(service, key);
+            last["state"] == "running" && last[of] == wanted
         });
         runs.with_context(|| format!("it is not under way: {last}"))?;
         match what {
             What::Policy => {
-                ensure!(last["table"] == COLD, "{last}");
                 let order = followed(service)?;
                 ensure!(
                     order != before.order,
@@ -381,34 +245,49 @@ impl Stage<'_> {
             What::Switch => {
                 let newest = service.status()?["generation"].take();
                 ensure!(newest == 1, "the newest is {newest} already");
-                let wish = &last["wish"];
-                ensure!(wish == "activate generation 2", "{wish} is under way");
                 Ok(())
             }
         }
     }
 
-    /// That the worker which goes on answers, of the generation that it has taken in.
+    /// That the worker which goes on answers, from a moment on of the generation that it has taken in.
     fn goes_on(&mut self, patron: &mut Patron, what: What) -> Result<()> {
         let generation = if what == What::Switch { 2 } else { 1 };
-        for _ in 0..ASKED {
+        let mut answer = || -> Result<u64> {
             let outcome = patron.ask(patience())?;
-            ensure!(
-                outcome == Outcome::Ok,
-                "{outcome:?} beside a worker that is held"
-            );
-            let answered = patron.answered();
+            let is_ok = outcome == Outcome::Ok;
+            ensure!(is_ok, "{outcome:?} beside a worker that is held");
+            Ok(patron.answered())
+        };
+        let began = Instant::now();
+        while answer()? != generation {
+            let is_late = began.elapsed() > patience();
+            ensure!(!is_late, "no answer of generation {generation}");
+        }
+        for _ in 0..ASKED {
+            let answered = answer()?;
             ensure!(
                 answered == generation,
-                "an answer of generation {answered}, and not {generation}"
+                "an answer of generation {answered} after {generation}"
             );
             self.answers += 1;
         }
         Ok(())
     }
 
-    /// A dataplane that starts again has a change whole or not at all, and all before it.
-    fn is_whole(&self, service: &Service, what: What) -> Result<()> {
+    /// A dataplane that starts again answers, and has a delta whole.
+    fn is_whole(
+        &self,
+        service: &Service,
+        of: (&Arc<Resident>, &[Arc<Resident>]),
+        what: What,
+    ) -> Result<()> {
+        let mut patron = Patron::connect_small(&service.endpoint, "again", of)?;
+        for _ in 0..ASKED {
+            let outcome = patron.ask(patience())?;
+            let is_answer = [Outcome::Ok, Outcome::Refused(Status::Retry)].contains(&outcome);
+            ensure!(is_answer, "{outcome:?} after its start");
+        }
         if what == What::Delta {
             // Its rows were served, so that it was kept.
             let applied = applied_to(service, 1)?;
@@ -453,30 +332,29 @@ impl Stage<'_> {
         Looker::new(self.site, &service.endpoint)?.all_are(self.sequence)?;
         connected(service)
     }
-
-    fn note(&self) -> String {
-        format!(
-            "killed in the middle of a policy, a delta and a switch; {} answers of the worker that went on meanwhile",
-            self.answers
-        )
-    }
-
-    fn verdict(&self) -> Result<Verdict> {
-        Ok(Verdict::Pass(self.note()))
-    }
 }
 
-/// The control plane, with deltas from the stream, too.
-fn control(site: &Site) -> Result<Running> {
-    let socket = site.path("redis.sock");
-    let from = format!("redis = {{ url = \"unix://{}\" }}\n", socket.display());
-    keeping_from(site, &from)
+/// That a client was told of its connection's end.
+fn is_end(error: &anyhow::Error) -> Result<()> {
+    let told = format!("{error:#}");
+    let ends = ["Disconnected", "gone", "closed"];
+    ensure!(ends.iter().any(|end| told.contains(end)), "{told}");
+    Ok(())
 }
 
 fn connected(service: &Service) -> Result<()> {
     says(service, "connected", |control| {
         control["connected"] == true && control["deltas"] == "fetched"
     })
+}
+
+/// The last change of these, as the status page has it.
+fn last_change(service: &Service, of: &str) -> Value {
+    let page = service.status().unwrap_or_default();
+    let changes = page[of].as_array();
+    changes
+        .and_then(|changes| changes.last().cloned())
+        .unwrap_or_default()
 }
 
 /// What tells a policy from the one before.

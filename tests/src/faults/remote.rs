@@ -22,7 +22,7 @@ fn url() -> Result<String> {
 }
 
 /// Another dataplane with the same model, all of it in memory, which it exports.
-fn exporter(site: &Site) -> Result<Service> {
+pub(super) fn exporter(site: &Site) -> Result<Service> {
     let path = site.path("exporter.toml");
     let text = format!(
         "endpoints = [\"shm:{}\"]\ninsecure = true\n\
@@ -42,16 +42,34 @@ fn exporter(site: &Site) -> Result<Service> {
 /// Cached tables whose rows are asked of it before they are read from files.
 fn reading(site: &Site) -> Result<Settings> {
     let own = settings(site, PATIENT, "error")?;
-    let (url, budget) = (url()?, 1000 * slowness());
-    let remote = format!("[remote]\nurl = \"{url}\"\ntried = \"before\"\nbudget_ms = {budget}\n");
     Ok(Settings {
-        cached: own.cached + &remote,
+        cached: own.cached + &tier()?,
         ..own
     })
 }
 
+/// The part of a configuration that has rows asked of it.
+pub(super) fn tier() -> Result<String> {
+    let (url, budget) = (url()?, 1000 * slowness());
+    Ok(format!(
+        "[remote]\nurl = \"{url}\"\ntried = \"before\"\nbudget_ms = {budget}\n"
+    ))
+}
+
+/// That rows come from it, other ones each time up to four.
+pub(super) fn comes(scene: &Scene<'_>, time: u32) -> Result<()> {
+    const ROUNDS: u32 = 20;
+    let before = arrived(scene.service, "remote")?;
+    let mut asking = Asking::start(scene)?;
+    asking.rounds = time * ROUNDS;
+    (0..ROUNDS).try_for_each(|_| asking.ask())?;
+    let came = arrived(scene.service, "remote")? - before;
+    ensure!(came > 500, "{came} rows have come from the exporter");
+    Ok(())
+}
+
 /// Waits until the reader says that it is `connected` or `apart`.
-fn until_it_is(service: &Service, state: &str) -> Result<()> {
+pub(super) fn until_it_is(service: &Service, state: &str) -> Result<()> {
     let is_so = || {
         let page = service.status();
         page.is_ok_and(|page| page["remote"][0]["state"] == state)

@@ -58,6 +58,8 @@ pub(crate) struct Site {
     /// The programs under test.
     pub(crate) programs: Programs,
     folder: PathBuf,
+    /// Whether services are reached over shared memory wherever there is an RDMA device.
+    is_local: bool,
 }
 
 /// What a configuration says beside its endpoint.
@@ -84,8 +86,20 @@ impl Site {
     /// # Errors
     /// Where the programs are missing.
     pub(crate) fn new(folder: PathBuf) -> Result<Site> {
-        let programs = Programs::find()?;
-        Ok(Site { programs, folder })
+        Ok(Site {
+            programs: Programs::find()?,
+            folder,
+            is_local: false,
+        })
+    }
+
+    /// The same one, whose services are reached over shared memory.
+    pub(crate) fn local(&self) -> Site {
+        Site {
+            programs: self.programs.clone(),
+            folder: self.folder.clone(),
+            is_local: true,
+        }
     }
 
     /// A path in the folder.
@@ -96,8 +110,8 @@ impl Site {
     /// The endpoint of services here.
     pub(crate) fn endpoint(&self) -> String {
         match rdma_address() {
-            Some(address) => format!("rdma://{address}:7400"),
-            None => format!("shm:{}", self.path("r.sock").display()),
+            Some(address) if !self.is_local => format!("rdma://{address}:7400"),
+            _ => format!("shm:{}", self.path("r.sock").display()),
         }
     }
 

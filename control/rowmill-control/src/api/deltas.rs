@@ -132,11 +132,11 @@ pub(super) async fn give(
             }
             if sender.send(Come::Piece(frame)).await.is_err() {
                 // Why it is not written any more is told there.
-                return Ok(());
+                return Ok(false);
             }
         }
         let _told_there = sender.send(Come::End).await;
-        Ok(())
+        Ok(true)
     };
     let whole = Duration::from_secs(60 + most / SLOWEST);
     let read = tokio::time::timeout(whole, read).await;
@@ -145,7 +145,8 @@ pub(super) async fn give(
         Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, error))
     });
     drop(sender);
-    if read.is_err() {
+    // Who is refused amid a body may not look for why before it is sent.
+    if !matches!(read, Ok(true)) {
         swallow(body).await;
     }
     let written = writing

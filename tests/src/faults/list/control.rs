@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use super::UNHARMED_BY_DISK;
-use crate::faults::{Fault, clocks, control, midway};
+use super::{UNHARMED, UNHARMED_BY_DISK};
+use crate::faults::{Fault, clocks, control, control_store, midway};
 
+/// Another control plane is followed when the one before has been silent for 30 s.
+const BEGUN_ANEW: Duration = Duration::from_secs(120);
 /// Changes beside a worker that is held wait for what looks each second or each five, a dozen times.
-const MIDWAY: Duration = Duration::from_secs(180);
+pub(super) const MIDWAY: Duration = Duration::from_secs(180);
 /// What changes beside a worker that is held are bound by.
-const BESIDE_HELD: &str = "the worker that goes on answers all the while; every answer of one generation, bit-equal; nothing leaked";
+pub(super) const BESIDE_HELD: &str = "the worker that goes on answers all the while; every answer of one generation, bit-equal; nothing leaked";
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault::new(
@@ -58,6 +60,21 @@ pub(super) const FAULTS: &[Fault] = &[
         "OK; generations switched, deltas applied",
         UNHARMED_BY_DISK,
         clocks::jump,
+    ),
+    Fault {
+        limit: BEGUN_ANEW,
+        ..Fault::new(
+            "control-store-corrupt",
+            "set aside and told; a copy is taken up, and one that was begun anew is followed",
+            UNHARMED,
+            control_store::corrupt,
+        )
+    },
+    Fault::new(
+        "control-disk-full",
+        "what can't be kept is refused, with why; what was taken is there after a kill; goes on when there is room",
+        UNHARMED,
+        control_store::disk_full,
     ),
     Fault {
         limit: MIDWAY,

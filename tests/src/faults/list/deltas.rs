@@ -1,7 +1,7 @@
 //! Rows that become others while they are served.
 
 use super::UNHARMED;
-use crate::faults::{Fault, deltas, deltas_control};
+use crate::faults::{Fault, deltas, deltas_control, deltas_full};
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault::new(
@@ -57,5 +57,11 @@ pub(super) const FAULTS: &[Fault] = &[
         "every delta that Redis acknowledged applied once; each row old or new and never back",
         UNHARMED,
         deltas_control::stream_killed,
+    ),
+    Fault::new(
+        "delta-disk-full",
+        "refused or told, by the control plane and by the dataplane; no row changed and none lost; applied when there is room",
+        UNHARMED,
+        deltas_full::disk_full,
     ),
 ];

@@ -1,6 +1,7 @@
 //! What happens over RDMA only.
 
-use crate::faults::{Fault, Over, far, rdma, remote};
+use super::control::{BESIDE_HELD, MIDWAY};
+use crate::faults::{Fault, Over, far, midway, rdma, remote};
 
 /// What all faults over RDMA are bound by that cost a client its connection.
 const TOLD: &str = "told within 2 s (emulated: 10 s), nothing held within as long after that; the innocent's answers \
@@ -92,5 +93,15 @@ pub(super) const FAULTS: &[Fault] = &[
         "every answer equal to the oracle's; the innocent's bit-equal, each within 1 s (emulated: 6 s)",
         remote::stopped,
     )
+    .over(Over::Rdma),
+    Fault {
+        limit: MIDWAY,
+        ..Fault::new(
+            "midway-exporter-sigkill",
+            "OK; the change ends whole, rows come from the exporter again when it is back",
+            BESIDE_HELD,
+            midway::exporter_killed,
+        )
+    }
     .over(Over::Rdma),
 ];
