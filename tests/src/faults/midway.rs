@@ -15,8 +15,8 @@ use super::Verdict;
 use super::cached::{COLD, figure};
 use super::control::says;
 use super::deltas::{CHANGED_ONE_IN, Looker, ROWS};
-use super::held::{self, Held};
-use super::midway_stage::{SHARE, SPARE, Stage, Who};
+use super::held::Held;
+use super::midway_stage::{SHARE, SPARE, Stage, Who, why_not};
 use super::patron::{Innocent, Outcome, Patron};
 use super::remote;
 use super::site::{Service, Site, patience, until};
@@ -102,10 +102,8 @@ fn beside(site: &Site, who: Who) -> Result<Verdict> {
 
 /// Why the stage can't be set.
 fn lacking(site: &Site) -> Result<Verdict> {
-    let why = held::why_not(site)?;
-    Ok(Verdict::Skipped(
-        why.unwrap_or("rowmill-control is not built".into()),
-    ))
+    let why = why_not(site)?;
+    Ok(Verdict::Skipped(why.context("it could be set")?))
 }
 
 impl Stage<'_> {

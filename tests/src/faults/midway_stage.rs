@@ -2,6 +2,7 @@
 
 use std::process::Stdio;
 use std::sync::Arc;
+use std::thread::available_parallelism;
 
 use anyhow::{Context, Result, ensure};
 use rowmill_table::Resident;
@@ -53,9 +54,9 @@ pub(super) struct Stage<'s> {
 }
 
 impl Stage<'_> {
-    /// Nothing where it can't be set here.
+    /// Nothing where it [can't be set](why_not) here.
     pub(super) fn set(site: &Site, who: Who) -> Result<Option<Stage<'_>>> {
-        if !site.programs.path("rowmill-control").exists() || held::why_not(site)?.is_some() {
+        if why_not(site)?.is_some() {
             return Ok(None);
         }
         let tables = [(TABLE, ROWS), (COLD, COLD_ROWS), (SPARE, SPARE_ROWS)];
@@ -193,6 +194,18 @@ impl Stage<'_> {
             self.answers
         )
     }
+}
+
+/// Why it can't be set here; `None` where it can.
+pub(super) fn why_not(site: &Site) -> Result<Option<String>> {
+    if !site.programs.path("rowmill-control").exists() {
+        return Ok(Some("rowmill-control is not built".into()));
+    }
+    if available_parallelism().is_ok_and(|count| count.get() < 2) {
+        let why = "needs two processors: workers that never sleep take one from all others";
+        return Ok(Some(why.into()));
+    }
+    held::why_not(site)
 }
 
 /// The control plane, with deltas from the stream, too, if that is what it is about.
