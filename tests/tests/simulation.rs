@@ -12,12 +12,13 @@ fn all_rules_are_kept() {
         .and_then(|s| s.parse().ok())
         .unwrap_or(1);
     let (mut frames, mut answered, mut busy, mut expired, mut cancelled) = (0, 0, 0, 0, 0);
-    let (mut unknown_ids, mut overflows, mut row_unavailable) = (0, 0, 0);
+    let (mut unknown_ids, mut overflows, mut row_unavailable, mut wishes) = (0, 0, 0, 0);
     let (mut silences, mut placed, mut placed_late) = (0, 0, 0);
     let (mut moves, mut resized, mut switched, mut released) = (0, 0, 0, 0);
     let (mut brought, mut deltas, mut broken_off, mut newer, mut untold) = (0, 0, 0, 0, 0);
     let (mut policies, mut loads, mut stayed, mut sampled) = (0, 0, 0, 0);
     let (mut far_rows, mut far_broken_off) = (0, 0);
+    let (mut late, mut corrupt, mut gone, mut failed) = (0, 0, 0, 0);
     for seed in first..first + SEEDS {
         println!("seed {seed}");
         let outcome = run(seed, None, false).unwrap_or_else(|failed| panic!("{failed}"));
@@ -37,8 +38,13 @@ fn all_rules_are_kept() {
         sampled += outcome.sampled;
         far_rows += outcome.far_rows;
         far_broken_off += outcome.far_broken_off;
+        late += outcome.failures.late;
+        corrupt += outcome.failures.corrupt;
+        gone += outcome.failures.gone;
+        failed += outcome.failures.failed;
         frames += tally.frames;
         answered += tally.answered;
+        wishes += tally.wishes;
         busy += tally.busy;
         expired += tally.expired;
         cancelled += tally.cancelled;
@@ -50,10 +56,11 @@ fn all_rules_are_kept() {
         placed_late += tally.placed_late;
     }
     println!(
-        "{frames} frames, {answered} answered, {busy} busy, {expired} expired, {cancelled} cancelled, {unknown_ids} unknown ids, {overflows} blocks overflowing, {row_unavailable} rows unavailable"
+        "{frames} frames, {answered} answered, {wishes} of rows that may be wanted soon, {busy} busy, {expired} expired, {cancelled} cancelled, {unknown_ids} unknown ids, {overflows} blocks overflowing, {row_unavailable} rows unavailable"
     );
     // The worlds are lively: everything that can become of a request happens often.
-    assert!(answered > frames / 4 && busy > SEEDS && expired > SEEDS / 4 && cancelled > SEEDS / 4);
+    assert!(answered > frames / 4 && wishes > SEEDS / 2);
+    assert!(busy > SEEDS && expired > SEEDS / 4 && cancelled > SEEDS / 4);
     assert!(unknown_ids > SEEDS / 20 && overflows > SEEDS / 10 && row_unavailable > SEEDS / 10);
     println!(
         "{silences} silent links, {placed} pieces placed, {placed_late} of a failed connection, {moves} tables moved or stores resized, {resized} of them the latter"
@@ -74,6 +81,10 @@ fn all_rules_are_kept() {
     assert!(policies > SEEDS && loads > SEEDS && stayed > SEEDS && sampled > SEEDS);
     println!("{far_rows} rows of another dataplane's memory, {far_broken_off} READs broken off");
     assert!(far_rows > 5 * SEEDS && far_broken_off > SEEDS / 2);
+    println!(
+        "{late} rows late, {corrupt} of damaged pages, {gone} of files that were cut, {failed} not read"
+    );
+    assert!(late > SEEDS / 4 && corrupt > SEEDS && gone > SEEDS && failed > SEEDS / 4);
 }
 
 #[test]

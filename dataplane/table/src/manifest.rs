@@ -53,7 +53,7 @@ pub struct TableInfo {
 
 impl TableInfo {
     /// The table that `spec` (checked) describes, in `file`.
-    pub(crate) fn new(spec: &TableSpec, file: String) -> TableInfo {
+    pub fn new(spec: &TableSpec, file: String) -> TableInfo {
         let mut info = TableInfo {
             name: spec.name.clone(),
             rows: spec.rows,

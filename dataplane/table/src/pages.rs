@@ -143,6 +143,15 @@ pub struct PageChecksums {
 }
 
 impl PageChecksums {
+    /// Those of a file's bytes.
+    ///
+    /// # Panics
+    /// If they are not whole pages.
+    pub fn of(file: &[u8]) -> PageChecksums {
+        let crcs = page_crcs(file, &[], &[]).collect();
+        PageChecksums { crcs }
+    }
+
     /// The pages there are.
     pub fn page_count(&self) -> u64 {
         self.crcs.len() as u64

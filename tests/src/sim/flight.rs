@@ -103,8 +103,10 @@ pub struct Flight {
     pub address: (u64, u16, u8),
     /// The header, where the frame can be parsed.
     pub header: Option<Header>,
-    /// The schema, where it names one.
+    /// The schema of a lookup, where it names one.
     pub model: Option<Arc<SchemaModel>>,
+    /// That of rows that may be wanted soon.
+    wish: Option<Arc<SchemaModel>>,
     /// Slices announced so far.
     pub slices: u32,
     /// The generation that these are of.
@@ -160,19 +162,24 @@ impl Flight {
                 .as_ref()
                 .map_or_else(Capture::default, |r| Capture::new(r, segment(r.header())))
         };
-        let lookup = header.filter(|h| h.op == Op::Lookup);
         let spans: Vec<FeatureSpan> = request
             .as_ref()
             .map(|r| r.spans().collect())
             .unwrap_or_default();
-        let model = lookup
+        let asks = header.filter(|h| matches!(h.op, Op::Lookup | Op::Prefetch));
+        let model = asks
             .and_then(|h| schema(h.schema))
             .filter(|m| m.features.len() == spans.len());
+        let (model, wish) = match header {
+            Some(header) if header.op == Op::Prefetch => (None, model),
+            _ => (model, None),
+        };
         Flight {
             received_ns: at_ns,
             address: Request::address(frame),
             header,
             model,
+            wish,
             slices: 0,
             generation: None,
             cancelled: false,
@@ -192,7 +199,7 @@ impl Flight {
 
     /// When its time is over; `None` without a limit.
     pub fn deadline_ns(&self) -> Option<u64> {
-        let us = self.header.filter(|h| h.op == Op::Lookup)?.remaining_us;
+        let us = self.header.filter(|h| h.op != Op::Null)?.remaining_us;
         (us > 0).then(|| self.received_ns + u64::from(us) * 1000)
     }
 
@@ -344,9 +351,52 @@ impl Flight {
         Ok(newer)
     }
 
+    /// Whether it says that rows may be wanted soon.
+    pub fn is_wish(&self) -> bool {
+        self.header.is_some_and(|h| h.op == Op::Prefetch)
+    }
+
+    /// That the ids of rows that may be wanted soon were read, and are ids.
+    ///
+    /// # Errors
+    /// What is wrong, as a sentence.
+    pub fn check_wish(&self) -> Result<(), String> {
+        let (Some(model), Some(header)) = (&self.wish, self.header) else {
+            return Err("OK to ids of a schema that is not bound".into());
+        };
+        if self.entangled {
+            return Ok(());
+        }
+        for (feature, f) in model.features.iter().enumerate() {
+            for bag in 0..header.bags {
+                let unread = || format!("feature {feature}, bag {bag}: taken before it was read");
+                let (_, ids) = self.bag_ids(feature, bag).ok_or_else(unread)?;
+                if let Some(id) = ids.iter().find(|&&id| f.row(id).is_none()) {
+                    return Err(format!(
+                        "feature {feature}, bag {bag}: {id} was taken for an id"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// How many ids of the part come before a bag, and the bag's ids and weights, as the worker has read
     /// them.
     fn bag(&self, feature: usize, bag: u32) -> Option<(u64, Vec<u64>, Option<Vec<f32>>)> {
+        let (start, ids) = self.bag_ids(feature, bag)?;
+        let model = self.model.as_ref()?;
+        if !model.features[feature].pooling.is_weighted() {
+            return Some((start, ids, None));
+        }
+        let at = u64::from(self.spans[feature].ids_at) + start;
+        let header = self.header?;
+        let bits = self.captures[2].elements(&header.weights, at, ids.len() as u64)?;
+        let weights = bits.into_iter().map(|bits| f32::from_bits(bits as u32));
+        Some((start, ids, Some(weights.collect())))
+    }
+
+    fn bag_ids(&self, feature: usize, bag: u32) -> Option<(u64, Vec<u64>)> {
         let (header, span) = (self.header?, self.spans[feature]);
         let lengths = &self.captures[0];
         let first = u64::from(span.lengths_at);
@@ -363,20 +413,7 @@ impl Flight {
         };
         let at = u64::from(span.ids_at) + start;
         let ids = self.captures[1].elements(&header.ids, at, end - start)?;
-        let weighted = self.model.as_ref()?.features[feature].pooling.is_weighted();
-        let weights = match weighted {
-            true => Some(self.captures[2].elements(&header.weights, at, end - start)?),
-            false => None,
-        };
-        Some((
-            start,
-            ids,
-            weights.map(|w| {
-                w.into_iter()
-                    .map(|bits| f32::from_bits(bits as u32))
-                    .collect()
-            }),
-        ))
+        Some((start, ids))
     }
 
     /// Whether a record names this request, as a sentence where not.

@@ -97,6 +97,11 @@ pub fn draw(
     } else {
         None
     };
+    if refused.is_none() && rng.u8(0..8) == 0 {
+        header.op = Op::Prefetch;
+        (header.flags, header.slice_bags) = (0, 0);
+        (header.target_region, header.target_base) = (0, 0);
+    }
     let (offsets, wide_lengths) = (rng.bool(), rng.bool());
     let wide_ids = model.is_wide() || rng.bool();
     let (mut lengths, mut ids, mut weights) = (Vec::new(), Vec::new(), Vec::new());

@@ -480,8 +480,8 @@ impl Ledger {
         };
         let newer = check_final(flight, record, circumstances, stored)?;
         self.tally.newer += newer;
-        self.tally.count(record.status);
         let flight = book.flights.remove(&record.slot).expect("found above");
+        self.tally.count(&flight, record.status);
         let (flight, record) = (Rc::new(flight), *record);
         if far {
             book.unread.push((record.slot, Rc::clone(&flight)));

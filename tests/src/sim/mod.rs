@@ -14,6 +14,7 @@
 mod books;
 pub mod dataplane;
 pub mod deltas;
+mod disk;
 mod draws;
 mod exporter;
 pub mod flight;

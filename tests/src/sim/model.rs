@@ -73,7 +73,7 @@ impl FeatureModel {
     }
 
     /// The row that an id leads to.
-    fn row(&self, id: u64) -> Option<u32> {
+    pub(super) fn row(&self, id: u64) -> Option<u32> {
         match self.kind {
             TableKind::Dense => u32::try_from(id).ok().filter(|&id| id < self.rows),
             TableKind::Hashed(missing) => {

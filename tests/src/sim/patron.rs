@@ -22,6 +22,8 @@ struct Sent {
     ticket: Ticket,
     work: Work,
     options: RequestOptions,
+    /// Rows that it may want soon, and no vectors.
+    is_prefetch: bool,
     cancelled: bool,
     at_ns: u64,
     /// How far each generation was.
@@ -154,6 +156,7 @@ impl Patron {
             .sent
             .swap_remove(at.ok_or_else(|| Violation("an answer to nothing".into()))?);
         match answer.outcome {
+            Ok(()) if sent.is_prefetch => {}
             Ok(()) => {
                 let of_answer = visit.model.of(answer.generation);
                 let model = of_answer.ok_or_else(|| {
@@ -194,7 +197,9 @@ impl Patron {
                         let is_named = sent.options.generation != 0 || answer.parts > 1;
                         is_named && stage.truth.generations.len() > 1
                     }
-                    Status::RowUnavailable => visit.model.may_fail(refusal.feature),
+                    Status::RowUnavailable => {
+                        !sent.is_prefetch && visit.model.may_fail(refusal.feature)
+                    }
                     Status::Expired => sent.options.remaining.is_some(),
                     Status::Cancelled => sent.cancelled,
                     Status::RegionLost => visit.lost,
@@ -224,6 +229,9 @@ impl Patron {
             rng.u32(1..=most)
         };
         let work = Work::draw(rng, &visit.model, bags, self.ids_per_bag);
+        if rng.u8(0..8) == 0 {
+            return self.prefetch(stage, visit, work);
+        }
         let bytes = visit.model.target_bytes(bags);
         let target = match visit.session.target(&visit.region, bytes) {
             Ok(target) => target,
@@ -261,28 +269,66 @@ impl Patron {
                     ticket,
                     work,
                     options,
+                    is_prefetch: false,
                     cancelled: false,
                     at_ns: stage.net.now_ns(),
                     stands,
                 });
+                Ok(())
             }
             Err(unsent) => {
-                let excused = unsent.error.would_block()
-                    || matches!(unsent.error, ClientError::TooLarge { .. })
-                    || stage.is_cut(visit.pass);
-                if !excused {
-                    return Err(Violation(format!(
-                        "conn {}: a good batch was not sent: {}",
-                        visit.pass.conn.0, unsent.error
-                    )));
-                }
                 if let Some(target) = unsent.target {
                     visit.session.release(target);
                 }
-                // A batch that is too large is not sent a second time.
-                self.left -= u32::from(!unsent.error.would_block());
+                self.unsent(stage, visit, &unsent.error)
             }
         }
+    }
+
+    /// Says that the rows of a batch may be wanted soon.
+    fn prefetch(&mut self, stage: &Stage, visit: &mut Visit, work: Work) -> Result<(), Violation> {
+        let rng = &mut self.rng;
+        let batch = fill(rng, visit, &work);
+        let options = RequestOptions {
+            remaining: (rng.u8(0..4) == 0)
+                .then(|| core::time::Duration::from_micros(rng.u64(1..200))),
+            ..RequestOptions::default()
+        };
+        match visit.session.prefetch(&visit.schema, &batch, &options) {
+            Ok(ticket) => {
+                self.sent.push(Sent {
+                    ticket,
+                    work,
+                    options,
+                    is_prefetch: true,
+                    cancelled: false,
+                    at_ns: stage.net.now_ns(),
+                    stands: BTreeMap::new(),
+                });
+                Ok(())
+            }
+            Err(error) => self.unsent(stage, visit, &error),
+        }
+    }
+
+    /// A batch was not sent.
+    fn unsent(
+        &mut self,
+        stage: &Stage,
+        visit: &Visit,
+        error: &ClientError,
+    ) -> Result<(), Violation> {
+        let excused = error.would_block()
+            || matches!(error, ClientError::TooLarge { .. })
+            || stage.is_cut(visit.pass);
+        if !excused {
+            let conn = visit.pass.conn.0;
+            return Err(Violation(format!(
+                "conn {conn}: a good batch was not sent: {error}"
+            )));
+        }
+        // A batch that is too large is not sent a second time.
+        self.left -= u32::from(!error.would_block());
         Ok(())
     }
 

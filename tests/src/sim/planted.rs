@@ -48,6 +48,8 @@ pub enum Mistake {
     LeavesWorkerOut,
     /// Takes rows from another dataplane's memory before they have come.
     TakesRowsEarly,
+    /// Compares pages of files with the checksums of others that have taken their places.
+    TrustsOthers,
     /// The port between the worker and memory that it can't reach makes it.
     Port(sim::Mistake),
 }
@@ -80,7 +82,11 @@ impl Mistake {
     pub fn all() -> impl Iterator<Item = Mistake> {
         let of_port = sim::Mistake::ALL.into_iter().map(Mistake::Port);
         let of_dataplane = Mistake::OF_WORKER.into_iter().chain(Mistake::OF_DELTAS);
-        let others = [Mistake::LeavesWorkerOut, Mistake::TakesRowsEarly];
+        let others = [
+            Mistake::LeavesWorkerOut,
+            Mistake::TakesRowsEarly,
+            Mistake::TrustsOthers,
+        ];
         of_dataplane.chain(others).chain(of_port)
     }
 

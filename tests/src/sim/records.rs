@@ -15,6 +15,8 @@ pub struct Tally {
     pub answered: u64,
     /// Vectors compared.
     pub vectors: u64,
+    /// Parts with ids of rows that may be wanted soon that were taken.
+    pub wishes: u64,
     /// Parts answered BUSY.
     pub busy: u64,
     /// Parts answered EXPIRED.
@@ -46,9 +48,10 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Counts a final record.
-    pub fn count(&mut self, status: Status) {
+    /// Counts a request's final record.
+    pub fn count(&mut self, flight: &Flight, status: Status) {
         *match status {
+            Status::Ok if flight.is_wish() => &mut self.wishes,
             Status::Ok => &mut self.answered,
             Status::Busy => &mut self.busy,
             Status::Expired => &mut self.expired,
@@ -142,6 +145,9 @@ pub fn check_final(
             Err("RETRY to a request that names no generation".into())
         }
         Status::Cancelled if !flight.cancelled => Err("CANCELLED, but nobody cancelled it".into()),
+        Status::RowUnavailable if flight.is_wish() => {
+            Err("rows that may be wanted soon are waited for".into())
+        }
         Status::RowUnavailable if now.rows_failed == 0 => {
             Err("a row is said to be unavailable, but none has failed".into())
         }
@@ -171,6 +177,9 @@ fn check_ok(
             flight.slices,
             header.slices()
         ));
+    }
+    if header.op == Op::Prefetch {
+        return flight.check_wish().map(|()| 0);
     }
     if flight.model.is_none() {
         return Err("OK to a request whose schema is not bound".into());

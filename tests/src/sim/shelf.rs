@@ -1,5 +1,5 @@
 //! Cached tables of the simulated world: a store that all workers share, and for each a tier that gives rows out late, in
-//! any order, and in some worlds not all of them.
+//! any order, and in some worlds not all of them. In two of three it is the service's own file tier, over a [disk](super::disk).
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -7,12 +7,13 @@ use std::sync::Arc;
 use fastrand::Rng;
 use rowmill_arena::HugePages;
 use rowmill_cache::store::{self, Shape, Tags, WAYS};
-use rowmill_cache::tier::{Chain, EachRow, FetchesFull, Tier, TierError, Wanted};
+use rowmill_cache::tier::{Chain, EachRow, Failures, FetchesFull, Tier, TierError, Wanted};
 use rowmill_cache::{
     OnFailure, Options, Parts, Shares, TableOptions, Worker, fetch, workers_with_shares,
 };
-use rowmill_table::Resident;
+use rowmill_table::{Resident, TableInfo};
 
+use super::disk::{Disk, Health};
 use super::exporter::{Exporter, Figures};
 
 /// The time that rows have where tables' files hang: others' come within a fraction of it, however long a worker does other things. (One
@@ -37,6 +38,8 @@ pub(super) struct Drawn {
     /// Of 10,000 rows, how many never come. None where rows have all the time that they need.
     lost: u32,
     limbo: usize,
+    /// Where rows are read from files.
+    disk: Option<Disk>,
     exporter: Option<Exporter>,
 }
 
@@ -45,9 +48,10 @@ pub(super) struct Drawn {
 pub(super) struct Lacks {
     hung: Vec<usize>,
     tables: Vec<bool>,
-    /// Of 10,000 rows, how many.
+    /// Of 10,000 rows, how many; or of as many pages, where rows are read from files.
     rows: u64,
     seed: u64,
+    places: Option<Arc<[TableInfo]>>,
 }
 
 impl Lacks {
@@ -58,13 +62,34 @@ impl Lacks {
 
     /// Whether a request may be refused for a row of a table: where some tables' files hang, all rows of the others come.
     pub(super) fn may_fail(&self, table: usize) -> bool {
-        self.hung.is_empty() || self.hung.contains(&table)
+        self.hung.is_empty() || self.hangs(table)
+    }
+
+    /// Whether a table's file hangs.
+    pub(super) fn hangs(&self, table: usize) -> bool {
+        self.hung.contains(&table)
     }
 
     /// Whether a row can't be read, from no tier.
     pub(super) fn row(&self, table: usize, row: u32) -> bool {
-        let draw = (u64::from(row) ^ self.seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        self.some_of(table) && draw % 10_000 < self.rows
+        match &self.places {
+            _ if !self.some_of(table) => false,
+            Some(places) => {
+                let mut pages = places[table].row_place(row).pages();
+                pages.any(|page| self.page(table, page))
+            }
+            None => self.draws(row.into()),
+        }
+    }
+
+    /// Whether a page of a table's file is damaged for good.
+    pub(super) fn page(&self, table: usize, page: u64) -> bool {
+        self.some_of(table) && self.draws(page)
+    }
+
+    fn draws(&self, number: u64) -> bool {
+        let draw = (number ^ self.seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        draw % 10_000 < self.rows
     }
 }
 
@@ -103,8 +128,10 @@ impl Drawn {
                 hung: vec![],
                 rows: rng.u64(1..=3000),
                 seed: rng.u64(..),
+                places: None,
             },
             sets,
+            disk: None,
             exporter: None,
         };
         drawn.with_hung()
@@ -119,6 +146,21 @@ impl Drawn {
             exporter: Exporter::draw(&mut rng, whole, is_hasty),
             ..self
         }
+    }
+
+    /// In two of three worlds rows are read from files, those of the tables of these generations. If it is `trusting`, pages are compared
+    /// with checksums of others.
+    pub(super) fn with_disk(mut self, generations: &[Arc<Resident>], is_trusting: bool) -> Drawn {
+        let mut rng = Rng::with_seed(self.lacks.seed.rotate_left(16));
+        if rng.u8(0..3) > 0 || is_trusting {
+            let disk = Disk::draw(&mut rng, generations, is_trusting);
+            if is_trusting {
+                self.lacks = Lacks::default();
+            }
+            self.lacks.places = Some(disk.places());
+            self.disk = Some(disk);
+        }
+        self
     }
 
     /// In some worlds tables' files hang beside others, of which each row comes in time: all others' or one's, or any number.
@@ -157,6 +199,13 @@ impl Drawn {
     /// What workers read of another dataplane's memory, where they do.
     pub(super) fn far_rows(&self) -> Option<&Arc<Figures>> {
         self.exporter.as_ref().map(Exporter::figures)
+    }
+
+    /// Rows that files failed to give.
+    pub(super) fn failures(&self) -> Failures {
+        self.disk
+            .as_ref()
+            .map_or_else(Failures::default, Disk::failures)
     }
 
     /// Of each table, whether it may be cached.
@@ -212,42 +261,25 @@ impl Drawn {
 }
 
 impl Drawn {
-    /// What a worker reads rows of these tables from.
-    pub(super) fn tier(&self, tables: &Arc<Resident>, rng: Rng) -> Box<dyn Tier + Send> {
-        self.chain(Shelf {
-            tables: Arc::clone(tables),
-            numbers: (0..self.sets.len()).collect(),
-            rng,
-            fetches: self.fetches,
-            delay_ns: self.delay_ns.clone(),
-            bad: self.bad,
-            lacks: self.lacks.clone(),
-            lost: self.lost,
-            held: 0,
-            wanted: vec![],
-        })
-    }
-
-    /// A tier; the next one of a quarter of the tables where rows can't be read, which knows them by other numbers and gives half of
-    /// these rows; and another dataplane's memory before both or behind them.
-    fn chain(&self, mut first: Shelf) -> Box<dyn Tier + Send> {
+    /// What a worker reads rows of these tables from: a tier; the next one of a quarter of the tables where rows can't be read, which knows
+    /// them by other numbers and gives half of these rows; and another dataplane's memory before both or behind them.
+    pub(super) fn tier(&self, files: &Arc<Resident>, mut rng: Rng) -> Box<dyn Tier + Send> {
         let tables = self.sets.len();
         let exporter = self.exporter.as_ref();
-        let exporter = exporter.map(|it| (it, it.tier(&first.tables, tables, first.rng.fork())));
+        let exporter = exporter.map(|it| (it, it.tier(files, tables, rng.fork())));
         let is_passed_on = |&table: &usize| self.lacks.seed.rotate_right(table as u32) & 3 == 3;
         let own: Vec<usize> = (0..tables).filter(is_passed_on).collect();
         let has_next = self.bad > 0 && !own.is_empty();
-        if !has_next && exporter.is_none() {
-            return Box::new(first);
-        }
-        let number = |table| own.iter().position(|&t| t == table).map(|at| at as u32);
         let next = has_next.then(|| Shelf {
-            rng: first.rng.fork(),
             bad: 5000,
             lost: 0,
-            numbers: own.clone(),
-            ..first.clone()
+            ..self.shelf(files, own.clone(), rng.fork())
         });
+        let first = self.first(files, rng);
+        if next.is_none() && exporter.is_none() {
+            return first;
+        }
+        let number = |table| own.iter().position(|&t| t == table).map(|at| at as u32);
         let all = (0..tables as u32).map(Some).collect();
         // More than the first one takes, so that rows wait for the second, too.
         let mut chain = Chain::new(2 * self.fetches as u32, tables as u32);
@@ -258,7 +290,7 @@ impl Drawn {
         if let Some((tier, numbers)) = before {
             chain = chain.then(Box::new(tier), numbers);
         }
-        chain = chain.then(Box::new(first), all);
+        chain = chain.then(first, all);
         if let Some(next) = next {
             chain = chain.then(Box::new(next), (0..tables).map(number).collect());
         }
@@ -267,10 +299,39 @@ impl Drawn {
         }
         Box::new(chain)
     }
+
+    /// The tables' own files, or what stands in for them.
+    fn first(&self, files: &Arc<Resident>, rng: Rng) -> Box<dyn Tier + Send> {
+        let Some(disk) = &self.disk else {
+            return Box::new(self.shelf(files, (0..self.sets.len()).collect(), rng));
+        };
+        let health = Health {
+            delay_ns: self.delay_ns.clone(),
+            failing: self.bad,
+            late: self.lost,
+            lacks: self.lacks.clone(),
+        };
+        let (fetches, budget_ns) = (self.fetches as u32, self.limits.budget_ns);
+        Box::new(disk.tier(files.generation(), fetches, budget_ns, (health, rng)))
+    }
+
+    fn shelf(&self, files: &Arc<Resident>, numbers: Vec<usize>, rng: Rng) -> Shelf {
+        Shelf {
+            tables: Arc::clone(files),
+            numbers,
+            rng,
+            fetches: self.fetches,
+            delay_ns: self.delay_ns.clone(),
+            bad: self.bad,
+            lacks: self.lacks.clone(),
+            lost: self.lost,
+            held: 0,
+            wanted: vec![],
+        }
+    }
 }
 
 /// Stands in for a tier: it has the rows of resident tables.
-#[derive(Clone)]
 struct Shelf {
     tables: Arc<Resident>,
     /// Its tables, by the number that they are asked for by.
@@ -290,7 +351,7 @@ struct Shelf {
 impl Tier for Shelf {
     fn fetch(&mut self, now_ns: u64, wanted: Wanted) -> Result<(), FetchesFull> {
         let table = self.numbers[wanted.table as usize];
-        let hangs = self.lacks.hung.contains(&table);
+        let hangs = self.lacks.hangs(table);
         let of_hung = |(due_ns, ..): &&(u64, Wanted, bool)| *due_ns == u64::MAX;
         let held = self.held + self.wanted.iter().filter(of_hung).count();
         if self.wanted.len() + self.held == self.fetches {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fastrand::Rng;
+use rowmill_cache::tier::Failures;
 use rowmill_engine::{Engine, Side};
 use rowmill_pooling::{Isa, Kernels};
 use rowmill_port::sim::{Bounds, Faults, SimNet};
@@ -138,6 +139,8 @@ pub struct Outcome {
     pub far_rows: u64,
     /// READs of it that were under way as their connection ended.
     pub far_broken_off: u64,
+    /// Rows that files failed to give, and why.
+    pub failures: Failures,
 }
 
 /// A run that broke a rule.
@@ -200,6 +203,7 @@ struct World {
     /// Of 10,000 actions of clients, after how many a connection is cut.
     cuts: u32,
     far_rows: Arc<Figures>,
+    files: Drawn,
     drawn: String,
 }
 
@@ -256,13 +260,15 @@ impl World {
             false => cached,
         };
         let recipes = draw_generations(seed, &specs, &cached.tables());
+        let firsts = make(&recipes, |_| false);
+        let cached = cached.with_disk(&firsts, mistake == Some(Mistake::TrustsOthers));
         let mut changing = Rng::with_seed(seed.rotate_left(24));
         let has_deltas = changing.bool() || mistake.is_some_and(Mistake::is_of_deltas);
         let is_listed = cached.tables();
         let generations = make(&recipes, |_| has_deltas);
         let tables = Arc::clone(&generations[0]);
         let truth = Truth {
-            generations: make(&recipes, |_| false),
+            generations: firsts,
             history: History::default(),
             lacks: cached.lacks().clone(),
             listed: cached.tables(),
@@ -387,6 +393,7 @@ impl World {
             rng,
             cuts,
             far_rows,
+            files: cached,
             drawn,
         }
     }
@@ -508,6 +515,7 @@ impl World {
             sampled,
             far_rows: self.far_rows.rows.load(Ordering::Relaxed),
             far_broken_off: self.far_rows.broken_off.load(Ordering::Relaxed),
+            failures: self.files.failures(),
         })
     }
 }
