@@ -1,6 +1,6 @@
 //! The whole service on a fake clock, for many seeds; see `rowmill_tests::sim`.
 
-use rowmill_tests::sim::{Mistake, run};
+use rowmill_tests::sim::{Changes, Kills, Mistake, run};
 
 /// Seeds of an ordinary test run; `make sim SEEDS=n` runs others.
 const SEEDS: u64 = 200;
@@ -14,27 +14,18 @@ fn all_rules_are_kept() {
     let (mut frames, mut answered, mut busy, mut expired, mut cancelled) = (0, 0, 0, 0, 0);
     let (mut unknown_ids, mut overflows, mut row_unavailable, mut wishes) = (0, 0, 0, 0);
     let (mut silences, mut placed, mut placed_late) = (0, 0, 0);
-    let (mut moves, mut resized, mut switched, mut released) = (0, 0, 0, 0);
-    let (mut brought, mut deltas, mut broken_off, mut newer, mut untold) = (0, 0, 0, 0, 0);
-    let (mut policies, mut loads, mut stayed, mut sampled) = (0, 0, 0, 0);
+    let (mut changes, mut kills) = (Changes::default(), Kills::default());
+    let (mut newer, mut untold, mut sampled) = (0, 0, 0);
     let (mut far_rows, mut far_broken_off) = (0, 0);
     let (mut late, mut corrupt, mut gone, mut failed) = (0, 0, 0, 0);
     for seed in first..first + SEEDS {
         println!("seed {seed}");
         let outcome = run(seed, None, false).unwrap_or_else(|failed| panic!("{failed}"));
-        moves += outcome.moves;
-        resized += outcome.resized;
-        switched += outcome.switched;
-        released += outcome.released;
-        brought += outcome.brought;
-        deltas += outcome.deltas;
-        broken_off += outcome.broken_off;
+        changes = changes.and(outcome.changes);
+        kills = kills.and(outcome.kills);
         untold += outcome.untold;
         let tally = outcome.tally;
         newer += tally.newer;
-        policies += outcome.policies;
-        loads += outcome.loads;
-        stayed += outcome.stayed;
         sampled += outcome.sampled;
         far_rows += outcome.far_rows;
         far_broken_off += outcome.far_broken_off;
@@ -58,6 +49,18 @@ fn all_rules_are_kept() {
     println!(
         "{frames} frames, {answered} answered, {wishes} of rows that may be wanted soon, {busy} busy, {expired} expired, {cancelled} cancelled, {unknown_ids} unknown ids, {overflows} blocks overflowing, {row_unavailable} rows unavailable"
     );
+    let Changes {
+        moves,
+        resized,
+        switched,
+        released,
+        brought,
+        deltas,
+        broken_off,
+        policies,
+        loads,
+        stayed,
+    } = changes;
     // The worlds are lively: everything that can become of a request happens often.
     assert!(answered > frames / 4 && wishes > SEEDS / 2);
     assert!(busy > SEEDS && expired > SEEDS / 4 && cancelled > SEEDS / 4);
@@ -81,6 +84,14 @@ fn all_rules_are_kept() {
     assert!(policies > SEEDS && loads > SEEDS && stayed > SEEDS && sampled > SEEDS);
     println!("{far_rows} rows of another dataplane's memory, {far_broken_off} READs broken off");
     assert!(far_rows > 5 * SEEDS && far_broken_off > SEEDS / 2);
+    println!("{kills:?}");
+    let midway = [
+        kills.in_generation,
+        kills.in_delta,
+        kills.in_policy,
+        kills.in_move,
+    ];
+    assert!(kills.all > SEEDS / 2 && midway.iter().all(|&kills| kills > SEEDS / 40));
     println!(
         "{late} rows late, {corrupt} of damaged pages, {gone} of files that were cut, {failed} not read"
     );

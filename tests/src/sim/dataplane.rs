@@ -1,21 +1,21 @@
 //! The workers of the simulated service: `rowmilld`'s own steps, on a clock on which work takes the
-//! time of its bytes and a worker can stop for a while.
+//! time of its bytes, a worker can stop for a while, and the process can be killed.
 
 use std::sync::Arc;
 
 use fastrand::Rng;
-use rowmill_engine::{Engine, Turn};
+use rowmill_engine::Turn;
 use rowmill_port::ConnId;
 use rowmill_port::sim::SimNet;
-use rowmill_rowmilld::mailbox::Mailbox;
 use rowmill_rowmilld::worker::Worker;
 
-use super::deltas::Deltas;
+use super::deltas::{Deltas, Kept};
 use super::generations::Generations;
 use super::ledger::{Ledger, Violation};
 use super::moves::Moves;
 use super::planted::Planted;
 use super::policies::Policies;
+use super::process::{Changes, Kills, Parts, Plan, Process};
 use super::story::Story;
 
 /// How fast workers are, and how often they stop.
@@ -31,6 +31,8 @@ pub struct Pace {
     pub stops: u32,
     /// For how long at most, in nanoseconds.
     pub stop_ns_max: u64,
+    /// Of 10,000 steps of all workers, before how many the process is killed.
+    pub kills: u32,
 }
 
 struct Lane {
@@ -41,6 +43,14 @@ struct Lane {
 }
 
 impl Lane {
+    fn new((engine, port, mailbox): Parts, connections: u32) -> Lane {
+        Lane {
+            worker: Worker::new(engine, connections, port, mailbox, Arc::default()),
+            ready_ns: 0,
+            idle: true,
+        }
+    }
+
     fn rows_failed(&self) -> u64 {
         let fetches = self.worker.engine().cache().fetch_counters();
         fetches.failed + fetches.late
@@ -52,9 +62,14 @@ impl Lane {
     }
 }
 
+/// How often the process of a world is killed at most, and how long nobody listens then.
+const MOST_KILLS: u64 = 3;
+const DOWN_NS: u64 = 2_000_000;
+
 /// All workers, and the ledger that watches them.
 pub struct Dataplane {
     net: SimNet,
+    plan: Plan,
     lanes: Vec<Lane>,
     pace: Pace,
     rng: Rng,
@@ -68,6 +83,10 @@ pub struct Dataplane {
     pub violation: Option<Violation>,
     /// Steps made by all workers.
     pub steps: u64,
+    /// How often the process was killed.
+    pub kills: Kills,
+    /// What the processes before this one had done.
+    before: Changes,
     /// What has tables move.
     pub moves: Moves,
     /// What has generations change.
@@ -82,24 +101,26 @@ pub struct Dataplane {
 const BLOCKED_NS: u64 = 1000;
 
 impl Dataplane {
-    /// Workers of the given engines.
-    pub fn new(
-        net: SimNet,
-        parts: Vec<(Engine, Planted, Arc<Mailbox>)>,
-        connections: u32,
+    /// The first process of a plan.
+    pub(super) fn new(
+        plan: Plan,
         pace: Pace,
         seed: u64,
         (ledger, story): (Ledger, Story),
-        (moves, generations, deltas, policies): (Moves, Generations, Deltas, Policies),
     ) -> Dataplane {
-        let lane = |(engine, port, mailbox)| Lane {
-            worker: Worker::new(engine, connections, port, mailbox, Arc::default()),
-            ready_ns: 0,
-            idle: true,
-        };
+        let Process {
+            parts,
+            moves,
+            generations,
+            deltas,
+            policies,
+        } = plan.start(0, Kept::default());
+        let connections = plan.limits.connections.into();
+        let lanes = parts.into_iter().map(|parts| Lane::new(parts, connections));
         Dataplane {
-            net,
-            lanes: parts.into_iter().map(lane).collect(),
+            net: plan.net.clone(),
+            lanes: lanes.collect(),
+            plan,
             pace,
             rng: Rng::with_seed(seed),
             acting: None,
@@ -107,11 +128,69 @@ impl Dataplane {
             story,
             violation: None,
             steps: 0,
+            kills: Kills::default(),
+            before: Changes::default(),
             moves,
             generations,
             deltas,
             policies,
         }
+    }
+
+    /// The process is killed, and another starts in its place.
+    fn kill(&mut self) {
+        self.after_client();
+        self.before = self.changes();
+        self.kills = self.kills.and(Kills {
+            all: 1,
+            in_generation: self.generations.is_under_way().into(),
+            in_delta: self.deltas.is_under_way().into(),
+            in_policy: self.policies.is_under_way().into(),
+            in_move: self.moves.is_under_way().into(),
+        });
+        let down_ns = self.rng.u64(0..=DOWN_NS);
+        self.net.kill(down_ns);
+        self.after_client();
+        let kept = self.deltas.killed();
+        let Process {
+            parts,
+            moves,
+            generations,
+            deltas,
+            policies,
+        } = self.plan.start(self.kills.all, kept);
+        (self.moves, self.generations) = (moves, generations);
+        (self.deltas, self.policies) = (deltas, policies);
+        let connections = self.plan.limits.connections.into();
+        let ready_ns = self.net.now_ns() + down_ns;
+        let lanes = parts.into_iter().map(|parts| Lane {
+            ready_ns,
+            ..Lane::new(parts, connections)
+        });
+        self.lanes = lanes.collect();
+    }
+
+    /// What all processes have done.
+    pub fn changes(&self) -> Changes {
+        let Dataplane {
+            moves,
+            generations,
+            deltas,
+            policies,
+            ..
+        } = self;
+        self.before.and(Changes {
+            moves: moves.made,
+            resized: moves.resized,
+            switched: generations.switched,
+            released: generations.released,
+            brought: moves.brought,
+            deltas: deltas.applied,
+            broken_off: deltas.broken_off,
+            policies: policies.published,
+            loads: policies.loads,
+            stayed: policies.stayed,
+        })
     }
 
     /// When a worker next has something to do, or the thread of deltas.
@@ -198,6 +277,9 @@ impl Dataplane {
     }
 
     fn step(&mut self, i: usize) {
+        if self.kills.all < MOST_KILLS && self.rng.u32(0..10_000) < self.pace.kills {
+            return self.kill();
+        }
         self.after_client();
         // While a delta is applied, nothing comes that it would have to be applied to as well.
         let may_come = !self.deltas.is_under_way();

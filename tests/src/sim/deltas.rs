@@ -2,8 +2,8 @@
 //!
 //! What `rowmilld`'s thread does in a delta is done here by a thread (`strand.rs`), so that [`ResidentTable::change`] and [`Store::patch`] themselves run between
 //! steps of workers, and wait for their turns by the epochs that they note. The rows of a table that is cached become others in memory, too, where it finds
-//! them when it is resident again. What is not simulated: files and directories of deltas, a kill of the process (which
-//! applies what it has kept before it serves), and what lies between two steps of one thread or within a turn, which the cache's models run.
+//! them when it is resident again. A process that is killed leaves what it has kept, and
+//! the next one applies that before it serves. What is not simulated: files and directories of deltas, and what lies between two steps of one thread or within a turn, which the cache's models run.
 //!
 //! [`ResidentTable::change`]: rowmill_table::ResidentTable::change
 //! [`Store::patch`]: rowmill_cache::store::Store::patch
@@ -42,6 +42,38 @@ struct Delta {
     is_anew: bool,
 }
 
+/// By generation the delta that is under way, or that could not be read to its end: the same comes again before there is another.
+#[derive(Debug, Default)]
+pub(super) struct Kept(BTreeMap<usize, Arc<Delta>>);
+
+impl Kept {
+    /// What a process does before it serves: all deltas that were kept are applied to tables that are as they were at first.
+    pub(super) fn apply(self, all: &[Arc<Resident>], history: &History) {
+        for (which, tables) in all.iter().enumerate() {
+            let generation = tables.generation();
+            let change = |number: usize, rows: &[u32], bytes: &[u8]| {
+                tables.tables()[number].change(rows, bytes, &mut || ());
+            };
+            for number in 0..tables.tables().len() {
+                let (rows, bytes) = history.others(generation, number);
+                if !rows.is_empty() {
+                    change(number, &rows, &bytes);
+                }
+            }
+            tables.set_delta(history.stand(generation).delta);
+            let Some(delta) = self.0.get(&which) else {
+                continue;
+            };
+            for piece in &delta.pieces {
+                history.show(generation, piece.table, &piece.rows, &piece.bytes);
+                change(piece.table, &piece.rows, &piece.bytes);
+            }
+            tables.set_delta(delta.sequence);
+            history.acknowledge(generation, delta.sequence);
+        }
+    }
+}
+
 /// The shortest time in which the thread gives way: a worker that is waited for has to come to its next turn.
 const LOOK_NS: u64 = 100;
 
@@ -69,8 +101,7 @@ pub struct Deltas {
     look_ns: u64,
     next_ns: u64,
     under_way: Option<(usize, Strand<Stop>)>,
-    /// By generation the delta that is under way, or that could not be read to its end: the same comes again before there is another.
-    kept: BTreeMap<usize, Arc<Delta>>,
+    kept: Kept,
     rng: Rng,
     /// Deltas that were acknowledged.
     pub applied: u64,
@@ -98,11 +129,17 @@ impl Deltas {
             look_ns: [LOOK_NS, 1_000, 20_000][rng.usize(0..3)],
             next_ns: 0,
             under_way: None,
-            kept: BTreeMap::new(),
+            kept: Kept::default(),
             rng,
             applied: 0,
             broken_off: 0,
         }
+    }
+
+    /// The process is killed: what was under way ends, and what was kept is left.
+    pub(super) fn killed(&mut self) -> Kept {
+        self.under_way = None;
+        core::mem::take(&mut self.kept)
     }
 
     /// Whether a delta is being applied.
@@ -140,32 +177,32 @@ impl Deltas {
             Some(Stop::Reads) if self.rng.u8(0..10) == 0 => {
                 self.under_way = None;
                 self.broken_off += 1;
-                let delta = self.kept.remove(&which).expect("the one under way");
+                let delta = self.kept.0.remove(&which).expect("the one under way");
                 let delta = Arc::into_inner(delta).expect("the thread has ended");
                 let anew = Delta {
                     is_anew: true,
                     ..delta
                 };
-                self.kept.insert(which, Arc::new(anew));
+                self.kept.0.insert(which, Arc::new(anew));
             }
             Some(_) => {}
             None => {
                 self.under_way = None;
                 self.applied += 1;
-                self.kept.remove(&which);
+                self.kept.0.remove(&which);
             }
         }
     }
 
     fn begin(&mut self, which: usize, moves: &Moves) {
-        if !self.kept.contains_key(&which) {
+        if !self.kept.0.contains_key(&which) {
             let delta = self.draw(which);
-            self.kept.insert(which, Arc::new(delta));
+            self.kept.0.insert(which, Arc::new(delta));
         }
         let work = Work {
             stores: moves.stores_of(&self.all[which]).into_iter().collect(),
             tables: Arc::clone(&self.all[which]),
-            delta: Arc::clone(&self.kept[&which]),
+            delta: Arc::clone(&self.kept.0[&which]),
             epochs: Arc::clone(&self.epochs),
             history: self.history.clone(),
             mistake: self.mistake,

@@ -3,6 +3,7 @@
 //! others for a while; and pages that are damaged for good.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,13 +19,18 @@ use rowmill_table::{PAGE_BYTES, PageChecksums, Resident, ResidentTable, TableInf
 use super::shelf::Lacks;
 
 /// A table's file.
-#[derive(Debug)]
 struct File {
     info: TableInfo,
     checksums: Arc<PageChecksums>,
     whole: Vec<u8>,
     /// What takes its place for a while: another generation's, of the same size, or the same pages the other way round.
     other: Vec<u8>,
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.info.name)
+    }
 }
 
 /// What a file is at a moment.
@@ -53,7 +59,7 @@ pub(super) struct Health {
 pub(super) struct Disk {
     files: Arc<BTreeMap<u64, Vec<File>>>,
     /// Reads of a worker's device at a time, and the pages of the longest.
-    reads: u32,
+    pub(super) reads: u32,
     read_pages: usize,
     /// How long a file stays as it is.
     spell_ns: u64,

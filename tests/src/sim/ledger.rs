@@ -80,12 +80,13 @@ impl Ledger {
 
     /// A client has connected. More is promised to a well-behaved one, and more expected of it.
     pub fn admit(&mut self, conn: ConnId, honest: bool) -> Pass {
-        let holder = self.holders.get_mut(&conn).expect("connected a moment ago");
-        holder.honest = honest;
-        Pass {
-            conn,
-            serial: holder.serial,
+        // None where the process was killed before the client heard from it.
+        let mut serial = 0;
+        if let Some(holder) = self.holders.get_mut(&conn) {
+            holder.honest = honest;
+            serial = holder.serial;
         }
+        Pass { conn, serial }
     }
 
     /// Whether the dataplane or the test has ended the connection.

@@ -8,7 +8,7 @@
 //! fall silent and fail (`rowmill_port::sim::Link` says what is simulated of them and what is not): there every byte that
 //! reaches a client is checked when it does. In some worlds tables become cached and resident again, generations come and go, [`policies`] say what is kept, rows come from another dataplane's
 //! memory that can be reached only at times, and deltas
-//! change rows of tables that are resident ([`deltas`]); the [`history`] knows what each row may be by then. At the end nothing may be left: no request, slot, block or fetched data.
+//! change rows of tables that are resident ([`deltas`]); in some the [`process`] is killed, and another takes its place; the [`history`] knows what each row may be by then. At the end nothing may be left: no request, slot, block or fetched data.
 //! [`planted`] mistakes show that the checks find what they are for.
 
 mod books;
@@ -27,6 +27,7 @@ pub mod moves;
 pub mod patron;
 pub mod planted;
 pub mod policies;
+pub mod process;
 pub mod records;
 pub mod service;
 mod shelf;
@@ -36,4 +37,5 @@ pub mod stranger;
 pub mod world;
 
 pub use planted::Mistake;
+pub use process::{Changes, Kills};
 pub use world::{Failed, Outcome, run};

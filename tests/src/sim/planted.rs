@@ -44,6 +44,8 @@ pub enum Mistake {
     TakesRowsBack,
     /// Has a table cached without what deltas have made of its rows.
     ForgetsDeltas,
+    /// A process that is killed is followed by one that applies no deltas.
+    StartsOver,
     /// Tells all workers but the first one of policies.
     LeavesWorkerOut,
     /// Takes rows from another dataplane's memory before they have come.
@@ -71,11 +73,12 @@ impl Mistake {
     ];
 
     /// What is done wrong in deltas.
-    const OF_DELTAS: [Mistake; 4] = [
+    const OF_DELTAS: [Mistake; 5] = [
         Mistake::NumberBeforeRows,
         Mistake::LeavesRowOut,
         Mistake::TakesRowsBack,
         Mistake::ForgetsDeltas,
+        Mistake::StartsOver,
     ];
 
     /// All of them.

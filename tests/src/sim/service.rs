@@ -44,26 +44,40 @@ impl Schemas {
     }
 }
 
-/// `rowmilld`'s sessions, and what is bound there.
+/// The sessions of the `rowmilld` that runs now, and what is bound there.
 pub struct Noted {
-    sessions: Arc<Sessions>,
+    sessions: Mutex<Option<Arc<Sessions>>>,
     schemas: Schemas,
 }
 
 impl Noted {
-    /// Notes what `sessions` binds.
-    pub fn new(sessions: Arc<Sessions>, schemas: Schemas) -> Noted {
-        Noted { sessions, schemas }
+    /// Notes what is bound. None runs yet.
+    pub fn new(schemas: Schemas) -> Noted {
+        Noted {
+            sessions: Mutex::default(),
+            schemas,
+        }
+    }
+
+    /// These are of the one that runs from now on; nothing is bound there.
+    pub fn is_now(&self, sessions: Arc<Sessions>) {
+        self.schemas.bound.lock().expect("one thread").clear();
+        *self.sessions.lock().expect("one thread") = Some(sessions);
+    }
+
+    fn sessions(&self) -> Arc<Sessions> {
+        let sessions = self.sessions.lock().expect("one thread");
+        Arc::clone(sessions.as_ref().expect("one runs"))
     }
 }
 
 impl Service for Noted {
     fn welcome(&self, client: &str) -> Result<Welcome, (Refusal, String)> {
-        self.sessions.welcome(client)
+        self.sessions().welcome(client)
     }
 
     fn tables(&self) -> Vec<TableEntry> {
-        self.sessions.tables()
+        self.sessions().tables()
     }
 
     fn bind(
@@ -71,7 +85,7 @@ impl Service for Noted {
         conn: ConnId,
         schema: Schema,
     ) -> Result<Box<dyn PendingBind>, (Refusal, String)> {
-        let pending = self.sessions.bind(conn, schema.clone())?;
+        let pending = self.sessions().bind(conn, schema.clone())?;
         let model = Arc::new(SchemaModel::new(&schema, &self.schemas.truth));
         self.schemas
             .bound
@@ -87,6 +101,6 @@ impl Service for Noted {
             .lock()
             .expect("one thread")
             .retain(|(of, _), _| *of != conn);
-        self.sessions.gone(conn);
+        self.sessions().gone(conn);
     }
 }

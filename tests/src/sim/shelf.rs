@@ -153,7 +153,13 @@ impl Drawn {
     pub(super) fn with_disk(mut self, generations: &[Arc<Resident>], is_trusting: bool) -> Drawn {
         let mut rng = Rng::with_seed(self.lacks.seed.rotate_left(16));
         if rng.u8(0..3) > 0 || is_trusting {
-            let disk = Disk::draw(&mut rng, generations, is_trusting);
+            let mut disk = Disk::draw(&mut rng, generations, is_trusting);
+            if !self.lacks.hung.is_empty() {
+                // Enough for each table to have some of its own.
+                let least = fetch::room_for(self.sets.len() as u32, 1);
+                self.fetches = self.fetches.max(least as usize);
+                disk.reads = disk.reads.max(least);
+            }
             if is_trusting {
                 self.lacks = Lacks::default();
             }

@@ -8,26 +8,20 @@ use std::sync::atomic::Ordering;
 
 use fastrand::Rng;
 use rowmill_cache::tier::Failures;
-use rowmill_engine::{Engine, Side};
-use rowmill_pooling::{Isa, Kernels};
+use rowmill_pooling::Isa;
 use rowmill_port::sim::{Bounds, Faults, SimNet};
 use rowmill_port::{ConnId, RegionId};
 use rowmill_rowmilld::config::Limits;
-use rowmill_rowmilld::mailbox::Mailbox;
-use rowmill_rowmilld::service::Sessions;
 use rowmill_table::{Resident, ResidentTable};
 
 use super::dataplane::{Dataplane, Pace};
-use super::deltas::Deltas;
 use super::draws::{SILENCE_NS, draw_actors, draw_far, draw_generations, draw_tables, make};
 use super::exporter::Figures;
-use super::generations::Generations;
 use super::history::History;
 use super::ledger::{Ledger, Pass, Violation};
 use super::model::Truth;
-use super::moves::Moves;
-use super::planted::{Mistake, Planted};
-use super::policies::Policies;
+use super::planted::Mistake;
+use super::process::{Changes, Kills, Plan};
 use super::records::Tally;
 use super::service::{Noted, Schemas};
 use super::shelf::Drawn;
@@ -111,28 +105,12 @@ pub struct Outcome {
     pub end_ns: u64,
     /// What was counted.
     pub tally: Tally,
-    /// Tables that became cached, or resident again, and stores that changed their sizes.
-    pub moves: u64,
-    /// The latter alone, begun.
-    pub resized: u64,
-    /// Generations that became the newest.
-    pub switched: u64,
-    /// Generations that were given up.
-    pub released: u64,
-    /// Of those that came, how many with cached tables.
-    pub brought: u64,
-    /// Deltas that were acknowledged.
-    pub deltas: u64,
+    /// What the processes have done.
+    pub changes: Changes,
+    /// How often the process was killed.
+    pub kills: Kills,
     /// Vectors that could not be compared with all that they may be: see `SchemaModel::is_mixed`.
     pub untold: u64,
-    /// Deltas that ended in the middle.
-    pub broken_off: u64,
-    /// Policies that were published.
-    pub policies: u64,
-    /// Lists of rows that policies want to stay and that were not there.
-    pub loads: u64,
-    /// How often such a row was found again.
-    pub stayed: u64,
     /// Lookups that were sampled.
     pub sampled: u64,
     /// Rows that came from another dataplane's memory.
@@ -239,7 +217,10 @@ impl World {
             held_up_ns: rng.u64(0..=300_000),
             mistake: mistake.and_then(Mistake::of_port),
         };
+        let mut killing = Rng::with_seed(seed.rotate_left(56));
+        let is_killed = killing.bool() || mistake == Some(Mistake::StartsOver);
         let pace = Pace {
+            kills: if is_killed { killing.u32(1..=20) } else { 0 },
             bytes_per_us: 200 << rng.u32(0..=7),
             step_ns: rng.u64(100..=1_000),
             event_ns: rng.u64(50..=800),
@@ -264,9 +245,6 @@ impl World {
         let cached = cached.with_disk(&firsts, mistake == Some(Mistake::TrustsOthers));
         let mut changing = Rng::with_seed(seed.rotate_left(24));
         let has_deltas = changing.bool() || mistake.is_some_and(Mistake::is_of_deltas);
-        let is_listed = cached.tables();
-        let generations = make(&recipes, |_| has_deltas);
-        let tables = Arc::clone(&generations[0]);
         let truth = Truth {
             generations: firsts,
             history: History::default(),
@@ -275,16 +253,8 @@ impl World {
             untold: Arc::default(),
         };
         let schemas = Schemas::new(truth.clone());
-        let mailboxes: Vec<Arc<Mailbox>> = (0..workers).map(|_| Arc::default()).collect();
-        let sessions = Sessions::new(
-            "simulated".into(),
-            Arc::clone(&tables),
-            &limits,
-            mailboxes.clone(),
-        );
-        let sessions = Arc::new(sessions);
-        let service = Arc::new(Noted::new(Arc::clone(&sessions), schemas.clone()));
-        let net = SimNet::new(rng.u64(..), bounds, service, faults);
+        let service = Arc::new(Noted::new(schemas.clone()));
+        let net = SimNet::new(rng.u64(..), bounds, service.clone(), faults);
         let isas = Isa::available();
         let isa = isas[rng.usize(0..isas.len())];
         let drawn = format!("{drawn}{cached:?}\n");
@@ -300,58 +270,8 @@ impl World {
         let moves = |(table, begins): (usize, &Option<bool>)| {
             begins.map(|_| !cached.lacks().some_of(table))
         };
-        let moving_tables: Vec<_> = begin_cached.iter().enumerate().map(moves).collect();
-        let (caches, shares) = cached.workers(
-            &mut draws,
-            &truth.generations[0],
-            &begin_cached,
-            mailboxes.len(),
-        );
-        let (_, first) = caches.first().expect("a worker");
-        let stores = (0..begin_cached.len()).map(|table| first.store(table).cloned());
+        let moving: Vec<_> = begin_cached.iter().enumerate().map(moves).collect();
         let far_rows = cached.far_rows().cloned().unwrap_or_default();
-        let (shelves, mut tiers) = (cached.clone(), Rng::with_seed(seed.rotate_left(8)));
-        // Files stay as they were at first.
-        let files = truth.generations.clone();
-        let tier = move |tables: &Arc<Resident>| {
-            let mut files = files.iter();
-            let of_it = files.find(|files| files.generation() == tables.generation());
-            shelves.tier(of_it.expect("one of all"), tiers.fork())
-        };
-        let deltas = Deltas::new(
-            generations.clone(),
-            Arc::clone(shares.epochs()),
-            truth.history.clone(),
-            mistake,
-            changing,
-        );
-        let moves = Moves::new(
-            (shares, Box::new(tier)),
-            Arc::clone(&tables),
-            mailboxes.clone(),
-            stores.collect(),
-            &moving_tables,
-            (truth.history.clone(), mistake),
-            moving,
-        );
-        let rows_of = |table: usize| (table, tables.tables()[table].row_count());
-        let listed = (0..specs.len()).filter(|&table| has_policies && is_listed[table]);
-        let listed = listed.map(rows_of).collect();
-        let policies = Policies::new(mailboxes.clone(), listed, mistake, ruling);
-        let turns = Generations::new(
-            sessions,
-            mailboxes.clone(),
-            generations,
-            Rng::with_seed(seed.rotate_left(16)),
-        );
-        let parts = mailboxes.into_iter().zip(caches).enumerate();
-        let parts = parts.map(|(lane, (mailbox, (turns, cache)))| {
-            let kernels = Kernels::new(isa);
-            let mut engine = Engine::with_cache(limits.engine(), kernels, turns, cache);
-            engine.prepare(Side::A, 1);
-            let port = Planted::new(net.lane(lane as u16), net.clone(), mistake);
-            (engine, port, mailbox)
-        });
         let ledger = Ledger::new(
             net.clone(),
             schemas,
@@ -360,16 +280,24 @@ impl World {
             bounds.far.is_some(),
             cached.tables(),
         );
-        let (parts, story) = (parts.collect(), Story::new(aloud));
-        let dataplane = Dataplane::new(
-            net.clone(),
-            parts,
-            limits.connections.into(),
-            pace,
-            rng.u64(..),
-            (ledger, story),
-            (moves, turns, deltas, policies),
-        );
+        let plan = Plan {
+            net: net.clone(),
+            service,
+            truth: truth.clone(),
+            limits,
+            workers: workers.into(),
+            isa,
+            recipes,
+            cached: cached.clone(),
+            begin_cached,
+            moving,
+            has_deltas,
+            has_policies,
+            mistake,
+            seed,
+        };
+        let tables = Arc::clone(&truth.generations[0]);
+        let dataplane = Dataplane::new(plan, pace, rng.u64(..), (ledger, Story::new(aloud)));
         let dataplane = Rc::new(RefCell::new(dataplane));
         let weak = Rc::downgrade(&dataplane);
         net.set_world(move |_| {
@@ -501,17 +429,9 @@ impl World {
             steps: dataplane.steps,
             end_ns: self.net.now_ns(),
             tally: dataplane.ledger.tally,
-            moves: dataplane.moves.made,
-            resized: dataplane.moves.resized,
-            switched: dataplane.generations.switched,
-            released: dataplane.generations.released,
-            brought: dataplane.moves.brought,
-            deltas: dataplane.deltas.applied,
-            broken_off: dataplane.deltas.broken_off,
+            changes: dataplane.changes(),
+            kills: dataplane.kills,
             untold: self.stage.truth.untold.load(Ordering::Relaxed),
-            policies: dataplane.policies.published,
-            loads: dataplane.policies.loads,
-            stayed: dataplane.policies.stayed,
             sampled,
             far_rows: self.far_rows.rows.load(Ordering::Relaxed),
             far_broken_off: self.far_rows.broken_off.load(Ordering::Relaxed),

@@ -39,6 +39,12 @@ impl SimClient {
         if net.net.borrow().stopped {
             return Err(PortError::Closed);
         }
+        if net.now_ns() < net.net.borrow().down_until {
+            return Err(PortError::Connect {
+                endpoint: "sim".to_owned(),
+                source: std::io::ErrorKind::ConnectionRefused.into(),
+            });
+        }
         let mut welcome = match net.service.welcome(client) {
             Ok(welcome) => welcome,
             Err((refusal, detail)) => return Err(PortError::Refused { refusal, detail }),

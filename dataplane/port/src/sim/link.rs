@@ -263,6 +263,16 @@ impl Net {
         }
     }
 
+    /// All queue pairs are gone: what had left is placed now, the rest never.
+    pub(super) fn break_off_writes(&mut self) {
+        self.land();
+        for write in std::mem::take(&mut self.writes.0) {
+            if self.rng.bool() {
+                self.place(&write);
+            }
+        }
+    }
+
     /// A worker lets go of a connection: of what is under way nothing arrives any more.
     pub(super) fn destroy_queue_pair(&mut self, conn: ConnId, lane: usize) {
         let mistaken = self.faults.mistake == Some(Mistake::QueuePairStays);

@@ -230,6 +230,14 @@ impl SimNet {
         }
     }
 
+    /// The dataplane's process dies at once, and from `down_ns` later on another is in its place, which knows nobody. Lanes taken before are
+    /// not to be used any more.
+    pub fn kill(&self, down_ns: u64) {
+        let mut net = self.net.borrow_mut();
+        let until = net.now_ns + down_ns;
+        net.kill(until);
+    }
+
     /// Whether every lane has acknowledged the end of a connection that had this number, so that
     /// nobody holds it.
     pub fn is_gone(&self, conn: ConnId) -> bool {

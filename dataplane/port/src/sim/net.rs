@@ -85,6 +85,18 @@ pub(super) struct Lane {
     pub(super) room: Option<Room>,
 }
 
+impl Lane {
+    fn new(bounds: Bounds) -> Lane {
+        Lane {
+            control: Fifo::new(),
+            given: None,
+            turn: 0,
+            woken: Arc::default(),
+            room: bounds.far.map(Room::new),
+        }
+    }
+}
+
 /// What one connection has on one lane.
 #[derive(Debug)]
 pub(super) struct ConnLane {
@@ -160,6 +172,8 @@ pub(super) struct Net {
     pub(super) bounds: Bounds,
     /// The dataplane's program has ended.
     pub(super) stopped: bool,
+    /// Until when nobody listens.
+    pub(super) down_until: u64,
     pub(super) lanes: Vec<Lane>,
     pub(super) connections: Vec<Option<Connection>>,
     /// What was placed and has not reached its client.
@@ -169,20 +183,14 @@ pub(super) struct Net {
 
 impl Net {
     pub(super) fn new(seed: u64, bounds: Bounds, faults: Faults) -> Net {
-        let lane = |_| Lane {
-            control: Fifo::new(),
-            given: None,
-            turn: 0,
-            woken: Arc::default(),
-            room: bounds.far.map(Room::new),
-        };
         Net {
             now_ns: 0,
             rng: fastrand::Rng::with_seed(seed),
             faults,
             bounds,
             stopped: false,
-            lanes: (0..bounds.lanes).map(lane).collect(),
+            down_until: 0,
+            lanes: (0..bounds.lanes).map(|_| Lane::new(bounds)).collect(),
             connections: (0..bounds.connections).map(|_| None).collect(),
             writes: Writes::default(),
             log: Vec::new(),
@@ -332,6 +340,40 @@ impl Net {
         drop(inbox);
         self.note(conn, What::Cut);
         self.tell_lanes(Event::Detached { conn });
+    }
+
+    /// The dataplane's process dies, and another listens in its place from `until` on, with nothing of it. Of WRITEs under way some had been
+    /// sent, and are placed; no connection is left.
+    pub(super) fn kill(&mut self, until: u64) {
+        self.down_until = until;
+        self.break_off_writes();
+        for at in 0..self.connections.len() {
+            let conn = ConnId(at as u32);
+            let Some(connection) = self.connections[at].take() else {
+                continue;
+            };
+            let (due, now_ns, far) = (self.draw_due(), self.now_ns, self.bounds.far.is_some());
+            let mut inbox = connection.inbox.borrow_mut();
+            if far {
+                inbox.records.iter_mut().for_each(|r| r.cut_off(now_ns));
+            }
+            if inbox.cut_due.is_none() {
+                // In memory that is shared, records that were on their way are there.
+                let last_record = inbox.records.iter().map(|r| r.last_due).max();
+                inbox.cut_due = Some(due.max(last_record.unwrap_or(0)));
+                self.note(conn, What::Cut);
+            }
+            drop(inbox);
+            for (lane, own) in (0..).zip(&connection.lanes) {
+                if !own.detached {
+                    self.note(conn, What::Detached { lane });
+                }
+                self.note(conn, What::Released { lane });
+            }
+            self.note(conn, What::Gone);
+        }
+        let bounds = self.bounds;
+        self.lanes.fill_with(|| Lane::new(bounds));
     }
 
     /// A worker or the port cuts a client off.
