@@ -2,12 +2,15 @@
 //! and back, and rows become others by a delta. All of it also where the table is cached, half of it, and requests are for an eighth: all that
 //! they look up is there, and is loaded into the cache of a generation that comes.
 //!
+//! And how much memory the service has at most while it makes a change, beside what it has with one generation and what another one takes.
+//!
 //! A client has a few requests in flight at any time. Rounds of each kind take turns. What is told is the 99th percentile of the time from a
 //! request's receipt to its end, which the worker takes, beside what it is where nothing changes.
 
 use std::fs;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,6 +27,9 @@ use crate::service::Service;
 use crate::workload::Query;
 
 const DIM: usize = 64;
+/// Bytes of a row, and of what a cache has beside each.
+const ROW_BYTES: u64 = 4 * DIM as u64;
+const SLOT_BYTES: u64 = 8;
 /// Of all rows a delta changes one in so many.
 const CHANGED_ONE_IN: u32 = 100;
 /// Where the table is cached, of all rows requests are for one in so many.
@@ -40,6 +46,8 @@ const ROUND: Duration = Duration::from_millis(1_500);
 /// Switches of a round.
 const SWITCHES: u32 = 10;
 const MODEL: &str = "dlrm-v2";
+/// How often it is looked how much memory the service has.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// What happens in a round.
 #[derive(Clone, Copy)]
@@ -82,6 +90,14 @@ impl Rows {
         match self {
             Rows::Resident => 1 << 20,
             Rows::Cached => 2 << 20,
+        }
+    }
+
+    /// Bytes of memory that a generation's rows take: half of a cached table's.
+    fn bytes(self) -> u64 {
+        match self {
+            Rows::Resident => u64::from(self.count()) * ROW_BYTES,
+            Rows::Cached => u64::from(self.count() / 2) * (ROW_BYTES + SLOT_BYTES),
         }
     }
 
@@ -151,6 +167,14 @@ fn run_with(rows: Rows, reporter: &mut Reporter) -> Result<()> {
         let found = Measurement::plain("changes", &case, "service_p99", median(found), "us");
         reporter.add(found.beside("no change", median(nothing.clone()), ratio));
     }
+    for kind in [Kind::Load, Kind::Switch] {
+        let case = rows.case(kind.name().expect("one that changes something"));
+        let before = memory(scene.service.pid())?;
+        let most = scene.most_memory(kind)?;
+        let both = (before + rows.bytes()) as f64;
+        let found = Measurement::plain("changes", &case, "memory", most as f64, "bytes");
+        reporter.add(found.beside("old + new", both, both / most as f64));
+    }
     drop(scene.driver);
     scene.service.stop()
 }
@@ -169,8 +193,7 @@ impl Scene {
         let (one_in, listed) = match rows {
             Rows::Resident => (1, String::new()),
             Rows::Cached => {
-                // In rows, with the bytes of a slot beside a row's.
-                let share = rows.count() / 2 * (4 * DIM as u32 + 8);
+                let share = rows.bytes();
                 let listed = format!(
                     "[cache]\npage_cache = \"allow\"\n[[tables]]\nname = \"rows\"\nplacement = \"cached\"\ncache_bytes = {share}\n"
                 );
@@ -238,6 +261,26 @@ impl Scene {
         Ok(times)
     }
 
+    /// The most memory that the service has in a round.
+    fn most_memory(&mut self, kind: Kind) -> Result<u64> {
+        let process = self.service.pid();
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let looking = scope.spawn(|| {
+                let mut most = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    most = most.max(memory(process)?);
+                    thread::sleep(LOOK);
+                }
+                Ok(most)
+            });
+            let served = self.round(kind, 0);
+            is_over.store(true, Ordering::Relaxed);
+            let most = looking.join().expect("looking does not panic");
+            served.and(most)
+        })
+    }
+
     /// Sends requests until told otherwise.
     fn serve(&mut self, goes_on: impl Fn() -> bool) -> Result<Histogram<u64>> {
         let mut times = histogram();
@@ -256,6 +299,17 @@ impl Scene {
         }
         Ok(times)
     }
+}
+
+/// Bytes of memory that a process has for itself: not of files, which the system takes back when it wants.
+fn memory(process: u32) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).context("its memory")?;
+    let kib = |name: &str| -> u64 {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        kib.and_then(|kib| kib.parse().ok()).unwrap_or(0)
+    };
+    Ok(1024 * (kib("RssAnon:") + kib("RssShmem:") + kib("HugetlbPages:")))
 }
 
 /// Makes a delta of a model's only table.

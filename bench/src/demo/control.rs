@@ -30,6 +30,8 @@ const BAGS: u32 = 64;
 const IDS: u32 = 20;
 /// A table that is asked for most is, for at least so long: a share changes once enough was sampled, and then in steps of two seconds.
 const PHASE_LEAST: Duration = Duration::from_secs(16);
+/// Where a machine is slow, so much longer at most, until its share has grown.
+const PHASE_MORE: Duration = Duration::from_secs(60);
 /// A line of the report.
 const LINE: Duration = Duration::from_secs(2);
 /// Serving without a control plane.
@@ -126,9 +128,9 @@ pub(super) fn run(seconds: u64) -> Result<ExitCode> {
     );
     let phase = Duration::from_secs(seconds).max(PHASE_LEAST);
     println!("most lookups are of {}", TABLES[0]);
-    scene.serve(phase, 0)?;
+    scene.shift(phase, 0)?;
     println!("and now of {}", TABLES[1]);
-    scene.serve(phase, 1)?;
+    scene.shift(phase, 1)?;
     let command = ["policy", "explain", "dlrm-v2", TABLES[1], "--control"];
     let explained = Service::rowmill(&[&command[..], &[&*address]].concat())?;
     drop(control);
@@ -182,6 +184,27 @@ impl Scene {
             );
             std::thread::sleep(Duration::from_millis(100));
         }
+    }
+
+    /// Serves queries for so long at least, of which table `most` has the most lookups, and until that has a greater share than before.
+    fn shift(&mut self, time: Duration, most: usize) -> Result<()> {
+        let share = |scene: &Scene| -> Result<u64> {
+            let share = scene.cached()?[most]["share_bytes"].as_u64();
+            share.context("a table's share")
+        };
+        let (before, began) = (share(self)?, Instant::now());
+        self.serve(time, most)?;
+        while share(self)? <= before && began.elapsed() < time + PHASE_MORE {
+            self.serve(LINE, most)?;
+        }
+        let now = share(self)?;
+        ensure!(
+            now > before,
+            "most lookups were of {} for {:?}, and its share is {now} bytes: no more than {before}",
+            TABLES[most],
+            began.elapsed()
+        );
+        Ok(())
     }
 
     /// Serves queries for so long, of which table `most` has the most lookups, and prints how that goes.
