@@ -14,7 +14,8 @@ pub struct Options {
     /// Requests wanted in flight on each lane; the dataplane may grant fewer.
     pub credits: u16,
     /// Bytes of the region that carries the ids of requests too large for a frame (8 KiB). The ids,
-    /// lengths and weights of all requests in flight have to fit. The default of 16 MiB holds 24
+    /// lengths and weights of all requests in flight have to fit. At most half of what the dataplane lets a client's regions have
+    /// (`limits.max_region_bytes`) is taken. The default of 16 MiB holds 24
     /// queries of 700 samples of the DLRM-v2 shape (149,800 u32 ids and 18,200 lengths, 0.67 MB each).
     pub source_bytes: usize,
     /// How [`Wait::Block`] waits.

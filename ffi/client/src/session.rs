@@ -58,7 +58,8 @@ impl<P: ClientPort> Session<P> {
     pub fn over(mut port: P, options: Options) -> Result<Session<P>, ClientError> {
         let welcome = port.welcome();
         let (flight, newest) = (Flight::new(welcome), welcome.generation);
-        let bytes = (options.source_bytes as u64).min(welcome.max_region);
+        // All regions of a client together have at most so much: results need some of it, too.
+        let bytes = (options.source_bytes as u64).min(welcome.max_region / 2);
         let source = match bytes {
             0 => None,
             bytes => {

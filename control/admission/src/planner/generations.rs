@@ -229,7 +229,9 @@ impl Planner {
                 unheard.retain(|of| of.served != Some(number));
                 let other = unheard.first().and_then(|of| of.served);
                 are_heard(&unheard, other.or(wanted.before))?;
-                wanted.tries = wanted.tries.wrapping_add(is_stuck.into());
+                let mut served = dataplanes.values().map(|of| of.report.generations.first());
+                let again = is_stuck || served.any(|served| served != Some(&number));
+                wanted.tries = wanted.tries.wrapping_add(again.into());
             }
             GenerationWish::Activate(number) => {
                 if !is_held(number) {

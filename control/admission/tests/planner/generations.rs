@@ -106,7 +106,7 @@ fn all_dataplanes_hold_it_before_one_serves_it() {
 }
 
 #[test]
-fn what_is_wished_for_again_is_tried_again_until_all_hold_it() {
+fn what_is_wished_for_again_is_tried_again_until_all_have_done_it() {
     let mut world = World::new(vec![dataplane("x", 3), dataplane("y", 4)]);
     world.run(2);
     let tries = |world: &World| {
@@ -124,6 +124,16 @@ fn what_is_wished_for_again_is_tried_again_until_all_hold_it() {
     wish(&mut world, GenerationWish::Load(7)).unwrap();
     world.run(2);
     assert_eq!(tries(&world), 1, "all hold it");
+    wish(&mut world, GenerationWish::Activate(7)).unwrap();
+    wish(&mut world, GenerationWish::Activate(7)).unwrap();
+    world.run(3);
+    assert_eq!(
+        (tries(&world), held(&world)),
+        (2, [vec![7, 1], vec![7, 1]].into())
+    );
+    wish(&mut world, GenerationWish::Activate(7)).unwrap();
+    world.run(2);
+    assert_eq!(tries(&world), 2, "all serve it");
 }
 
 #[test]

@@ -64,6 +64,14 @@ fn credits_completions_and_source_space_bound_what_is_in_flight() {
 }
 
 #[test]
+fn ids_leave_half_of_what_regions_may_have_to_results() {
+    let s = Session::over(StandIn::new(2, 4, 1), Options::default()).expect("connects");
+    let most = s.port.welcome().max_region;
+    assert!((Options::default().source_bytes as u64) > most);
+    assert!(matches!(s.source, Some((_, bytes, _)) if bytes == most / 2));
+}
+
+#[test]
 fn source_space_comes_back_with_the_last_part() {
     let options = Options {
         source_bytes: 100_000,
