@@ -13,19 +13,27 @@ use rowmill_wire::Status;
 /// Rows that are looked up last, a bag.
 const LAST: u64 = SLOTS as u64 / 2;
 const BAG: u64 = 8;
+/// Bags of a request that looks up many rows.
+const BESIDE: usize = 4000;
 
-/// Bags of the first feature's rows.
+/// Bags of rows.
 fn bags_of(rows: impl Iterator<Item = u64>) -> Vec<Vec<u64>> {
     let rows: Vec<u64> = rows.collect();
     rows.chunks(BAG as usize).map(<[u64]>::to_vec).collect()
 }
 
-/// Looks up bags of the first feature's rows. Returns how many rows were fetched for that.
-fn look_up(model: &Model, engine: &mut Engine, rows: impl Iterator<Item = u64>) -> u64 {
+/// Looks up bags of a feature's rows. Returns how many rows were fetched for that.
+fn look_up(
+    model: &Model,
+    engine: &mut Engine,
+    feature: usize,
+    rows: impl Iterator<Item = u64>,
+) -> u64 {
     let bags = bags_of(rows);
-    let none = vec![vec![]; bags.len()];
+    let mut features = vec![vec![vec![]; bags.len()]; 3];
+    features[feature] = bags;
     let batch = Batch {
-        features: vec![bags, none.clone(), none],
+        features,
         ..Batch::default()
     };
     let mut source = vec![];
@@ -49,11 +57,11 @@ fn rows_that_are_known_to_be_wanted_stay() {
     for first in (100..400).step_by(50) {
         let mut engine = engine_with(&model, LIMITS, FETCH, 3, |_| Fate::Comes);
         let wanted = || first..first + LAST;
-        look_up(&model, &mut engine, wanted());
+        look_up(&model, &mut engine, 0, wanted());
         // All that a set has room for.
-        let held = LAST - look_up(&model, &mut engine, wanted());
+        let held = LAST - look_up(&model, &mut engine, 0, wanted());
         let others = (0..new).map(|row| (first + 400 + row) % 1000);
-        let all = look_up(&model, &mut engine, others.chain(wanted()));
+        let all = look_up(&model, &mut engine, 0, others.chain(wanted()));
         assert!(held > LAST / 2, "{held} of {LAST} were there");
         again += all - new - (LAST - held);
     }
@@ -68,27 +76,19 @@ fn look_up_beside(
     new: impl Iterator<Item = u64>,
     waiting: impl Iterator<Item = u64>,
 ) -> u64 {
-    let new = bags_of(new);
-    // Many bags of tables that are resident come first: the other one is through before these are.
-    let first = 3900;
-    let last = bags_of(waiting);
-    let of_new = vec![vec![]; new.len()];
-    let before = [vec![vec![]; first], last].concat();
-    let of_other = [
-        vec![vec![0; BAG as usize]; first],
-        vec![vec![]; before.len() - first],
-    ]
-    .concat();
+    let (new, last) = (bags_of(new), bags_of(waiting));
+    // It looks up features in their order, and many rows of a table that is resident before: the other one is through by then.
+    let beside = vec![vec![0; 2 * BAG as usize]; BESIDE];
+    let none = [new.len(), BESIDE].map(|bags| vec![vec![]; bags]);
+    let last = [last.clone(), none[1][last.len()..].to_vec()].concat();
     let batches = [
-        Batch {
-            features: vec![new, of_new.clone(), of_new],
-            ..Batch::default()
-        },
-        Batch {
-            features: vec![before, of_other.clone(), of_other],
-            ..Batch::default()
-        },
+        [none[0].clone(), none[0].clone(), new],
+        [none[1].clone(), beside, last],
     ];
+    let batches = batches.map(|features| Batch {
+        features: features.into(),
+        ..Batch::default()
+    });
     let fetched = engine.cache().fetch_counters().fetched;
     let mut memory = memory_for(model, batches[1].bags(), vec![]);
     let target = memory.regions[&(0, TARGET)].clone();
@@ -118,19 +118,19 @@ fn rows_that_a_waiting_request_wants_stay() {
                 micro_batch_ns: 1_000,
                 ..LIMITS
             };
-            let mut engine = engine_with(&model, limits, FETCH, 3, |_| Fate::Comes);
+            let mut engine = engine_with(&model, limits, FETCH, 2, |_| Fate::Comes);
             attach(&mut engine, &model, Conn(1));
             let wanted = || first..first + LAST;
-            look_up(&model, &mut engine, wanted());
-            let held = LAST - look_up(&model, &mut engine, wanted());
+            look_up(&model, &mut engine, 2, wanted());
+            let held = LAST - look_up(&model, &mut engine, 2, wanted());
             assert!(held > LAST / 2, "{held} of {LAST} were there");
             let others = (0..new).map(|row| (first + 400 + row) % 1000);
             if waits {
                 let all = look_up_beside(&model, &mut engine, others, wanted());
                 again += all - new - (LAST - held);
             } else {
-                look_up(&model, &mut engine, others);
-                gone += look_up(&model, &mut engine, wanted()) - (LAST - held);
+                look_up(&model, &mut engine, 2, others);
+                gone += look_up(&model, &mut engine, 2, wanted()) - (LAST - held);
             }
         }
     }
