@@ -352,6 +352,62 @@ mod tests {
         assert!(std::os::unix::net::UnixStream::connect(&path).is_ok());
     }
 
+    /// Where this test, run again as a process of its own, writes lists until it is killed.
+    const WRITES: &str = "ROWMILL_TEST_WRITES_WARM";
+
+    /// List number `n`: its rows tell.
+    fn numbered(n: u32) -> Warm {
+        let rows = (0..50_000).map(|row| row ^ n).collect();
+        let name = "a".into();
+        Warm {
+            generation: n.to_string(),
+            tables: vec![WarmTable { name, rows }],
+        }
+    }
+
+    #[test]
+    fn a_writer_that_is_killed_leaves_a_whole_list() {
+        use std::process::{Command, Stdio};
+        use std::time::Duration;
+        if let Some(path) = std::env::var_os(WRITES) {
+            (2..).for_each(|n| numbered(n).write(Path::new(&path)).unwrap());
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let (path, partial) = (folder.path().join("warm"), "warm.partial");
+        let partial = folder.path().join(partial);
+        let (mut rounds, mut midway, mut random) = (0, 0, 1_u64);
+        // Until it was killed in the middle of a list often enough, which is where it spends its time.
+        while midway < 10 {
+            rounds += 1;
+            assert!(rounds < 200, "{midway} of {rounds} were killed midway");
+            let _none = fs::remove_file(&partial);
+            numbered(1).write(&path).unwrap();
+            let mut writer = Command::new(std::env::current_exe().unwrap())
+                .args([
+                    "--exact",
+                    "warm::tests::a_writer_that_is_killed_leaves_a_whole_list",
+                ])
+                .env(WRITES, &path)
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap();
+            while !partial.exists() {
+                assert!(writer.try_wait().unwrap().is_none(), "it has ended");
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            std::thread::sleep(Duration::from_micros(random >> 51));
+            writer.kill().unwrap();
+            writer.wait().unwrap();
+            midway += u32::from(partial.exists());
+            let found = Warm::read(&path).unwrap().expect("a list");
+            let n = found.generation.parse().unwrap();
+            assert!(n > 0 && found == numbered(n), "list {n}");
+        }
+    }
+
     #[test]
     fn a_file_is_replaced_whole_or_not_at_all() {
         let folder = tempfile::tempdir().unwrap();
