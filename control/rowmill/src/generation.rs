@@ -3,6 +3,7 @@
 mod everywhere;
 
 use core::fmt::Write as _;
+use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
@@ -133,16 +134,22 @@ impl GenerationCommand {
     }
 }
 
-/// What a control plane makes of a change that it was not asked for.
+/// What a control plane makes of a change that it was not asked for; none where it wants what there is now.
 fn taken_back(page: &Value) -> Option<String> {
     let control = &page["control"];
     let newest = control["generations"]["newest"].as_u64()?;
     let held = control["generations"]["held"].as_array()?;
     let others = held.iter().filter_map(Value::as_u64);
-    let others: Vec<String> = others
-        .filter(|&number| number != newest)
-        .map(|number| number.to_string())
-        .collect();
+    let others: BTreeSet<u64> = others.filter(|&number| number != newest).collect();
+    let here = page["generations"].as_array().into_iter().flatten();
+    let here: Vec<u64> = here.filter_map(|one| one["generation"].as_u64()).collect();
+    if let Some((first, rest)) = here.split_first()
+        && *first == newest
+        && rest.iter().copied().collect::<BTreeSet<_>>() == others
+    {
+        return None;
+    }
+    let others: Vec<String> = others.iter().map(u64::to_string).collect();
     let beside = match others.is_empty() {
         true => "none".into(),
         false => others.join(", "),
@@ -273,6 +280,11 @@ mod tests {
             note.contains("unix:/run/c.sock has generation 2 served here and 1 held"),
             "{note}"
         );
+        let here = |numbers: [u64; 2]| json!(numbers.map(|number| json!({"generation": number})));
+        page["generations"] = here([1, 2]);
+        assert!(taken_back(&page).is_some(), "1 is served");
+        page["generations"] = here([2, 1]);
+        assert_eq!(taken_back(&page), None, "as it wants");
         page["control"]["generations"] = Value::Null;
         assert_eq!(taken_back(&page), None);
         assert_eq!(taken_back(&json!({})), None);
