@@ -370,7 +370,9 @@ mod tests {
         use std::process::{Command, Stdio};
         use std::time::Duration;
         if let Some(path) = std::env::var_os(WRITES) {
-            (2..).for_each(|n| numbered(n).write(Path::new(&path)).unwrap());
+            for n in 2.. {
+                numbered(n).write(Path::new(&path)).unwrap();
+            }
         }
         let folder = tempfile::tempdir().unwrap();
         let (path, partial) = (folder.path().join("warm"), "warm.partial");

@@ -184,6 +184,7 @@ impl Dataplane {
             resized: moves.resized,
             switched: generations.switched,
             released: generations.released,
+            failed: generations.failed,
             brought: moves.brought,
             deltas: deltas.applied,
             broken_off: deltas.broken_off,

@@ -22,6 +22,8 @@ enum Then {
     Release,
     /// Workers have what they had of its cached tables no more.
     Leave,
+    /// The same of one that was never there.
+    GiveUp,
 }
 
 /// Changes generations, one step at a time, as `rowmilld`'s thread does.
@@ -45,6 +47,8 @@ pub struct Generations {
     pub switched: u64,
     /// Generations that were given up.
     pub released: u64,
+    /// Generations that could not be loaded to their end, of which nothing is left.
+    pub failed: u64,
 }
 
 impl Generations {
@@ -70,6 +74,7 @@ impl Generations {
             rng,
             switched: 0,
             released: 0,
+            failed: 0,
         }
     }
 
@@ -106,6 +111,11 @@ impl Generations {
             return;
         }
         match self.then.take() {
+            // Its files are damaged: workers that have some of it already give that back.
+            Some(Then::Bring(_)) if self.rng.u8(0..5) == 0 => {
+                moves.leave(other);
+                self.then = Some(Then::GiveUp);
+            }
             Some(Then::Bring(which)) => {
                 let tables = &self.all[which];
                 let prepared = self.sessions.prepare(other, tables);
@@ -118,6 +128,7 @@ impl Generations {
                 self.steps.push_back(Stage::Prepare(tables.generation()));
                 self.then = Some(Then::Hold(which));
             }
+            Some(Then::GiveUp) => self.failed += 1,
             Some(Then::Hold(which)) => self.held[other.index()] = Some(which),
             Some(Then::Switch) => {
                 self.sessions.switch(other);

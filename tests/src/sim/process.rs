@@ -186,6 +186,8 @@ pub struct Changes {
     pub switched: u64,
     /// Generations that were given up.
     pub released: u64,
+    /// Generations that could not be loaded.
+    pub failed: u64,
     /// Of those that came, how many with cached tables.
     pub brought: u64,
     /// Deltas that were acknowledged.
@@ -209,6 +211,7 @@ impl Changes {
             resized: self.resized + other.resized,
             switched: self.switched + other.switched,
             released: self.released + other.released,
+            failed: self.failed + other.failed,
             brought: self.brought + other.brought,
             deltas: self.deltas + other.deltas,
             broken_off: self.broken_off + other.broken_off,

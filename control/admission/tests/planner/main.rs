@@ -5,3 +5,4 @@ mod generations;
 mod hostile;
 mod shifts;
 mod simulated;
+mod storms;

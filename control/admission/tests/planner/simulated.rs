@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use rowmill_admission::{Event, Limits, Miniature, Planner, Recorded, Sampling, TURN_NS, place};
+use rowmill_admission::{
+    Event, Limits, Miniature, Planner, Recorded, Refused, Sampling, TURN_NS, place,
+};
 use rowmill_link::{
     Applied, Placement, Policy, Report, Sample, Samples, TableReport, TableSamples,
 };
@@ -104,6 +106,11 @@ impl Simulated {
 
     pub(crate) fn threshold(&self, table: &str) -> u32 {
         self.caches[table].threshold
+    }
+
+    /// Follows another control plane.
+    pub(crate) fn lure(&mut self, applied: Applied) {
+        self.applied = Some(applied);
     }
 
     /// Looks rows up for some time. Returns lookups and hits.
@@ -291,6 +298,21 @@ impl World {
         self.planner.handle(self.now_ns, event).unwrap();
     }
 
+    /// Tells what a dataplane says. False where another process of that name was heard of a moment ago.
+    fn hear(&mut self, event: Event) -> bool {
+        self.recording.push(Recorded {
+            at_ns: self.now_ns,
+            event: event.clone(),
+        });
+        match self.planner.handle(self.now_ns, event) {
+            Err(Refused::Taken) => false,
+            taken => {
+                taken.unwrap();
+                true
+            }
+        }
+    }
+
     /// Lets seconds pass. Returns the part of lookups that hit in each.
     pub(crate) fn run(&mut self, seconds: u64) -> Vec<f64> {
         (0..seconds).map(|_| self.second()).collect()
@@ -306,7 +328,7 @@ impl World {
                 let any = samples.tables.iter().any(|part| part.lookups > 0);
                 if any && self.dataplanes[at].reported && !self.silent.contains(&at) {
                     let dataplane = self.dataplanes[at].name.clone();
-                    self.tell(Event::Samples { dataplane, samples });
+                    self.hear(Event::Samples { dataplane, samples });
                 }
             }
             self.now_ns += STEP_NS;
@@ -315,8 +337,7 @@ impl World {
             if !self.silent.contains(&at) {
                 let dataplane = self.dataplanes[at].name.clone();
                 let report = self.dataplanes[at].report();
-                self.dataplanes[at].reported = true;
-                self.tell(Event::Report { dataplane, report });
+                self.dataplanes[at].reported = self.hear(Event::Report { dataplane, report });
             }
         }
         self.tell(Event::Turn);
