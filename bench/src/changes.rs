@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -144,6 +144,7 @@ fn run_with(rows: Rows, reporter: &mut Reporter) -> Result<()> {
     while scene.next < 2 * REQUESTS {
         scene.round(Kind::Nothing, 0)?;
     }
+    let before = memory(scene.service.pid())?;
     let mut p99: Vec<Vec<f64>> = vec![Vec::new(); kinds.len()];
     for turn in 0..TURNS {
         for at in 0..kinds.len() {
@@ -169,7 +170,6 @@ fn run_with(rows: Rows, reporter: &mut Reporter) -> Result<()> {
     }
     for kind in [Kind::Load, Kind::Switch] {
         let case = rows.case(kind.name().expect("one that changes something"));
-        let before = memory(scene.service.pid())?;
         let most = scene.most_memory(kind)?;
         let both = (before + rows.bytes()) as f64;
         let found = Measurement::plain("changes", &case, "memory", most as f64, "bytes");
@@ -309,7 +309,9 @@ fn memory(process: u32) -> Result<u64> {
         let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
         kib.and_then(|kib| kib.parse().ok()).unwrap_or(0)
     };
-    Ok(1024 * (kib("RssAnon:") + kib("RssShmem:") + kib("HugetlbPages:")))
+    let own = kib("RssAnon:");
+    ensure!(own > 0, "process {process} has no memory: has it ended?");
+    Ok(1024 * (own + kib("RssShmem:") + kib("HugetlbPages:")))
 }
 
 /// Makes a delta of a model's only table.

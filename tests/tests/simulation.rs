@@ -90,6 +90,7 @@ fn all_rules_are_kept() {
     println!("{kills:?}");
     let midway = [
         kills.in_generation,
+        kills.in_switch,
         kills.in_delta,
         kills.in_policy,
         kills.in_move,

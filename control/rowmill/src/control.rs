@@ -131,17 +131,21 @@ impl Control {
             .and_then(|()| write(&mut stream));
         let asked = asked.and_then(|()| stream.flush());
         // Who refuses a long body may have said why before it came.
-        let asked = match asked {
-            Err(error) if sent.length > 0 && is_closed(&error) => Ok(()),
-            asked => asked,
+        let (asked, unsent) = match asked {
+            Err(error) if sent.length > 0 && is_closed(&error) => (Ok(()), Some(error)),
+            asked => (asked, None),
         };
         let read = asked.and_then(|()| stream.take(PAGE_BYTES).read_to_end(&mut answer));
+        let read = match (read, unsent) {
+            (Ok(_), Some(error)) if answer.is_empty() => Err(error),
+            (read, _) => read,
+        };
         match read {
             Ok(_) => {}
             // Who ends without the goodbye of TLS, or has not read all of a body, may have said all: the length tells.
             Err(error)
                 if (error.kind() == ErrorKind::UnexpectedEof || is_closed(&error))
-                    && !answer.is_empty() => {}
+                    && tells_length(&answer) => {}
             Err(error) => {
                 let known = match method {
                     "GET" => "",
@@ -266,6 +270,14 @@ fn is_closed(error: &Error) -> bool {
     [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset].contains(&error.kind())
 }
 
+/// Whether an answer tells how long it is, so that one that is cut off is known.
+fn tells_length(answer: &[u8]) -> bool {
+    let end = answer.windows(4).position(|four| four == b"\r\n\r\n");
+    let head = end.and_then(|end| str::from_utf8(&answer[..end]).ok());
+    let mut lines = head.unwrap_or_default().split("\r\n");
+    lines.any(|line| line.to_ascii_lowercase().starts_with("content-length:"))
+}
+
 /// The status and body of an answer that tells its body's length, or has none.
 fn parted(answer: &[u8]) -> Option<(u16, String)> {
     let end = answer.windows(4).position(|four| four == b"\r\n\r\n")?;
@@ -361,6 +373,31 @@ pub(crate) mod tests {
         let told = control.post_bytes("/", length, &mut |stream| stream.write_all(&body));
         assert_eq!(told.unwrap_err().to_string(), "full");
         refusing.join().unwrap();
+    }
+
+    #[test]
+    fn who_dies_amid_a_body_may_have_done_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        for said in ["", "HTTP/1.1 200 OK\r\n\r\n{"] {
+            let control = Control {
+                control: format!("unix:{}", path.display()),
+                ..Control::default()
+            };
+            let listener = listener.try_clone().unwrap();
+            let dying = std::thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.read_exact(&mut [0; 100]).unwrap();
+                stream.write_all(said.as_bytes()).unwrap();
+            });
+            let body = vec![0; 4 << 20];
+            let length = body.len() as u64;
+            let told = control.post_bytes("/", length, &mut |stream| stream.write_all(&body));
+            let told = told.unwrap_err().to_string();
+            assert!(told.contains("may have done nevertheless"), "{told}");
+            dying.join().unwrap();
+        }
     }
 
     #[test]

@@ -56,6 +56,7 @@ pub enum Stage {
 pub struct Turnover {
     side: Side,
     stage: Stage,
+    workers: u32,
     missing: AtomicU32,
 }
 
@@ -65,8 +66,14 @@ impl Turnover {
         Turnover {
             side,
             stage,
+            workers,
             missing: AtomicU32::new(workers),
         }
+    }
+
+    /// Whether any worker has done what it says.
+    pub fn is_begun(&self) -> bool {
+        self.missing.load(Acquire) < self.workers
     }
 
     /// Whether every worker has done what it says.

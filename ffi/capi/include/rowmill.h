@@ -218,7 +218,7 @@ typedef struct rowmill_options {
     uint32_t credits;
     // The client's name in the dataplane's logs and status page, in UTF-8.
     const char *name;
-    // Bytes for the ids of requests in flight that are too large for a frame (8 KiB). The default is 16 MiB.
+    // Bytes for the ids of requests in flight that are too large for a frame (8 KiB); at most half of what the dataplane lets regions have is taken. The default is 16 MiB.
     uint64_t source_bytes;
     // Microseconds to wait for the dataplane's answer when connecting, binding, registering. The default is 10 s.
     uint64_t reply_limit_us;

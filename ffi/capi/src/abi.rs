@@ -206,7 +206,7 @@ pub struct rowmill_options {
     pub credits: u32,
     /// The client's name in the dataplane's logs and status page, in UTF-8.
     pub name: *const c_char,
-    /// Bytes for the ids of requests in flight that are too large for a frame (8 KiB). The default is 16 MiB.
+    /// Bytes for the ids of requests in flight that are too large for a frame (8 KiB); at most half of what the dataplane lets regions have is taken. The default is 16 MiB.
     pub source_bytes: u64,
     /// Microseconds to wait for the dataplane's answer when connecting, binding, registering. The default is 10 s.
     pub reply_limit_us: u64,

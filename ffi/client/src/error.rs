@@ -197,7 +197,7 @@ pub enum ClientError {
     NoCredit,
     /// The requests in flight fill the source region.
     #[error(
-        "no source space: the ids of requests in flight fill it; poll for answers, or connect with more `source_bytes`"
+        "no source space: the ids of requests in flight fill it; poll for answers, or connect with more `source_bytes` (at most half of the dataplane's `limits.max_region_bytes`)"
     )]
     NoSourceSpace,
     /// The range belongs to another target.

@@ -153,7 +153,7 @@ impl<P: ClientPort> Session<P> {
             "bytes of ids, lengths and weights",
             needed,
             size,
-            "connect with more source_bytes, or split the batch",
+            "connect with more source_bytes (at most half of the dataplane's limits.max_region_bytes), or split the batch",
         )?;
         let taken = self
             .source

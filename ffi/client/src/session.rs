@@ -58,8 +58,9 @@ impl<P: ClientPort> Session<P> {
     pub fn over(mut port: P, options: Options) -> Result<Session<P>, ClientError> {
         let welcome = port.welcome();
         let (flight, newest) = (Flight::new(welcome), welcome.generation);
-        // All regions of a client together have at most so much: results need some of it, too.
-        let bytes = (options.source_bytes as u64).min(welcome.max_region / 2);
+        // All regions of a client together have at most so much: results need some of it, too. Less than a page is none.
+        let half = welcome.max_region / 2 / PAGE * PAGE;
+        let bytes = (options.source_bytes as u64).min(half);
         let source = match bytes {
             0 => None,
             bytes => {

@@ -53,7 +53,7 @@ impl Client {
 ///     url: Where it is: ``shm:/path/to/NAME.sock`` on this host, ``rdma://HOST:PORT`` from another one.
 ///     name: The client's name in the dataplane's logs and status page, of at most 128 bytes.
 ///     credits: Requests wanted in flight on each of its workers, at least 1; it may grant fewer.
-///     source_bytes: Bytes for the ids, lengths and weights of all requests in flight that are larger than 8 KiB.
+///     source_bytes: Bytes for the ids, lengths and weights of all requests in flight that are larger than 8 KiB; at most half of the dataplane's ``limits.max_region_bytes`` is taken.
 ///     pool_bytes: Bytes of a region of memory for results, of which there can be 8; 4 MiB if not given, and more
 ///         where four results don't fit.
 ///     wait: ``"block"`` sleeps after some 200 us without an answer; ``"sleep"`` sleeps at once, and leaves

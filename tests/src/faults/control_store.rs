@@ -108,7 +108,7 @@ pub(super) fn corrupt(site: &Site) -> Result<Verdict> {
             let kept = fs::read(site.path(&aside)).context("what was set aside")?;
             ensure!(kept == bytes, "{kind}: it is not what was found");
             connected(service, true)?;
-            let (_, said) = wishes(site, &["policy", "show"])?;
+            let said = wishes_until(site, &["policy", "show"])?;
             ensure!(!said.contains("at most"), "settings of nobody: {said}");
             kill(&mut running)?;
             // As it advises: a copy is brought back, and all is as before.
@@ -198,6 +198,8 @@ pub(super) fn disk_full(site: &Site) -> Result<Verdict> {
         running = control_plane_at(site, &state)?;
         wishes_until(site, &["policy", "show"])?;
         has(site, kept, "another start")?;
+        let served = service.status()?["generation"].take();
+        ensure!(served == 1, "what was refused is done: {served} is served");
         wishes_until(site, &["generation", "activate", "2", "--model", "faults"])?;
         wishes_until(site, &["generation", "rollback", "--model", "faults"])?;
         wishes_until(site, &["generation", "unload", "2", "--model", "faults"])?;

@@ -21,8 +21,8 @@ pub(super) fn disk_full(site: &Site) -> Result<Verdict> {
     if !site.programs.path("rowmill-control").exists() {
         return Ok(Verdict::Skipped("rowmill-control is not built".into()));
     }
-    let disks = ["control-disk", "own-disk"].map(|name| SmallDisk::mount(site.path(name), DISK));
-    let [Ok(Some(control_disk)), Ok(Some(own_disk))] = disks else {
+    let mount = |name: &str| SmallDisk::mount(site.path(name), DISK);
+    let (Some(control_disk), Some(own_disk)) = (mount("control-disk")?, mount("own-disk")?) else {
         return Ok(small_disk::lacking());
     };
     let log = control_disk.path("log");

@@ -214,13 +214,15 @@ pub(super) fn cached_killed(site: &Site) -> Result<Verdict> {
 }
 
 fn kill_meanwhile(site: &Site, settings: &Settings, limit: Duration) -> Result<Verdict> {
-    if let Some(why) = disk::why_not(site)? {
-        return Ok(Verdict::Skipped(why));
-    }
+    let why_not = disk::why_not(site)?;
     let tables = site.tables()?;
     let others = site.others()?;
     let mut loading = String::new();
     for is_served in [false, true] {
+        if let Some(why) = why_not.as_ref().filter(|_| !is_served) {
+            loading = format!("not tried: {why}");
+            continue;
+        }
         let mut disk = None;
         let mut service = match is_served {
             true => site.start(settings)?,

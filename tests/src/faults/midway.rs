@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use rowmill_client::Status;
 use rowmill_table::Resident;
 use serde_json::Value;
 
@@ -40,6 +39,7 @@ const ALL: [What; 3] = [What::Policy, What::Delta, What::Switch];
 const HELD: usize = 1;
 /// Requests that the other one answers while a change is under way, before and after who is killed.
 const ASKED: u32 = 50;
+
 /// The dataplane is killed in the middle of each.
 pub(super) fn dataplane_killed(site: &Site) -> Result<Verdict> {
     let Some(mut stage) = Stage::set(site, Who::Dataplane)? else {
@@ -283,8 +283,7 @@ impl Stage<'_> {
         let mut patron = Patron::connect_small(&service.endpoint, "again", of)?;
         for _ in 0..ASKED {
             let outcome = patron.ask(patience())?;
-            let is_answer = [Outcome::Ok, Outcome::Refused(Status::Retry)].contains(&outcome);
-            ensure!(is_answer, "{outcome:?} after its start");
+            ensure!(outcome == Outcome::Ok, "{outcome:?} after its start");
         }
         if what == What::Delta {
             // Its rows were served, so that it was kept.

@@ -65,6 +65,8 @@ impl Lane {
 /// How often the process of a world is killed at most, and how long nobody listens then.
 const MOST_KILLS: u64 = 3;
 const DOWN_NS: u64 = 2_000_000;
+/// How much more often it is killed while some workers have switched to another generation and others not.
+const HALF_SWITCHED: u32 = 50;
 
 /// All workers, and the ledger that watches them.
 pub struct Dataplane {
@@ -137,13 +139,24 @@ impl Dataplane {
         }
     }
 
+    /// All clients have left: nothing is begun any more that has no end of its own, and it is this process that has to come to rest.
+    pub fn end(&mut self) {
+        self.policies.end();
+        self.pace.kills = 0;
+    }
+
     /// The process is killed, and another starts in its place.
     fn kill(&mut self) {
         self.after_client();
+        // What it has written until now it was to write.
+        let untouched = self.ledger.check_all();
+        self.end_with(untouched);
+        self.ledger.was_killed = true;
         self.before = self.changes();
         self.kills = self.kills.and(Kills {
             all: 1,
             in_generation: self.generations.is_under_way().into(),
+            in_switch: self.generations.is_half_switched().into(),
             in_delta: self.deltas.is_under_way().into(),
             in_policy: self.policies.is_under_way().into(),
             in_move: self.moves.is_under_way().into(),
@@ -278,7 +291,12 @@ impl Dataplane {
     }
 
     fn step(&mut self, i: usize) {
-        if self.kills.all < MOST_KILLS && self.rng.u32(0..10_000) < self.pace.kills {
+        // The moment in which some workers have switched and others not is short.
+        let often = match self.generations.is_half_switched() {
+            true => HALF_SWITCHED * self.pace.kills,
+            false => self.pace.kills,
+        };
+        if self.kills.all < MOST_KILLS && self.rng.u32(0..10_000) < often {
             return self.kill();
         }
         self.after_client();

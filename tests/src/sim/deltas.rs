@@ -42,35 +42,65 @@ struct Delta {
     is_anew: bool,
 }
 
-/// By generation the delta that is under way, or that could not be read to its end: the same comes again before there is another.
+/// All deltas of each generation that a process has kept, the last of which may be under way, or could not be read to its end: then the
+/// same comes again before there is another.
 #[derive(Debug, Default)]
-pub(super) struct Kept(BTreeMap<usize, Arc<Delta>>);
+pub(super) struct Kept(BTreeMap<usize, Vec<Arc<Delta>>>);
+
+/// Rows of tables that are others than at first, by generation and table.
+pub(super) type Others = BTreeMap<(u64, usize), BTreeMap<u32, Vec<u8>>>;
 
 impl Kept {
-    /// What a process does before it serves: all deltas that were kept are applied to tables that are as they were at first.
-    pub(super) fn apply(self, all: &[Arc<Resident>], history: &History) {
-        for (which, tables) in all.iter().enumerate() {
+    /// What a process does before it serves: all deltas that were kept are applied to tables that are as they were at first. Of what was
+    /// acknowledged before the oracle is told nothing.
+    pub(super) fn apply(
+        &self,
+        all: &[Arc<Resident>],
+        history: &History,
+        mistake: Option<Mistake>,
+    ) -> Others {
+        let mut others = Others::new();
+        for (&which, deltas) in &self.0 {
+            let tables = &all[which];
             let generation = tables.generation();
-            let change = |number: usize, rows: &[u32], bytes: &[u8]| {
-                tables.tables()[number].change(rows, bytes, &mut || ());
-            };
-            for number in 0..tables.tables().len() {
-                let (rows, bytes) = history.others(generation, number);
-                if !rows.is_empty() {
-                    change(number, &rows, &bytes);
+            for delta in deltas {
+                let is_new = delta.sequence > history.stand(generation).delta;
+                for piece in &delta.pieces {
+                    if is_new {
+                        history.show(generation, piece.table, &piece.rows, &piece.bytes);
+                    }
+                    if mistake == Some(Mistake::StartsOver) {
+                        continue;
+                    }
+                    let table = &tables.tables()[piece.table];
+                    table.change(&piece.rows, &piece.bytes, &mut || ());
+                    let of_table = others.entry((generation, piece.table)).or_default();
+                    let bytes = piece.bytes.chunks_exact(table.stride());
+                    of_table.extend(piece.rows.iter().copied().zip(bytes.map(<[u8]>::to_vec)));
+                }
+                tables.set_delta(delta.sequence);
+                if is_new {
+                    history.acknowledge(generation, delta.sequence);
                 }
             }
-            tables.set_delta(history.stand(generation).delta);
-            let Some(delta) = self.0.get(&which) else {
-                continue;
-            };
-            for piece in &delta.pieces {
-                history.show(generation, piece.table, &piece.rows, &piece.bytes);
-                change(piece.table, &piece.rows, &piece.bytes);
-            }
-            tables.set_delta(delta.sequence);
-            history.acknowledge(generation, delta.sequence);
         }
+        others
+    }
+
+    /// The delta of a generation that is not acknowledged.
+    fn begun(&self, which: usize, acknowledged: u64) -> Option<&Arc<Delta>> {
+        let last = self.0.get(&which)?.last()?;
+        (last.sequence > acknowledged).then_some(last)
+    }
+
+    fn take_last(&mut self, which: usize) -> Delta {
+        let deltas = self.0.get_mut(&which).expect("it has some");
+        let last = deltas.pop().expect("the one under way");
+        Arc::into_inner(last).expect("the thread has ended")
+    }
+
+    fn keep(&mut self, which: usize, delta: Delta) {
+        self.0.entry(which).or_default().push(Arc::new(delta));
     }
 }
 
@@ -110,9 +140,9 @@ pub struct Deltas {
 }
 
 impl Deltas {
-    /// For these generations, if there are tables whose rows can change.
+    /// For these generations, which have all deltas that are kept, if there are tables whose rows can change.
     pub(super) fn new(
-        all: Vec<Arc<Resident>>,
+        (all, kept): (Vec<Arc<Resident>>, Kept),
         epochs: Arc<Epochs>,
         history: History,
         mistake: Option<Mistake>,
@@ -129,7 +159,7 @@ impl Deltas {
             look_ns: [LOOK_NS, 1_000, 20_000][rng.usize(0..3)],
             next_ns: 0,
             under_way: None,
-            kept: Kept::default(),
+            kept,
             rng,
             applied: 0,
             broken_off: 0,
@@ -177,32 +207,32 @@ impl Deltas {
             Some(Stop::Reads) if self.rng.u8(0..10) == 0 => {
                 self.under_way = None;
                 self.broken_off += 1;
-                let delta = self.kept.0.remove(&which).expect("the one under way");
-                let delta = Arc::into_inner(delta).expect("the thread has ended");
                 let anew = Delta {
                     is_anew: true,
-                    ..delta
+                    ..self.kept.take_last(which)
                 };
-                self.kept.0.insert(which, Arc::new(anew));
+                self.kept.keep(which, anew);
             }
             Some(_) => {}
             None => {
                 self.under_way = None;
                 self.applied += 1;
-                self.kept.0.remove(&which);
             }
         }
     }
 
     fn begin(&mut self, which: usize, moves: &Moves) {
-        if !self.kept.0.contains_key(&which) {
+        let acknowledged = self.all[which].delta();
+        if self.kept.begun(which, acknowledged).is_none() {
             let delta = self.draw(which);
-            self.kept.0.insert(which, Arc::new(delta));
+            self.kept.keep(which, delta);
         }
+        let delta = self.kept.begun(which, acknowledged);
+        let delta = Arc::clone(delta.expect("the next one"));
         let work = Work {
             stores: moves.stores_of(&self.all[which]).into_iter().collect(),
             tables: Arc::clone(&self.all[which]),
-            delta: Arc::clone(&self.kept.0[&which]),
+            delta,
             epochs: Arc::clone(&self.epochs),
             history: self.history.clone(),
             mistake: self.mistake,

@@ -88,6 +88,16 @@ impl Generations {
         self.then.is_some()
     }
 
+    /// Whether some workers have switched to another generation, and others not.
+    pub(super) fn is_half_switched(&self) -> bool {
+        let is_told = matches!(self.then, Some(Then::Switch)) && self.steps.is_empty();
+        is_told
+            && self
+                .told
+                .as_ref()
+                .is_some_and(|told| told.is_begun() && !told.is_done())
+    }
+
     /// Makes the next step, or begins to change something now and then, if it `may`.
     pub(super) fn go_on(&mut self, moves: &mut Moves, may: bool) {
         let is_pending = self

@@ -46,6 +46,8 @@ pub struct Ledger {
     quantum_max: u64,
     /// Rows of cached tables that have failed or were given up so far, as the lanes' engines count them.
     pub rows_failed: u64,
+    /// Whether the process was killed: then a client may find that it is not known any more before it has heard from it.
+    pub was_killed: bool,
     /// What was counted.
     pub tally: Tally,
 }
@@ -74,17 +76,20 @@ impl Ledger {
             lane_bytes: vec![0; lanes.into()],
             quantum_max: 0,
             rows_failed: 0,
+            was_killed: false,
             tally: Tally::default(),
         }
     }
 
     /// A client has connected. More is promised to a well-behaved one, and more expected of it.
     pub fn admit(&mut self, conn: ConnId, honest: bool) -> Pass {
-        // None where the process was killed before the client heard from it.
         let mut serial = 0;
-        if let Some(holder) = self.holders.get_mut(&conn) {
-            holder.honest = honest;
-            serial = holder.serial;
+        match self.holders.get_mut(&conn) {
+            Some(holder) => {
+                holder.honest = honest;
+                serial = holder.serial;
+            }
+            None => assert!(self.was_killed, "connected a moment ago"),
         }
         Pass { conn, serial }
     }

@@ -44,7 +44,7 @@ pub enum Mistake {
     TakesRowsBack,
     /// Has a table cached without what deltas have made of its rows.
     ForgetsDeltas,
-    /// A process that is killed is followed by one that applies no deltas.
+    /// A process that is killed is followed by one that applies no deltas, though it names them.
     StartsOver,
     /// Tells all workers but the first one of policies.
     LeavesWorkerOut,

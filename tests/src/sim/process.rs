@@ -73,9 +73,7 @@ impl Plan {
         let rng = |turn: u32| Rng::with_seed(seed.rotate_left(turn));
         let generations = self.tables();
         let history = &self.truth.history;
-        if number > 0 && self.mistake != Some(Mistake::StartsOver) {
-            kept.apply(&generations, history);
-        }
+        let others = kept.apply(&generations, history, self.mistake);
         let tables = Arc::clone(&generations[0]);
         let mailboxes: Vec<Arc<Mailbox>> = (0..self.workers).map(|_| Arc::default()).collect();
         let sessions = Sessions::new(
@@ -94,8 +92,13 @@ impl Plan {
         let stores: Vec<_> = stores.collect();
         for (table, store) in stores.iter().enumerate() {
             if let Some(store) = store {
-                let (rows, bytes) = history.others(tables.generation(), table);
-                let patched = store.patch(&rows, &bytes, &mut || ());
+                let others = others.get(&(tables.generation(), table));
+                let (rows, bytes): (Vec<u32>, Vec<&[u8]>) = others
+                    .into_iter()
+                    .flatten()
+                    .map(|(&row, bytes)| (row, &bytes[..]))
+                    .unzip();
+                let patched = store.patch(&rows, &bytes.concat(), &mut || ());
                 patched.expect("room for all rows");
             }
         }
@@ -107,7 +110,7 @@ impl Plan {
             shelves.tier(of_it.expect("one of all"), tiers.fork())
         };
         let deltas = Deltas::new(
-            generations.clone(),
+            (generations.clone(), kept),
             Arc::clone(shares.epochs()),
             history.clone(),
             self.mistake,
@@ -151,13 +154,15 @@ impl Plan {
 pub struct Kills {
     /// In all.
     pub all: u64,
-    /// Some workers had been told of a generation, or of a switch, and others not.
+    /// A generation was on its way in or out, or to become the newest.
     pub in_generation: u64,
+    /// Some workers had switched to another generation, and others not.
+    pub in_switch: u64,
     /// A delta was being applied.
     pub in_delta: u64,
-    /// Some workers had been told of a policy, and others not.
+    /// Not all workers had taken a policy in that was published.
     pub in_policy: u64,
-    /// Some workers had been told that a table moves, or a store changes its size, and others not.
+    /// Not all workers knew where a table had moved, or that a store has another size.
     pub in_move: u64,
 }
 
@@ -168,6 +173,7 @@ impl Kills {
         Kills {
             all: self.all + other.all,
             in_generation: self.in_generation + other.in_generation,
+            in_switch: self.in_switch + other.in_switch,
             in_delta: self.in_delta + other.in_delta,
             in_policy: self.in_policy + other.in_policy,
             in_move: self.in_move + other.in_move,

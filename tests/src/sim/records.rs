@@ -178,19 +178,19 @@ fn check_ok(
             header.slices()
         ));
     }
-    if header.op == Op::Prefetch {
-        return flight.check_wish().map(|()| 0);
-    }
-    if flight.model.is_none() {
+    if header.op != Op::Prefetch && flight.model.is_none() {
         return Err("OK to a request whose schema is not bound".into());
     }
     if record.service_ns != now.at_ns - flight.received_ns {
         return Err(format!("a service time of {} ns", record.service_ns));
     }
-    let newer = flight.check(0..u32::MAX, (record.generation, record.delta), stored)?;
     if now.honest && flight.has_read_twice() {
         return Err("ids or weights were read twice".into());
     }
+    if header.op == Op::Prefetch {
+        return flight.check_wish().map(|()| 0);
+    }
+    let newer = flight.check(0..u32::MAX, (record.generation, record.delta), stored)?;
     // What was worked on meanwhile includes the request itself.
     let most = now.wait_most + flight.own_bytes();
     if now.honest && flight.alone && header.bags == 1 && now.worked > most {

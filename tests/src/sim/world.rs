@@ -389,7 +389,7 @@ impl World {
 
     /// All clients have left: the service must come to rest with nothing in its hands.
     fn end(&mut self) -> Result<Outcome, Violation> {
-        self.dataplane.borrow_mut().policies.end();
+        self.dataplane.borrow_mut().end();
         while self.dataplane.borrow().next_ns().is_some() {
             self.advance(None)?;
         }

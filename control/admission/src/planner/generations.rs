@@ -61,7 +61,7 @@ pub struct ModelGenerations {
     /// Names of dataplanes that were left out since they were not heard of, and have not been since.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub without: Vec<String>,
-    /// How often a wish was given again while a dataplane could not do it, which tries at once then.
+    /// How often a wish was given again while a dataplane could not do it, or had not told that it has: it tries at once then.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub tries: u32,
 }
@@ -229,7 +229,10 @@ impl Planner {
                 unheard.retain(|of| of.served != Some(number));
                 let other = unheard.first().and_then(|of| of.served);
                 are_heard(&unheard, other.or(wanted.before))?;
-                let mut served = dataplanes.values().map(|of| of.report.generations.first());
+                let awaited = dataplanes
+                    .iter()
+                    .filter(|(name, _)| !wanted.without.iter().any(|without| without == **name));
+                let mut served = awaited.map(|(_, of)| of.report.generations.first());
                 let again = is_stuck || served.any(|served| served != Some(&number));
                 wanted.tries = wanted.tries.wrapping_add(again.into());
             }

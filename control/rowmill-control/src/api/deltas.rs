@@ -145,7 +145,7 @@ pub(super) async fn give(
         Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, error))
     });
     drop(sender);
-    // Who is refused amid a body may not look for why before it is sent.
+    // Who is refused amid a body may not look for why before it is sent. (Where more is left than is taken here, its connection is reset.)
     if !matches!(read, Ok(true)) {
         swallow(body).await;
     }
