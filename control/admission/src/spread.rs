@@ -15,9 +15,12 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// The group of a row at this place. Sampling goes by the highest bits of places.
+    /// The group of a row at this place. Sampling goes by the highest bits of places, and a dataplane's places have as many as the numbers of
+    /// the table's rows: the lowest are zeros. So the group is told by the highest bits of a product, to which all of them come (Fibonacci
+    /// hashing: Knuth, The Art of Computer Programming 3, 6.4).
     pub(crate) fn group(place: u32) -> usize {
-        place as usize % GROUPS
+        const GOLDEN: u32 = 0x9e37_79b9;
+        (place.wrapping_mul(GOLDEN) >> (u32::BITS - GROUPS.ilog2())) as usize
     }
 
     /// Of points with rising rows: the size, hits of each group, each as a part of what was to be expected of it, and the rate of sampling.
@@ -56,6 +59,24 @@ impl Spread {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sampled_rows_are_in_all_groups_however_few_bits_places_have() {
+        for bits in [15, 19, 25, 32] {
+            // Of so many rows those that one in 64 of them is.
+            let sampled = 1_u64 << (bits - 6);
+            let mut groups = [0_u64; GROUPS];
+            for row in 0..sampled.min(1 << 16) {
+                groups[Spread::group((row as u32) << (32 - bits))] += 1;
+            }
+            let mean = groups.iter().sum::<u64>() / GROUPS as u64;
+            let most = mean / 8 + 3;
+            assert!(
+                groups.iter().all(|rows| rows.abs_diff(mean) <= most),
+                "{bits} bits: {groups:?}"
+            );
+        }
+    }
 
     #[test]
     fn it_is_that_of_means_between_samples() {

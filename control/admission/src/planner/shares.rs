@@ -11,8 +11,8 @@ const GAIN_RATIO: f64 = 1.1;
 /// And so many times what chance makes of the estimate.
 const SIGMAS: f64 = 3.0;
 /// So many times where it is the chance of which rows were sampled. That does not wear off, since they stay the same ones, so that what is not
-/// done for it is never done. Of 40 fresh samples of two tables, with 0, 1, 1.5, 2.1 and 3 of these 9, 4, 0, 0 and 0 made shares worse than they
-/// were, and with 1, 1, 2, 4 and 15 shares stayed short of the best (`decisions.rs`, which runs some of them).
+/// done for it is never done. Of 40 fresh samples of two tables, with 0, 1, 1.5, 1.75 and 2.1 of these 10, 3, 2, 0 and 0 took a step to shares
+/// worse than they were, and with 2, 2, 3, 5 and 7 shares stayed short of the best (`decisions.rs`, which runs some of them).
 const SIGMAS_ROWS: f64 = 1.5;
 /// And more than this part of all lookups.
 const GAIN_LEAST: f64 = 0.0005;

@@ -512,7 +512,7 @@ fn a_dataplane_that_can_not_do_it_is_told_of() {
 #[test]
 fn a_fresh_sample_does_not_mislead() {
     // Samples whose rows are by chance such that the table that gains less seemed to gain more.
-    for seed in [4, 8, 15, 17] {
+    for seed in [8, 15, 17, 25] {
         let mut world = World::new(vec![dataplane("x", seed)]);
         world.run(12);
         let before = world.dataplanes[0].rows("a");

@@ -247,7 +247,8 @@ impl Cache {
         };
         // Another place for each rank: a permutation of 20 bits, odd factors having inverses there.
         let row = (rank.wrapping_add(places as u32).wrapping_mul(2_654_435_761)) % (1 << 20);
-        let place = place(instance, row);
+        // A dataplane's places have as many bits as the numbers of its rows.
+        let place = place(instance, row) & !0xfff;
         // The threshold of what is sent together is that at its beginning.
         if Sampling::below(self.since.threshold.min(self.threshold)).takes(place) {
             self.since.samples.push(Sample { row, place });
