@@ -272,26 +272,31 @@ fn is_closed(error: &Error) -> bool {
 
 /// Whether an answer tells how long it is, so that one that is cut off is known.
 fn tells_length(answer: &[u8]) -> bool {
-    let end = answer.windows(4).position(|four| four == b"\r\n\r\n");
-    let head = end.and_then(|end| str::from_utf8(&answer[..end]).ok());
-    let mut lines = head.unwrap_or_default().split("\r\n");
-    lines.any(|line| line.to_ascii_lowercase().starts_with("content-length:"))
+    head_and_body(answer).is_some_and(|(head, _)| length(head).is_some())
 }
 
-/// The status and body of an answer that tells its body's length, or has none.
-fn parted(answer: &[u8]) -> Option<(u16, String)> {
+/// An answer's head, without the empty line, and its body.
+fn head_and_body(answer: &[u8]) -> Option<(&str, &[u8])> {
     let end = answer.windows(4).position(|four| four == b"\r\n\r\n")?;
-    let (head, body) = (str::from_utf8(&answer[..end]).ok()?, &answer[end + 4..]);
-    let mut lines = head.split("\r\n");
-    let first = lines.next()?.strip_prefix("HTTP/1.1 ")?;
-    let code = first.get(..3)?.parse().ok()?;
-    let lengths = lines.filter_map(|line| {
+    Some((str::from_utf8(&answer[..end]).ok()?, &answer[end + 4..]))
+}
+
+/// How long a head says that the body is.
+fn length(head: &str) -> Option<usize> {
+    let lengths = head.split("\r\n").skip(1).filter_map(|line| {
         let (name, value) = line.split_once(':')?;
         let named = name.eq_ignore_ascii_case("content-length");
         named.then(|| value.trim().parse::<usize>().ok())?
     });
+    lengths.last()
+}
+
+/// The status and body of an answer that tells its body's length, or has none.
+fn parted(answer: &[u8]) -> Option<(u16, String)> {
+    let (head, body) = head_and_body(answer)?;
+    let code = head.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
     // One that broke off is none.
-    let whole = lengths.last().is_none_or(|length| length == body.len());
+    let whole = length(head).is_none_or(|length| length == body.len());
     whole.then(|| Some((code, String::from_utf8(body.into()).ok()?)))?
 }
 

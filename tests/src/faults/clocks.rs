@@ -15,6 +15,7 @@ use super::Verdict;
 use super::control::says;
 use super::deltas::{Looker, ROWS, TABLE, delta};
 use super::deltas_control::{following, keeping, publish, until_applied};
+use super::operator;
 use super::site::{Service, Site, patience, until};
 use super::watch::beside_an_innocent;
 
@@ -96,7 +97,7 @@ pub(super) fn jump(site: &Site) -> Result<Verdict> {
         ));
     };
     let mut running = keeping(site)?;
-    let control = format!("unix:{}", site.path("control.sock").display());
+    let control = operator::address(site);
     let does = |wish: &[&str]| -> Result<()> {
         let model = ["--model", "faults", "--control", &control];
         let (status, said) =

@@ -7,7 +7,8 @@ use rustix::process::Signal;
 
 use super::Verdict;
 use super::control::{control_plane, control_plane_at, says};
-use super::site::{Running, Service, Settings, Site, patience, until};
+use super::operator::{following, wishes, wishes_until};
+use super::site::{Running, Service, Site, patience};
 use super::small_disk::{self, SmallDisk};
 use super::watch::beside_an_innocent;
 
@@ -17,41 +18,6 @@ const DISK: u64 = 4 << 20;
 const BEFORE: u32 = 5;
 /// More settings than there is room for on a disk that is full.
 const MOST: u32 = 2000;
-
-/// A dataplane that follows it.
-fn following(site: &Site) -> Result<Settings> {
-    let own = site.settings()?;
-    let socket = site.path("control.sock");
-    let control = format!(
-        "[control]\naddress = \"unix:{}\"\nname = \"test\"\n",
-        socket.display()
-    );
-    Ok(Settings {
-        cached: own.cached + &control,
-        ..own
-    })
-}
-
-/// Runs `rowmill` on the control plane.
-fn wishes(site: &Site, words: &[&str]) -> Result<(bool, String)> {
-    let control = format!("unix:{}", site.path("control.sock").display());
-    let words = [words, &["--control", &control]].concat();
-    let (status, said) = site.command("rowmill", &words)?;
-    Ok((status.success(), said))
-}
-
-/// The same until it is done, as after its start; what was said.
-fn wishes_until(site: &Site, words: &[&str]) -> Result<String> {
-    let mut last = String::new();
-    let is_done = until(2 * patience(), || {
-        wishes(site, words).is_ok_and(|(is_done, said)| {
-            last = said;
-            is_done
-        })
-    });
-    is_done.with_context(|| format!("{words:?}: {last}"))?;
-    Ok(last)
-}
 
 fn set(site: &Site, table: &str) -> Result<(bool, String)> {
     wishes(site, &["policy", "set", "faults", table, "--max", "1MiB"])
@@ -90,7 +56,7 @@ pub(super) fn corrupt(site: &Site) -> Result<Verdict> {
     let state = site.path("control.redb");
     site.generation(2, &[])?;
     let mut running = control_plane(site)?;
-    beside_an_innocent(site, &following(site)?, |scene| {
+    beside_an_innocent(site, &following(site, site.settings()?), |scene| {
         let service = &*scene.service;
         connected(service, true)?;
         let (is_set, said) = set(site, "small")?;
@@ -160,7 +126,7 @@ pub(super) fn disk_full(site: &Site) -> Result<Verdict> {
     let state = disk.path("control.redb");
     site.generation(2, &[])?;
     let mut running = control_plane_at(site, &state)?;
-    beside_an_innocent(site, &following(site)?, |scene| {
+    beside_an_innocent(site, &following(site, site.settings()?), |scene| {
         let service = &*scene.service;
         connected(service, true)?;
         wishes_until(site, &["generation", "load", "2", "--model", "faults"])?;

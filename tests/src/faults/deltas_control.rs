@@ -14,6 +14,7 @@ use rustix::process::Signal;
 use super::Verdict;
 use super::control::{control_plane_and, says};
 use super::deltas::{Looker, applied, apply, delta, delta_of, does_locally, settings};
+use super::operator;
 use super::site::{Running, Service, Settings, Site, patience, until};
 use super::watch::{after, beside_an_innocent};
 
@@ -33,25 +34,13 @@ pub(super) fn keeping_from(site: &Site, more: &str) -> Result<Running> {
 
 /// Settings of a service that takes deltas, also from the control plane.
 pub(super) fn following(site: &Site) -> Result<Settings> {
-    let own = settings(site)?;
-    let socket = site.path("control.sock");
-    let control = format!(
-        "[control]\naddress = \"unix:{}\"\nname = \"test\"\n",
-        socket.display()
-    );
-    Ok(Settings {
-        cached: own.cached + &control,
-        ..own
-    })
+    Ok(operator::following(site, settings(site)?))
 }
 
 /// Runs `rowmill delta publish`. Returns whether it ended well, and what it said.
 pub(super) fn publish(site: &Site, file: &Path) -> Result<(bool, String)> {
     let file = file.to_str().context("a path in UTF-8")?;
-    let control = format!("unix:{}", site.path("control.sock").display());
-    let words = ["delta", "publish", file, "--control", &control];
-    let (status, said) = site.command("rowmill", &words)?;
-    Ok((status.success(), said))
+    operator::wishes(site, &["delta", "publish", file])
 }
 
 pub(super) fn until_applied(service: &Service, sequence: u64) -> Result<()> {
@@ -79,7 +68,7 @@ pub(super) fn control_killed(site: &Site) -> Result<Verdict> {
             let give = |running: &mut Running, sequence: u64| -> Result<bool> {
                 let file = delta(site, "faults", sequence)?;
                 let path = file.to_str().context("a path in UTF-8")?;
-                let control = format!("unix:{}", site.path("control.sock").display());
+                let control = operator::address(site);
                 let mut giving = site.programs.leashed("rowmill");
                 giving.args(["delta", "publish", path, "--control", &control]);
                 let quiet = || std::process::Stdio::null();
@@ -186,10 +175,8 @@ pub(super) fn diverged(site: &Site) -> Result<Verdict> {
                 let deltas = control["deltas"].as_str().unwrap_or_default();
                 deltas.contains(what)
             })?;
-            let control = format!("unix:{}", site.path("control.sock").display());
             for words in [["delta", "log"], ["status", "control"]] {
-                let words = [&words[..], &["--control", &control]].concat();
-                let (_, said) = site.command("rowmill", &words)?;
+                let (_, said) = operator::wishes(site, &words)?;
                 ensure!(said.contains(what), "{words:?}: {said}");
             }
             Ok(())

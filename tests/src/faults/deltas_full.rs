@@ -9,6 +9,7 @@ use super::Verdict;
 use super::control::{control_plane_and, says};
 use super::deltas::{Looker, applied, delta, does_locally};
 use super::deltas_control::{following, publish, until_applied};
+use super::operator::wishes;
 use super::site::{Settings, Site, patience, until};
 use super::small_disk::{self, SmallDisk};
 use super::watch::beside_an_innocent;
@@ -69,9 +70,7 @@ pub(super) fn disk_full(site: &Site) -> Result<Verdict> {
         fill_own(&own_disk, bytes + bytes / 2)?;
         gives(&files[3])?;
         let told = |part: &str| {
-            let control = format!("unix:{}", site.path("control.sock").display());
-            let words = ["delta", "log", "--control", &control];
-            let said = || site.command("rowmill", &words).map(|(_, said)| said);
+            let said = || wishes(site, &["delta", "log"]).map(|(_, said)| said);
             let is_told = until(patience(), || said().is_ok_and(|said| said.contains(part)));
             is_told
                 .with_context(|| format!("the control plane does not say `{part}`: {:?}", said()))

@@ -15,6 +15,7 @@ use super::cached::{self, COLD, COLD_ROWS, PATIENT};
 use super::cached_moves::anonymous_bytes;
 use super::control::{control_plane, says};
 use super::disk::{self, Disk, Manner};
+use super::operator;
 use super::patron::{Innocent, bound, bound_of_files};
 use super::site::{Service, Settings, Site, patience, until};
 use super::watch::{after, beside_an_innocent};
@@ -313,20 +314,14 @@ pub(super) fn by_control_plane(site: &Site) -> Result<Verdict> {
     if !site.programs.path("rowmill-control").exists() {
         return Ok(Verdict::Skipped("rowmill-control is not built".into()));
     }
-    let address = format!("unix:{}", site.path("control.sock").display());
-    let settings = Settings {
-        cached: format!("[control]\naddress = \"{address}\"\nname = \"test\"\n"),
-        ..site.settings()?
-    };
+    let address = operator::address(site);
+    let settings = operator::following(site, site.settings()?);
     site.generation(2, &[("more", MORE_ROWS)])?;
     let others = site.others()?;
     let mut running = control_plane(site)?;
     let wish = |arguments: &[&str]| -> Result<(bool, String)> {
-        let mut all = vec!["generation"];
-        all.extend(arguments);
-        all.extend(["--model", "faults", "--control", &address]);
-        let (status, said) = site.command("rowmill", &all)?;
-        Ok((status.success(), said))
+        let words = [&["generation"], arguments, &["--model", "faults"]].concat();
+        operator::wishes(site, &words)
     };
     let does = |arguments: &[&str]| -> Result<()> {
         let (is_done, said) = wish(arguments)?;

@@ -16,6 +16,7 @@ use super::control::says;
 use super::deltas::{CHANGED_ONE_IN, Looker, ROWS};
 use super::held::Held;
 use super::midway_stage::{SHARE, SPARE, Stage, Who, why_not};
+use super::operator::wishes_until;
 use super::patron::{Innocent, Outcome, Patron};
 use super::remote;
 use super::site::{Service, Site, patience, until};
@@ -122,7 +123,7 @@ impl Stage<'_> {
         let others = self.others.clone();
         let of = (tables, &others[..]);
         if what == What::Switch {
-            self.wishes_until(&["generation", "load", "2", "--model", "faults"])?;
+            wishes_until(self.site, &["generation", "load", "2", "--model", "faults"])?;
             // It is held before rows that are hot are in its cache.
             let is_through = || last_change(service, "generation_changes")["state"] == "done";
             until(patience(), is_through).context("the load is not through")?;
@@ -323,8 +324,11 @@ impl Stage<'_> {
 
     /// The generation that was served first is served alone again, with all deltas.
     fn end(&self, service: &Service) -> Result<()> {
-        self.wishes_until(&["generation", "rollback", "--model", "faults"])?;
-        self.wishes_until(&["generation", "unload", "2", "--model", "faults"])?;
+        wishes_until(self.site, &["generation", "rollback", "--model", "faults"])?;
+        wishes_until(
+            self.site,
+            &["generation", "unload", "2", "--model", "faults"],
+        )?;
         ensure!(held_generations(service)? == [1], "2 is still held");
         Looker::new(self.site, &service.endpoint)?.all_are(self.sequence)?;
         connected(service)

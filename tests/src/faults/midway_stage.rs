@@ -12,6 +12,7 @@ use super::cached::{COLD, COLD_ROWS};
 use super::deltas::{ROWS, TABLE, delta};
 use super::deltas_control::{adding, following, keeping, keeping_from, publish, redis};
 use super::held;
+use super::operator::{address, wishes_until};
 use super::remote;
 use super::site::{Running, Service, Settings, Site, patience, until};
 use super::watch::Scene;
@@ -94,26 +95,6 @@ impl Stage<'_> {
         }))
     }
 
-    /// Runs `rowmill` on the control plane.
-    fn wishes(&self, words: &[&str]) -> Result<(bool, String)> {
-        let control = format!("unix:{}", self.site.path("control.sock").display());
-        let words = [words, &["--control", &control]].concat();
-        let (status, said) = self.site.command("rowmill", &words)?;
-        Ok((status.success(), said))
-    }
-
-    /// The same until it is done: for a while after its start the control plane does not know of the dataplane.
-    pub(super) fn wishes_until(&self, words: &[&str]) -> Result<()> {
-        let mut last = String::new();
-        let is_done = until(2 * patience(), || {
-            self.wishes(words).is_ok_and(|(is_done, said)| {
-                last = said;
-                is_done
-            })
-        });
-        is_done.with_context(|| format!("{words:?}: {last}"))
-    }
-
     /// Has the control plane give the table another share.
     pub(super) fn wish_share(&mut self) -> Result<()> {
         self.share += SHARE / 4;
@@ -123,7 +104,8 @@ impl Stage<'_> {
     pub(super) fn wish_share_of(&self, table: &str, bytes: u64) -> Result<()> {
         let share = format!("{bytes}B");
         let share = ["--min", &share, "--max", &share];
-        self.wishes_until(&[&["policy", "set", "faults", table], &share[..]].concat())
+        let words = [&["policy", "set", "faults", table], &share[..]].concat();
+        wishes_until(self.site, &words).map(drop)
     }
 
     /// Gives the next delta to who keeps it: the stream's server if that is what it is about, which takes it to the control plane a while later.
@@ -142,10 +124,11 @@ impl Stage<'_> {
 
     /// Has the control plane make the other generation the newest; who wishes for it waits until it is.
     pub(super) fn wish_switch(&self) -> Result<Running> {
-        let control = format!("unix:{}", self.site.path("control.sock").display());
         let mut command = self.site.programs.leashed("rowmill");
         command.args(["generation", "activate", "2", "--model", "faults"]);
-        command.args(["--control", &control]).stdin(Stdio::null());
+        command
+            .args(["--control", &address(self.site)])
+            .stdin(Stdio::null());
         command.stdout(Stdio::null()).stderr(Stdio::null());
         Ok(Running(command.spawn().context("starting rowmill")?))
     }

@@ -37,6 +37,7 @@ mod load;
 mod midway;
 mod midway_stage;
 mod modes;
+mod operator;
 mod patron;
 mod places;
 #[path = "../../../dataplane/rowmilld/tests/support/plane.rs"]

@@ -43,12 +43,15 @@ struct Lane {
 }
 
 impl Lane {
-    fn new((engine, port, mailbox): Parts, connections: u32) -> Lane {
-        Lane {
+    /// Those of a process that is there from this time on.
+    fn all(parts: Vec<Parts>, plan: &Plan, ready_ns: u64) -> Vec<Lane> {
+        let connections = plan.limits.connections.into();
+        let lane = |(engine, port, mailbox)| Lane {
             worker: Worker::new(engine, connections, port, mailbox, Arc::default()),
-            ready_ns: 0,
+            ready_ns,
             idle: true,
-        }
+        };
+        parts.into_iter().map(lane).collect()
     }
 
     fn rows_failed(&self) -> u64 {
@@ -117,11 +120,9 @@ impl Dataplane {
             deltas,
             policies,
         } = plan.start(0, Kept::default());
-        let connections = plan.limits.connections.into();
-        let lanes = parts.into_iter().map(|parts| Lane::new(parts, connections));
         Dataplane {
             net: plan.net.clone(),
-            lanes: lanes.collect(),
+            lanes: Lane::all(parts, &plan, 0),
             plan,
             pace,
             rng: Rng::with_seed(seed),
@@ -174,13 +175,7 @@ impl Dataplane {
         } = self.plan.start(self.kills.all, kept);
         (self.moves, self.generations) = (moves, generations);
         (self.deltas, self.policies) = (deltas, policies);
-        let connections = self.plan.limits.connections.into();
-        let ready_ns = self.net.now_ns() + down_ns;
-        let lanes = parts.into_iter().map(|parts| Lane {
-            ready_ns,
-            ..Lane::new(parts, connections)
-        });
-        self.lanes = lanes.collect();
+        self.lanes = Lane::all(parts, &self.plan, self.net.now_ns() + down_ns);
     }
 
     /// What all processes have done.

@@ -62,16 +62,11 @@ pub(super) struct Process {
 }
 
 impl Plan {
-    /// The tables of all generations that there may be, as they are in memory at first.
-    pub(super) fn tables(&self) -> Vec<Arc<Resident>> {
-        make(&self.recipes, |_| self.has_deltas)
-    }
-
     /// The process of that number, which finds these deltas kept.
     pub(super) fn start(&self, number: u64, kept: Kept) -> Process {
         let seed = self.seed.wrapping_add(number.wrapping_mul(0x9e37_79b9));
         let rng = |turn: u32| Rng::with_seed(seed.rotate_left(turn));
-        let generations = self.tables();
+        let generations = make(&self.recipes, |_| self.has_deltas);
         let history = &self.truth.history;
         let others = kept.apply(&generations, history, self.mistake);
         let tables = Arc::clone(&generations[0]);

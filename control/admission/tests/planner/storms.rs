@@ -27,19 +27,6 @@ const QUIET: Traffic = Traffic {
     ..BUSY
 };
 
-/// What happened.
-#[derive(Clone, Copy, Debug, Default)]
-struct Happened {
-    killed: u32,
-    began: u32,
-    fell_silent: u32,
-    were_lured: u32,
-    wished: u32,
-    refused: u32,
-    jumped: u32,
-    shifted: u32,
-}
-
 struct Storm {
     world: World,
     random: fastrand::Rng,
@@ -52,7 +39,8 @@ struct Storm {
     /// The table that is looked up most.
     busy: usize,
     instances: u128,
-    happened: Happened,
+    /// How often each thing happened.
+    happened: BTreeMap<&'static str, u64>,
 }
 
 impl Storm {
@@ -66,7 +54,7 @@ impl Storm {
             wanted: None,
             busy: 0,
             instances: u128::from(seed) << 32,
-            happened: Happened::default(),
+            happened: BTreeMap::new(),
         };
         let all = NAMES.map(|name| storm.dataplane(name));
         storm.world.dataplanes = all.into();
@@ -139,21 +127,25 @@ impl Storm {
         }
     }
 
+    fn happens(&mut self, what: &'static str) {
+        *self.happened.entry(what).or_default() += 1;
+    }
+
     fn blow(&mut self) {
         let at = self.random.usize(0..NAMES.len());
         let generation = self.random.u64(1..=3);
         match self.random.u8(0..24) {
             0 => {
                 self.kill();
-                self.happened.killed += 1;
+                self.happens("killed");
             }
             1 => {
                 self.world.dataplanes[at] = self.dataplane(NAMES[at]);
-                self.happened.began += 1;
+                self.happens("began");
             }
             2 => {
                 self.world.silent.push(at);
-                self.happened.fell_silent += 1;
+                self.happens("fell silent");
             }
             3 | 4 => self.world.silent.clear(),
             5 => {
@@ -165,7 +157,7 @@ impl Storm {
                     refused: vec![],
                 };
                 self.world.dataplanes[at].lure(applied);
-                self.happened.were_lured += 1;
+                self.happens("were lured");
             }
             6..=9 => {
                 let wish = match self.random.u8(0..4) {
@@ -175,17 +167,16 @@ impl Storm {
                     _ => GenerationWish::Unload(generation),
                 };
                 let is_done = self.wish(wish);
-                self.happened.wished += u32::from(is_done);
-                self.happened.refused += u32::from(!is_done);
+                self.happens(if is_done { "wished" } else { "refused" });
             }
             10 => self.world.dataplanes[at].has_not = Some(generation).filter(|&it| it > 1),
             11 => {
                 self.world.now_ns += self.random.u64(1..=3_600_000_000_000);
-                self.happened.jumped += 1;
+                self.happens("jumped");
             }
             12 => {
                 self.shift();
-                self.happened.shifted += 1;
+                self.happens("shifted");
             }
             _ => {}
         }
@@ -234,44 +225,21 @@ impl Storm {
 
 #[test]
 fn after_a_storm_all_is_as_it_is_wished() {
-    let mut all = Happened::default();
+    let mut all = BTreeMap::<&str, u64>::new();
     for seed in 0..SEEDS {
         println!("seed {seed}");
         let mut storm = Storm::new(seed);
         (0..STORM).for_each(|_| storm.blow());
         storm.calm();
         storm.check();
-        let of = storm.happened;
-        all.killed += of.killed;
-        all.began += of.began;
-        all.fell_silent += of.fell_silent;
-        all.were_lured += of.were_lured;
-        all.wished += of.wished;
-        all.refused += of.refused;
-        all.jumped += of.jumped;
-        all.shifted += of.shifted;
+        for (what, often) in storm.happened {
+            *all.entry(what).or_default() += often;
+        }
     }
     println!("{all:?}");
-    let Happened {
-        killed,
-        began,
-        fell_silent,
-        were_lured,
-        wished,
-        refused,
-        jumped,
-        shifted,
-    } = all;
-    for often in [
-        killed,
-        began,
-        fell_silent,
-        were_lured,
-        wished,
-        refused,
-        jumped,
-        shifted,
-    ] {
-        assert!(u64::from(often) > SEEDS, "each happens often: {all:?}");
-    }
+    assert_eq!(all.len(), 8, "{all:?}");
+    assert!(
+        all.values().all(|&often| often > SEEDS),
+        "each happens often: {all:?}"
+    );
 }
