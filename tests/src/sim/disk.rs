@@ -263,6 +263,11 @@ impl Reads {
         if matches!(state, State::Cut(end) if end < pages.end) {
             return Err(ReadError::Truncated);
         }
+        // Some of the damaged pages can't be read at all, nor can what is read with them.
+        let is_bad = |page: u64| self.health.lacks.page(table, page) && page % 2 == 1;
+        if pages.clone().any(is_bad) {
+            return Err(ReadError::Os(5));
+        }
         let file = self.file(table);
         let from = match state {
             State::Other => &file.other,

@@ -4,6 +4,9 @@
 //! the device has answered. A fetch belongs to one read until the read is answered or the fetch's deadline is over. A read whose
 //! fetches were all given up goes on, since a device can't be stopped, and keeps its slot; who asks for its pages meanwhile joins
 //! it like any other. So a file that hangs keeps what its table may have of reads and fetches ([`Quotas`]), and no more.
+//!
+//! A read that fails says nothing of rows that lie in a part of its pages. For them it waits again, *narrowed* to the pages of one of
+//! them at a time: a page that can't be read fails its own rows and no others.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -74,14 +77,18 @@ enum Stage {
 struct Read {
     stage: Stage,
     span: Span,
+    /// Whether it was asked for in place of a longer one, and is not to be one again.
+    is_narrowed: bool,
     /// The first of its fetches.
     first: u32,
 }
 
 /// A place for a fetch, in the list of its read.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Place {
     fetch: Fetch,
+    /// Where its row lies.
+    pages: Range<u64>,
     next: u32,
 }
 
@@ -124,6 +131,7 @@ impl Fetches {
                 asked_ns: 0,
                 deadline_ns: 0,
             },
+            pages: 0..0,
             next: NONE,
         };
         let free = Read {
@@ -132,6 +140,7 @@ impl Fetches {
                 table: 0,
                 pages: 0..0,
             },
+            is_narrowed: false,
             first: NONE,
         };
         Fetches {
@@ -166,7 +175,7 @@ impl Fetches {
     /// Takes a fetch of a row that lies in `span`.
     pub(super) fn take(&mut self, fetch: Fetch, span: Span) -> Result<Taken, FetchesFull> {
         assert!(span.len() <= self.read_pages, "a row fits a read");
-        let table = span.table as usize;
+        let (table, pages) = (span.table as usize, span.pages.clone());
         self.place_quotas.lets(table, 1)?;
         let (read, taken) = match self.joinable(&span) {
             Some((read, joined)) => {
@@ -182,6 +191,7 @@ impl Fetches {
                 self.reads[read as usize] = Read {
                     stage: Stage::Waiting,
                     span,
+                    is_narrowed: false,
                     first: NONE,
                 };
                 self.waiting.push_back(read);
@@ -193,6 +203,7 @@ impl Fetches {
         let first = &mut self.reads[read as usize].first;
         self.places[place as usize] = Place {
             fetch,
+            pages,
             next: std::mem::replace(first, place),
         };
         self.soonest_ns = self.soonest_ns.min(fetch.deadline_ns);
@@ -208,6 +219,7 @@ impl Fetches {
                 return Some((number, read.span.clone()));
             }
             if read.stage == Stage::Waiting
+                && !read.is_narrowed
                 && longer.is_none()
                 && let Some(both) = read.span.with(span)
                 && both.len() <= self.read_pages
@@ -233,26 +245,48 @@ impl Fetches {
         }
     }
 
-    /// Ends a read that was asked for: hands its fetches to `each`, with what it read.
-    pub(super) fn finish(&mut self, number: u32, mut each: impl FnMut(&Span, Fetch)) {
+    /// Takes the outcome of a read that was asked for: hands to `each` those of its fetches that it answers, with what it read. It ends
+    /// when there are no others.
+    pub(super) fn finish(
+        &mut self,
+        number: u32,
+        has_failed: bool,
+        mut each: impl FnMut(&Span, Fetch),
+    ) {
         let read = &mut self.reads[number as usize];
         assert_eq!(read.stage, Stage::Asked, "a read that was asked for");
-        read.stage = Stage::Free;
         let table = read.span.table as usize;
-        self.read_quotas.give_back(table, 1);
-        self.edges.clear(number);
+        let mut others = NONE;
         let mut next = std::mem::replace(&mut read.first, NONE);
         while next != NONE {
-            let Place {
-                fetch,
-                next: behind,
-            } = self.places[next as usize];
-            self.free_places.push(next);
-            self.place_quotas.give_back(table, 1);
+            let place = &mut self.places[next as usize];
+            let (own, read_pages) = (&place.pages, &read.span.pages);
+            let is_answered = match has_failed {
+                true => own == read_pages,
+                false => read_pages.start <= own.start && own.end <= read_pages.end,
+            };
+            let (fetch, behind) = (place.fetch, place.next);
+            if is_answered {
+                self.free_places.push(next);
+                self.place_quotas.give_back(table, 1);
+                each(&read.span, fetch);
+            } else {
+                place.next = others;
+                others = next;
+            }
             next = behind;
-            each(&read.span, fetch);
         }
-        self.free_reads.push(number);
+        if others == NONE {
+            read.stage = Stage::Free;
+            self.read_quotas.give_back(table, 1);
+            self.edges.clear(number);
+            self.free_reads.push(number);
+            return;
+        }
+        read.span.pages = self.places[others as usize].pages.clone();
+        (read.stage, read.is_narrowed, read.first) = (Stage::Waiting, true, others);
+        self.edges.set(number, &read.span);
+        self.waiting.push_front(number);
     }
 
     /// Gives up the fetches whose deadline is `now_ns` or before, and hands them to `each`.
@@ -265,10 +299,8 @@ impl Fetches {
             let mut kept = NONE;
             let mut next = std::mem::replace(&mut read.first, NONE);
             while next != NONE {
-                let Place {
-                    fetch,
-                    next: behind,
-                } = self.places[next as usize];
+                let place = &self.places[next as usize];
+                let (fetch, behind) = (place.fetch, place.next);
                 if fetch.deadline_ns <= now_ns {
                     self.free_places.push(next);
                     self.place_quotas.give_back(read.span.table as usize, 1);
@@ -312,9 +344,55 @@ mod tests {
 
     fn finished(fetches: &mut Fetches, number: u32) -> Vec<u64> {
         let mut tokens = Vec::new();
-        fetches.finish(number, |_, fetch| tokens.push(fetch.token));
+        fetches.finish(number, false, |_, fetch| tokens.push(fetch.token));
         tokens.sort_unstable();
         tokens
+    }
+
+    #[test]
+    fn a_read_that_fails_is_asked_for_again_for_rows_of_a_part_of_it() {
+        let mut fetches = Fetches::new(8, 4, 4, 1);
+        // One lies in two pages, and another one in all that are read together.
+        for (token, pages) in [(0, 5..6), (1, 6..7), (2, 6..8), (3, 6..7), (4, 4..8)] {
+            fetches.take(fetch(token), span(0, pages)).unwrap();
+        }
+        let fails = |fetches: &mut Fetches, number| {
+            let mut tokens = Vec::new();
+            fetches.finish(number, true, |_, fetch| tokens.push(fetch.token));
+            tokens.sort_unstable();
+            tokens
+        };
+        let [(number, read)] = &begun(&mut fetches)[..] else {
+            panic!("one read");
+        };
+        let number = *number;
+        assert_eq!(read, &span(0, 4..8));
+        assert_eq!(fails(&mut fetches, number), [4]);
+        assert_eq!((fetches.reads(), fetches.waiting()), (1, 1));
+        // While it waits it is joined by rows of its pages, and not made longer.
+        assert_eq!(fetches.reads[number as usize].span, span(0, 5..6));
+        let other = fetches.take(fetch(5), span(0, 4..5));
+        assert_eq!(other, Ok(Taken::Alone));
+        let mut answered = Vec::new();
+        // The page 6 fails, and those that need it.
+        while fetches.reads() > 0 {
+            for (number, read) in begun(&mut fetches) {
+                answered.push((
+                    read.pages.clone(),
+                    match read.pages.contains(&6) {
+                        true => fails(&mut fetches, number),
+                        false => finished(&mut fetches, number),
+                    },
+                ));
+            }
+        }
+        let failed = answered.iter().filter(|(pages, _)| pages.contains(&6));
+        let mut failed: Vec<u64> = failed.flat_map(|(_, tokens)| tokens.clone()).collect();
+        failed.sort_unstable();
+        assert_eq!(failed, [1, 2, 3], "{answered:?}");
+        let all: usize = answered.iter().map(|(_, tokens)| tokens.len()).sum();
+        assert_eq!((all, fetches.unanswered()), (5, 0), "{answered:?}");
+        assert_eq!(fetches.free_reads.len(), 4);
     }
 
     #[test]

@@ -328,7 +328,7 @@ impl<D: Device> Tier for FileTier<D> {
         });
         let polled = device.poll(answers, &mut |number, outcome| {
             let mut damaged = None;
-            fetches.finish(number as u32, |span, fetch| {
+            fetches.finish(number as u32, outcome.is_err(), |span, fetch| {
                 let member = member(span);
                 let answer = match outcome {
                     Ok(bytes) => {

@@ -277,6 +277,19 @@ fn files_that_change_under_way() {
     file.set_len(10 * PAGE_BYTES as u64).unwrap();
     assert_eq!(fetch(0, 999), Err(TierError::Gone));
     assert_eq!(fetch(0, 0).as_deref(), Ok(model.row(0, 0)));
+    // So it is where both are read together: page 9 is the last one, with rows 128 to 143.
+    for row in [143, 144, 128] {
+        tier.fetch(0, wanted(0, row, row.into())).unwrap();
+    }
+    let answers = finish(&mut tier);
+    for row in [128, 143] {
+        assert_eq!(answers[&row.into()].as_deref(), Ok(model.row(0, row)));
+    }
+    assert_eq!(answers[&144], Err(TierError::Gone));
+    let mut fetch = |table, row| {
+        tier.fetch(0, wanted(table, row, 1)).unwrap();
+        finish(&mut tier).remove(&1).unwrap()
+    };
     // Replaced: the one that was opened is read.
     let path = model.path(1);
     std::fs::copy(model.path(2), path.with_extension("new")).unwrap();
