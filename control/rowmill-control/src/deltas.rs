@@ -14,6 +14,7 @@ mod stream;
 mod watch;
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -22,13 +23,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rowmill_table::{DeltaFile, DeltaHead, TableError, delta_chain, delta_file_name, delta_folder};
+use rowmill_table::{
+    DeltaFile, DeltaHead, TableError, delta_chain, delta_file_name, delta_folder, make_private,
+};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::config::Deltas;
-use files::{Found, extend, folders, found, make, sync};
+use files::{Found, extend, folders, found, sync};
 use followers::Followers;
 use sources::Sources;
 
@@ -82,7 +85,10 @@ pub struct Taken {
 pub(crate) enum NotTaken {
     /// It is damaged, or none.
     #[error(transparent)]
-    Bad(#[from] TableError),
+    Bad(TableError),
+    /// Its file can't be read.
+    #[error("{}: {}", .0, .0.source().map(ToString::to_string).unwrap_or_default())]
+    Unread(TableError),
     /// Another one has its number, or it is another generation's.
     #[error("{0}")]
     Conflict(String),
@@ -101,6 +107,25 @@ pub(crate) enum NotTaken {
         directory: PathBuf,
         source: io::Error,
     },
+}
+
+impl From<TableError> for NotTaken {
+    fn from(error: TableError) -> NotTaken {
+        match error {
+            TableError::Io { .. } => NotTaken::Unread(error),
+            _ => NotTaken::Bad(error),
+        }
+    }
+}
+
+impl NotTaken {
+    /// Whether it says nothing of the delta, which may be taken another time.
+    fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            NotTaken::Io { .. } | NotTaken::Unread(_) | NotTaken::Busy
+        )
+    }
 }
 
 /// Of a generation.
@@ -172,7 +197,7 @@ impl Log {
     }
 
     fn open(directory: &Path, most: u64) -> anyhow::Result<Log> {
-        make(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        make_private(directory).with_context(|| format!("cannot make {}", directory.display()))?;
         let claim = OpenOptions::new()
             .create(true)
             .truncate(false)
@@ -457,6 +482,12 @@ impl Log {
         }
     }
 
+    /// Whether the delta that is kept under the number of this one was found damaged.
+    fn is_damaged(&self, head: &DeltaHead) -> bool {
+        let of = (head.model.clone(), head.generation, head.sequence);
+        self.damaged().contains_key(&of)
+    }
+
     /// Takes the draft, which is whole, into the log. `name`: what it is called in errors.
     pub(crate) fn take(
         &self,
@@ -477,13 +508,21 @@ impl Log {
         if self.stands(&head)? == Stands::Before {
             self.has(&delta)?;
             let of = (head.model.clone(), head.generation, head.sequence);
-            if self.damaged().contains_key(&of) {
+            // It may have been damaged since it was looked at last.
+            let is_whole = || DeltaFile::open(&path).and_then(|kept| kept.check()).is_ok();
+            if self.is_damaged(&head) || !is_whole() {
                 let mend = || {
                     draft.sync_all()?;
                     fs::rename(self.draft(), &path)
                 };
                 mend().map_err(|source| self.unkept(source))?;
                 self.damaged().remove(&of);
+                tracing::info!(
+                    "delta {} of generation {} of model {} is whole again",
+                    head.sequence,
+                    head.generation,
+                    head.model
+                );
             }
             // Whoever was told of it first may have died before its name was on the disk.
             let synced = sync(path.parent().expect("in a directory"));
@@ -492,7 +531,7 @@ impl Log {
         }
         let directory = path.parent().expect("in a directory");
         let keep = || {
-            make(directory)?;
+            make_private(directory)?;
             draft.sync_all()?;
             fs::rename(self.draft(), &path)?;
             sync(directory)

@@ -3,7 +3,7 @@
 //! Others speak to it through a bounded queue: full means refused. The clock is the monotonic one; what the wall clock says, or how it
 //! jumps, matters nowhere.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -21,7 +21,7 @@ use rowmill_state::{Change, State, StateError};
 use tokio::sync::{oneshot, watch};
 
 use crate::config::Config;
-use crate::records::{Generations, Identity, Told, Wanted};
+use crate::records::{Generations, Identity, Served, Told, Wanted};
 
 /// What may wait: four bodies of each of as many dataplanes as there are by default.
 const QUEUE: usize = 1024;
@@ -89,6 +89,8 @@ struct Thread {
     changes: watch::Sender<u64>,
     /// When policies were kept last, and the orders that were.
     kept: (Instant, BTreeMap<String, rowmill_link::Order>),
+    /// What dataplanes told of themselves, as it is kept.
+    served: BTreeMap<String, Served>,
     recording: Option<Recording>,
 }
 
@@ -167,6 +169,16 @@ pub fn start(config: &Config) -> anyhow::Result<(Planning, JoinHandle<()>)> {
             policy,
         });
     }
+    let mut served = BTreeMap::new();
+    for (dataplane, of) in state.all::<Served>()? {
+        served.insert(dataplane.clone(), of.clone());
+        let Served { model, newest } = of;
+        known.push(Event::Served {
+            dataplane,
+            model,
+            newest,
+        });
+    }
     let recording = config.record.file.as_deref();
     let recording = recording
         .map(|path| Recording::begin(path, config.record.bytes))
@@ -186,6 +198,7 @@ pub fn start(config: &Config) -> anyhow::Result<(Planning, JoinHandle<()>)> {
         published: Arc::clone(&published),
         changes,
         kept: (Instant::now(), orders),
+        served,
         recording,
     };
     for event in known {
@@ -360,12 +373,37 @@ impl Thread {
             Event::Report { dataplane, .. } => Some(dataplane.clone()),
             _ => None,
         };
-        let was_left_out = heard.is_some_and(|name| self.planner.leaves_out(&name));
+        let was_left_out = heard
+            .as_ref()
+            .is_some_and(|name| self.planner.leaves_out(name));
         self.handle(event)?;
         if was_left_out {
             self.keep_generations();
         }
+        if let Some(name) = heard {
+            self.keep_served(name);
+        }
         Ok(())
+    }
+
+    /// Keeps what a dataplane serves, if that was not kept yet: after whatever end the next start waits for it before another generation
+    /// is activated.
+    fn keep_served(&mut self, name: String) {
+        let Some((model, newest)) = self.planner.served_by(&name) else {
+            return;
+        };
+        let is_same = |kept: &Served| kept.model == model && kept.newest == newest;
+        if self.served.get(&name).is_some_and(is_same) {
+            return;
+        }
+        let model = model.into();
+        let served = Served { model, newest };
+        match keep(&mut self.state, |change| change.put(&name, &served)) {
+            Ok(()) => _ = self.served.insert(name, served),
+            Err(error) => tracing::error!(
+                "what {name} serves can't be kept, which is tried again when it reports: the next start won't wait for it until then: {error}"
+            ),
+        }
     }
 
     /// Keeps what is wanted, from which those are gone that are left out no more.
@@ -473,22 +511,24 @@ impl Thread {
         );
     }
 
-    /// Keeps the policies that are not kept yet, and forgets those of dataplanes that the planner has forgotten.
+    /// Keeps the policies that are not kept yet, and forgets what is kept of dataplanes that the planner has forgotten.
     fn keep_policies(&mut self) {
         self.kept.0 = Instant::now();
         let mut change = Change::new();
         let mut orders = Vec::new();
-        let forgotten = self.kept.1.keys().filter(|name| !self.planner.knows(name));
-        let forgotten: Vec<String> = forgotten.cloned().collect();
+        let names = self.kept.1.keys().chain(self.served.keys());
+        let forgotten = names.filter(|name| !self.planner.knows(name));
+        let forgotten: BTreeSet<String> = forgotten.cloned().collect();
         for name in &forgotten {
             change.remove::<Told>(name);
+            change.remove::<Served>(name);
         }
         for (name, policy) in self.published.policies().iter() {
             if self.kept.1.get(name) != Some(&policy.order) {
                 change.put(
                     name,
                     &Told {
-                        model: self.planner.model_of(name).map(String::from),
+                        model: self.planner.served_by(name).map(|(model, _)| model.into()),
                         policy: Policy::clone(policy),
                     },
                 );
@@ -501,6 +541,7 @@ impl Thread {
         match self.state.change(change) {
             Ok(()) => {
                 self.kept.1.retain(|name, _| !forgotten.contains(name));
+                self.served.retain(|name, _| !forgotten.contains(name));
                 self.kept.1.extend(orders);
             }
             Err(error) => tracing::error!(

@@ -69,6 +69,20 @@ impl Record for Told {
     const VERSION: u32 = 1;
 }
 
+/// What a dataplane told of itself last; its key is the dataplane's name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Served {
+    /// The model that it serves.
+    pub model: String,
+    /// The generation of it, where none is named.
+    pub newest: Option<u64>,
+}
+
+impl Record for Served {
+    const KIND: &'static str = "served";
+    const VERSION: u32 = 1;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

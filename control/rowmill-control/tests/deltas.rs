@@ -305,6 +305,66 @@ fn what_appears_in_a_directory_is_taken_in_its_order() {
     );
 }
 
+#[test]
+fn what_can_not_be_read_for_a_while_is_taken_then() {
+    let (folder, made) = (tempfile::tempdir().unwrap(), Deltas::of(1));
+    let spool = folder.path().join("spool");
+    fs::create_dir(&spool).unwrap();
+    let toml = keeping(&folder, &format!("watch = '{}'\n", spool.display()));
+    // A socket can be opened by nobody, whoever this runs as.
+    let first = spool.join("1.delta");
+    let socket = std::os::unix::net::UnixListener::bind(&first).unwrap();
+    let control = Control::start(&toml);
+    fs::copy(made.make(2, 2.0), spool.join("2.delta")).unwrap();
+    let told = || control.get("/v1/status").1["deltas"].to_string();
+    wait_for("that one waits", || told().contains("1 deltas in it wait"));
+    wait_for("why", || {
+        let told = told();
+        told.contains("1.delta can't be read or written: No such device")
+            && told.contains("trying again each second")
+    });
+    drop(socket);
+    fs::remove_file(&first).unwrap();
+    fs::copy(made.make(1, 1.0), &first).unwrap();
+    wait_for("both", || last(&control) == json!(2));
+    assert!(told().contains("2 taken or known"), "{}", told());
+    assert!(!told().contains("refused"), "{}", told());
+}
+
+#[test]
+fn what_was_damaged_since_it_was_taken_is_mended_by_who_gives_it_again() {
+    let (folder, made) = (tempfile::tempdir().unwrap(), Deltas::of(1));
+    let spool = folder.path().join("spool");
+    fs::create_dir(&spool).unwrap();
+    let toml = keeping(&folder, &format!("watch = '{}'\n", spool.display()));
+    let mut control = Control::start(&toml);
+    let bytes = made.bytes(1, 1.0);
+    assert_eq!(give(&control, &bytes).0, 200);
+    let kept = folder.path().join("log/m/gen-1/00000000000000000001.delta");
+    let damage = || {
+        let mut damaged = bytes.clone();
+        *damaged.last_mut().unwrap() ^= 1;
+        fs::write(&kept, damaged).unwrap();
+    };
+    // While it runs nobody has looked at it since.
+    damage();
+    assert_eq!(give(&control, &bytes).1["is_new"], json!(false));
+    assert_eq!(fs::read(&kept).unwrap(), bytes);
+    // In the directory that is watched it is as good, also where it was before.
+    fs::copy(made.make(1, 1.0), spool.join("1.delta")).unwrap();
+    let told = |control: &Control| control.get("/v1/status").1["deltas"].to_string();
+    wait_for("that it is known", || {
+        told(&control).contains("1 taken or known")
+    });
+    control.kill();
+    damage();
+    control.start_again();
+    wait_for("that it is whole", || fs::read(&kept).unwrap() == bytes);
+    wait_for("that nothing is told", || {
+        control.get("/v1/deltas").1[0]["damaged"] == json!([])
+    });
+}
+
 /// What a dataplane reports that holds a generation 1 with a fingerprint.
 fn holds(control: &Control, dataplane: &str, instance: u128, fingerprint: u32) {
     let report = Report {

@@ -249,6 +249,44 @@ fn a_dataplane_that_is_not_heard_of_is_left_out_only_by_name() {
 }
 
 #[test]
+fn who_serves_what_is_known_after_any_end() {
+    let mut control = Control::start(TOML);
+    // Neither has a cached table, so that there is nothing to tell them.
+    let tell = |control: &Control, name: &str, held: &[u64]| {
+        let instance = u128::from(name.as_bytes()[0]);
+        let mut report = Dataplane::new(name, instance).report_of();
+        report.tables.clear();
+        report.generations = held.to_vec();
+        let report = serde_json::to_vec(&report).unwrap();
+        let path = format!("/v1/dataplanes/{name}/report");
+        assert_eq!(control.post(&path, "application/json", &report).0, 204);
+    };
+    let ask = |control: &Control, wish: serde_json::Value| {
+        let body = json!({"wish": wish}).to_string();
+        control.post("/v1/generations/m", "application/json", body.as_bytes())
+    };
+    tell(&control, "a", &[1]);
+    tell(&control, "b", &[1]);
+    control.kill_and_start();
+    tell(&control, "a", &[1]);
+    assert_eq!(ask(&control, json!({"load": 2})).0, 200);
+    tell(&control, "a", &[1, 2]);
+    let (code, told) = ask(&control, json!({"activate": 2}));
+    let why = told["error"].as_str().unwrap();
+    assert!(
+        why.starts_with("`b` was not heard of for ") && why.contains("generation 1"),
+        "{why}"
+    );
+    assert_eq!(code, 409);
+    // What it serves when it is heard again is what is known.
+    tell(&control, "b", &[2, 1]);
+    tell(&control, "a", &[2, 1]);
+    control.kill_and_start();
+    tell(&control, "a", &[2, 1]);
+    assert_eq!(ask(&control, json!({"activate": 2})).0, 200);
+}
+
+#[test]
 fn a_damaged_state_is_set_aside_and_told_and_dataplanes_are_taken_over() {
     let mut control = Control::start(TOML);
     let mut dataplane = Dataplane::new("a", 1);

@@ -1,5 +1,28 @@
 //! How deltas that are kept are named: a directory for each model, and a file for each sequence number.
 
+use std::fs::{DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+
+/// Makes a directory, with those above it that there are not, for nobody else to look into; the names of all of them are on the disk then.
+///
+/// # Errors
+/// The kernel's.
+pub fn make_private(directory: &Path) -> io::Result<()> {
+    if directory.is_dir() {
+        return Ok(());
+    }
+    let above = directory.parent().filter(|above| *above != Path::new(""));
+    if let Some(above) = above {
+        make_private(above)?;
+    }
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => File::open(above.unwrap_or(Path::new(".")))?.sync_all(),
+    }
+}
+
 /// A model's name as that of a directory: bytes that may mean something else are written as `%` and two hexadecimal digits.
 pub fn delta_folder(model: &str) -> String {
     let mut name = String::new();

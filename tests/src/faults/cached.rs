@@ -276,8 +276,22 @@ pub(super) fn zeros(site: &Site) -> Result<Verdict> {
         asker
             .is_answered(&mixed)
             .context("when it is whole again")?;
+        // Behind the end of a file there is nothing, and before it all: also where both are read together.
+        let path = file(site)?;
+        let good = fs::read(&path).context("a table")?;
+        let cut = OpenOptions::new().write(true).open(&path)?;
+        cut.set_len(500 * PAGE).context("cutting a table")?;
+        let lost = 499 * PAGE_ROWS;
+        let around: Vec<u32> = (lost - 100..lost + 100).collect();
+        let outcome = asker.ask_but(&around, |id| id >= lost)?;
+        ensure!(outcome == Outcome::Ok, "{outcome:?} for some lost rows");
+        is_counted(scene.service, "gone", 100)?;
+        cut.write_all_at(&good, 0).context("a table")?;
+        asker
+            .is_answered(&around)
+            .context("when it is as long again")?;
         Ok(format!(
-            "{PAGE_ROWS} rows of zeros, right again when mended"
+            "{PAGE_ROWS} and 100 rows of zeros and none beside them, right again when mended"
         ))
     })
 }

@@ -51,6 +51,16 @@ pub enum Event {
         /// See there.
         policy: Policy,
     },
+    /// What a dataplane told of itself last in an earlier epoch.
+    Served {
+        /// Its name.
+        dataplane: String,
+        /// The model that it served.
+        model: String,
+        /// The generation that it served where none was named.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        newest: Option<u64>,
+    },
     /// All is published anew, in this epoch: a later one than the present one.
     Epoch(u64),
     /// Time has passed. To be told [once a second](super::TURN_NS); decisions are made then alone.

@@ -321,17 +321,14 @@ impl Planner {
         serving.map(|(name, of)| (&**name, of)).collect()
     }
 
-    /// Dataplanes of a model that are silent, by name, and those that were told something before this planner began and have not reported since.
+    /// Dataplanes of a model that are silent, by name, and those that were there before this planner began and have not reported since.
     fn unheard(&self, now_ns: u64, model: &str) -> Vec<Unheard<'_>> {
         let silent = self.dataplanes.iter();
         let silent = silent.filter(|(_, of)| of.report.model == model && of.is_silent(now_ns));
         let silent = silent.map(|(name, of)| (name, of.heard_ns, of.report.generations.first()));
         let remembered = self.remembered.iter();
         let remembered = remembered.filter(|(_, of)| of.model.as_deref() == Some(model));
-        let remembered = remembered.map(|(name, of)| {
-            let told = of.policy.generations.as_ref().map(|told| &told.newest);
-            (name, of.since_ns, told)
-        });
+        let remembered = remembered.map(|(name, of)| (name, of.since_ns, of.newest.as_ref()));
         let all = silent.chain(remembered);
         let mut unheard: Vec<Unheard> = all
             .map(|(name, heard_ns, served)| Unheard {

@@ -149,19 +149,33 @@ pub struct Planner {
     settings: BTreeMap<Key, Settings>,
     /// By model.
     generations: BTreeMap<String, ModelGenerations>,
-    /// What dataplanes were told that are not there: as many of the latest as may be there.
+    /// What is known of dataplanes that are not there: of as many as may be there, those that were told something last.
     remembered: BTreeMap<String, Remembered>,
     turned_ns: Option<u64>,
 }
 
-/// What a dataplane was told that is not there.
+/// What is known of a dataplane that is not there.
 #[derive(Debug)]
 struct Remembered {
     /// What it served, if that is known.
     model: Option<String>,
-    policy: Policy,
+    /// The generation of it, or the one that it was told to serve.
+    newest: Option<u64>,
+    /// What it was told last, if it was told anything.
+    policy: Option<Policy>,
     /// When it was heard of last, or first remembered.
     since_ns: u64,
+}
+
+impl Remembered {
+    fn since(since_ns: u64) -> Remembered {
+        Remembered {
+            model: None,
+            newest: None,
+            policy: None,
+            since_ns,
+        }
+    }
 }
 
 impl Planner {
@@ -207,15 +221,23 @@ impl Planner {
                 model,
                 policy,
             } => {
-                let since_ns = now_ns;
-                self.remember(
-                    dataplane,
-                    Remembered {
-                        model,
-                        policy,
-                        since_ns,
-                    },
-                );
+                self.remember(now_ns, dataplane, |of| {
+                    of.model = of.model.take().or(model);
+                    let told = policy.generations.as_ref().map(|told| told.newest);
+                    of.newest = of.newest.or(told);
+                    of.policy = Some(policy);
+                });
+                Ok(())
+            }
+            Event::Served {
+                dataplane,
+                model,
+                newest,
+            } => {
+                self.remember(now_ns, dataplane, |of| {
+                    of.model = Some(model);
+                    of.newest = newest;
+                });
                 Ok(())
             }
             Event::Epoch(epoch) => self.begin_epoch(epoch),
@@ -257,9 +279,10 @@ impl Planner {
         self.dataplanes.contains_key(dataplane) || self.remembered.contains_key(dataplane)
     }
 
-    /// The model that a dataplane serves.
-    pub fn model_of(&self, dataplane: &str) -> Option<&str> {
-        Some(&self.dataplanes.get(dataplane)?.report.model)
+    /// The model that a dataplane serves, and the generation of it where none is named, as it was heard last.
+    pub fn served_by(&self, dataplane: &str) -> Option<(&str, Option<u64>)> {
+        let report = &self.dataplanes.get(dataplane)?.report;
+        Some((&report.model, report.generations.first().copied()))
     }
 
     /// Names of the dataplanes that are known.
@@ -284,10 +307,12 @@ impl Planner {
         epochs.filter(|&(epoch, _)| epoch < OVERTAKEN_MAX).max()
     }
 
-    fn remember(&mut self, dataplane: String, what: Remembered) {
-        self.remembered.insert(dataplane, what);
+    fn remember(&mut self, since_ns: u64, dataplane: String, what: impl FnOnce(&mut Remembered)) {
+        let of = self.remembered.entry(dataplane);
+        what(of.or_insert_with(|| Remembered::since(since_ns)));
         while self.remembered.len() > self.limits.dataplanes_max {
-            let oldest = self.remembered.iter().min_by_key(|(_, of)| of.policy.order);
+            let order = |of: &Remembered| of.policy.as_ref().map(|policy| policy.order);
+            let oldest = self.remembered.iter().min_by_key(|(_, of)| order(of));
             let oldest = oldest
                 .map(|(name, _)| name.clone())
                 .expect("some are there");
@@ -350,19 +375,17 @@ impl Planner {
             let Some(gone) = gone.next().map(|(name, _)| name.clone()) else {
                 return Err(Refused::Dataplanes(self.dataplanes.len()));
             };
-            let gone = self.dataplanes.remove_entry(&gone).expect("it was found");
-            if let Some(policy) = gone.1.policy {
-                let what = Remembered {
-                    model: Some(gone.1.report.model),
-                    policy: Policy::clone(&policy),
-                    since_ns: gone.1.heard_ns,
-                };
-                self.remember(gone.0, what);
-            }
+            let (gone, had) = self.dataplanes.remove_entry(&gone).expect("it was found");
+            self.remember(had.heard_ns, gone, |of| {
+                of.newest = had.report.generations.first().copied();
+                of.model = Some(had.report.model);
+                of.policy = had.policy.map(|policy| Policy::clone(&policy));
+            });
         }
         let mut dataplane = Dataplane::new(now_ns, report)?;
-        if let Some(remembered) = self.remembered.remove(&name) {
-            dataplane.go_on_from(&remembered.policy);
+        let remembered = self.remembered.remove(&name);
+        if let Some(policy) = remembered.and_then(|of| of.policy) {
+            dataplane.go_on_from(&policy);
         }
         self.leave_out_no_more(&name);
         self.dataplanes.insert(name, dataplane);

@@ -46,9 +46,9 @@ impl Deltas {
 impl From<NotTaken> for Refusal {
     fn from(error: NotTaken) -> Refusal {
         let status = match &error {
-            NotTaken::Bad(rowmill_table::TableError::Io { .. })
-            | NotTaken::Io { .. }
-            | NotTaken::Damaged(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            NotTaken::Unread(_) | NotTaken::Io { .. } | NotTaken::Damaged(_) => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
             NotTaken::Bad(_) => StatusCode::UNPROCESSABLE_ENTITY,
             NotTaken::Conflict(_) | NotTaken::Ahead(_) => StatusCode::CONFLICT,
             NotTaken::Busy => StatusCode::SERVICE_UNAVAILABLE,

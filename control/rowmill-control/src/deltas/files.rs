@@ -1,8 +1,7 @@
 //! Directories and files of the log.
 
-use std::fs::{DirBuilder, File};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -106,21 +105,6 @@ fn named(directory: &Path) -> Option<(String, u64)> {
     let number = number.strip_prefix("gen-")?.parse().ok()?;
     let model = delta_model(&name(directory.parent()?)?)?;
     Some((model, number))
-}
-
-/// Makes a directory, with those above it that there are not, for nobody else to look into; its name is on the disk then.
-pub(super) fn make(directory: &Path) -> io::Result<()> {
-    if directory.is_dir() {
-        return Ok(());
-    }
-    let above = directory.parent().filter(|above| *above != Path::new(""));
-    if let Some(above) = above {
-        make(above)?;
-    }
-    match DirBuilder::new().mode(0o700).create(directory) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        _ => above.map_or(Ok(()), sync),
-    }
 }
 
 pub(super) fn sync(directory: &Path) -> io::Result<()> {

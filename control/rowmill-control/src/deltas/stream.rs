@@ -202,8 +202,8 @@ impl Reader {
                 sources().took(Source::Stream);
                 Ok(())
             }
-            // It may be kept when there is room again.
-            Err(error @ NotTaken::Io { .. }) => Err(error.into()),
+            // It may be kept when there is room again, or the disk can be read.
+            Err(error) if error.may_pass() => Err(error.into()),
             Err(NotTaken::Ahead(why)) => {
                 sources().passed_by(Source::Stream, &what, &again(&why));
                 Ok(())

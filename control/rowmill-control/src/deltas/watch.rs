@@ -27,6 +27,7 @@ pub(crate) async fn watch(log: Arc<Log>, directory: PathBuf, mut stopped: Receiv
         log,
         directory,
         done: BTreeMap::new(),
+        damaged: 0,
     };
     while !watcher.log.has_heard() && !*stopped.borrow() {
         tokio::time::sleep(LOOK / 10).await;
@@ -51,10 +52,17 @@ struct Watcher {
     directory: PathBuf,
     /// Files that need not be looked at again, unless they change: taken, known, or bad.
     done: BTreeMap<PathBuf, Seen>,
+    /// Deltas of the log that were damaged when it was looked last: those that are found damaged later may be here.
+    damaged: usize,
 }
 
 impl Watcher {
     fn look(&mut self) {
+        let damaged = self.log.damaged().len();
+        if damaged > self.damaged {
+            self.done.clear();
+        }
+        self.damaged = damaged;
         let files = match self.files() {
             Ok(files) => files,
             Err(error) => {
@@ -64,14 +72,15 @@ impl Watcher {
                 return self.log.sources().says(Source::Watch, &text);
             }
         };
-        let mut found = Vec::new();
+        let (mut found, mut unread) = (Vec::new(), None);
         for (path, seen) in files {
-            match DeltaFile::open(&path) {
+            match DeltaFile::open(&path).map_err(NotTaken::from) {
                 Ok(delta) => {
                     let head = delta.head();
                     let place = (head.model.clone(), head.generation, head.sequence);
                     found.push((place, path, seen));
                 }
+                Err(error) if error.may_pass() => unread = Some(error),
                 Err(error) => self.refuse(path, seen, &error.to_string()),
             }
         }
@@ -85,8 +94,7 @@ impl Watcher {
                 }
                 // One before it may come yet.
                 Ok(false) => waiting += 1,
-                Err(NotTaken::Io { directory, source }) => {
-                    let error = NotTaken::Io { directory, source };
+                Err(error) if error.may_pass() => {
                     let text = format!("{}: {error}; trying again each second", path.display());
                     return self.log.sources().says(Source::Watch, &text);
                 }
@@ -96,6 +104,9 @@ impl Watcher {
         let mut text = format!("directory {} is watched", self.directory.display());
         if waiting > 0 {
             text += &format!(", and {waiting} deltas in it wait for others before them");
+        }
+        if let Some(error) = unread {
+            text += &format!("; {error}; trying again each second");
         }
         self.log.sources().says(Source::Watch, &text);
     }
@@ -143,7 +154,7 @@ fn take(log: &Log, path: &Path) -> Result<bool, NotTaken> {
             log.most
         )));
     }
-    if log.stands(delta.head())? == Stands::Before {
+    if log.stands(delta.head())? == Stands::Before && !log.is_damaged(delta.head()) {
         log.has(&delta)?;
         return Ok(true);
     }

@@ -106,7 +106,7 @@ impl Fetcher {
                     .any(|of| next(of) == (*generation, failed.sequence))
             });
             self.told.failed(&failed);
-            let mut is_applied = false;
+            let (mut is_applied, mut is_asked, mut refused) = (false, false, Vec::new());
             for tables in tables {
                 let (generation, sequence) = (tables.generation(), tables.delta() + 1);
                 let same = failed.get(&generation);
@@ -124,9 +124,9 @@ impl Fetcher {
                     of = format!("{of}&control={}", encoded(control));
                 }
                 let fetched = self.fetch(&mut client, &of);
-                view.fetched(fetched.as_ref().map(drop).map_err(Clone::clone));
+                is_asked = true;
                 match fetched {
-                    Ok(None) => pauses = Pauses::new(),
+                    Ok(None) => {}
                     Ok(Some(file)) => {
                         let name = format!(
                             "{sequence} of generation {generation} that the control plane at {} sent",
@@ -151,12 +151,25 @@ impl Fetcher {
                             }
                         }
                     }
-                    Err(_told) => {
+                    Err(why) => {
                         client.hang_up();
-                        pauses.wait();
+                        refused.push(why);
                     }
                 }
             }
+            // One generation's deltas may come, and another one's not.
+            let is_refused = !refused.is_empty();
+            if is_asked {
+                view.fetched(match is_refused {
+                    true => Err(refused.join("; ")),
+                    false => Ok(()),
+                });
+            }
+            if is_refused {
+                pauses.wait();
+                continue;
+            }
+            pauses = Pauses::new();
             if !is_applied {
                 thread::sleep(LOOK);
             }

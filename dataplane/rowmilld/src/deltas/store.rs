@@ -4,9 +4,9 @@
 //! and on the disk; until then it ends in `.tmp`, and one of these that is found is of a process that died meanwhile.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use anyhow::{Context, anyhow, bail, ensure};
 use rowmill_table::{
     DeltaFile, Generation, Resident, ResidentTable, delta_chain, delta_file_name, delta_folder,
+    make_private,
 };
 use rustix::fs::{Access, access};
 
@@ -54,7 +55,7 @@ impl Store {
     pub fn open(directory: &Path, model: &str) -> anyhow::Result<Store> {
         let directory = directory.join(delta_folder(model));
         let unmade = || format!("deltas.directory: cannot make {}", directory.display());
-        make(&directory).with_context(unmade)?;
+        make_private(&directory).with_context(unmade)?;
         let claim = Claim::take(&directory.join("deltas"));
         let claim = claim.context("deltas.directory: give each dataplane its own")?;
         ensure!(
@@ -366,7 +367,7 @@ impl Store {
         let head = source.head();
         head.check_tables(tables).map_err(|why| source.bad(why))?;
         have_room(source, (tables, targets))?;
-        make(directory).with_context(unkept)?;
+        make_private(directory).with_context(unkept)?;
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
         let mut to = options.open(draft).with_context(unkept)?;
@@ -434,15 +435,6 @@ fn files_in(directory: &Path) -> anyhow::Result<(Vec<u64>, Vec<PathBuf>)> {
         );
     }
     Ok((sequences, unfinished))
-}
-
-/// Makes a directory, with those above it that there are not, for nobody else to look into; its name is on the disk then.
-fn make(directory: &Path) -> io::Result<()> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(directory)?;
-    directory.parent().map_or(Ok(()), sync)
 }
 
 fn sync(directory: &Path) -> io::Result<()> {

@@ -468,7 +468,10 @@ impl Work {
                 Message::Renewed { serial }
             }
             Message::Renew { .. } => Message::Ending {
-                text: "what is read is to go".into(),
+                text: match session.term.is_over(Instant::now()) {
+                    true => "the lease was over before it was renewed".into(),
+                    false => "what is read is to go".into(),
+                },
             },
             Message::Close => return self.end(at, "it reads no more"),
             _ => return self.end(at, "it says what only an exporter says"),
