@@ -2,6 +2,7 @@
 
 pub(crate) mod adaptive;
 mod generators;
+mod planned;
 mod random;
 mod reference;
 mod shares;

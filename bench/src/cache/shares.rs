@@ -1,16 +1,17 @@
 //! Several tables that share an arena: hits by how it is divided among them.
 //!
 //! Each division is judged by the dataplane's cache, with the share that each table has, on the second half of the tables' lookups. That by
-//! the control plane's model is learnt from a sample of the first half; the best static one is searched with the hits of the second half
-//! known.
+//! the control plane is what its planner has told a dataplane that looked the first half up; the best static one is searched with the hits of
+//! the second half known.
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use rowmill_admission::{Curve, Demand, Model, Point, Sampling, divide};
+use rowmill_admission::{Curve, Point};
 
 use super::adaptive::Adaptive;
 use super::generators::{GENERATORS, ROWS};
+use super::planned::planned;
 use super::reference::Cache;
 use super::trace::Trace;
 use super::{PUBLIC_TRACE, Size, case};
@@ -20,10 +21,8 @@ use crate::report::{Measurement, Reporter};
 const ARENAS: [u64; 3] = [4 << 20, 8 << 20, 16 << 20];
 /// Bytes of a slot beside its row: its tag and its meta word.
 const SLOT_BYTES: u64 = 6;
-/// Lookups that are sampled of each table, about: of a table with more traffic fewer of its rows are.
-const SAMPLED: f64 = 40_000.0;
 /// The fewest rows of a share: a cache has two sets at least, and one row on its way.
-const ROWS_LEAST: u64 = 33;
+pub(super) const ROWS_LEAST: u64 = 33;
 /// The search tries sizes this far apart, and divides the arena in so many parts.
 const STEP: f64 = 1.3;
 const PARTS: usize = 512;
@@ -42,13 +41,13 @@ const TABLES: [(&str, u64, usize); 8] = [
 ];
 
 /// A table and its lookups.
-struct Table {
-    name: String,
+pub(super) struct Table {
+    pub(super) name: String,
     /// Bytes of the arena that a row takes.
-    row_bytes: u64,
+    pub(super) row_bytes: u64,
     /// Rows that it has, and of which some are looked up.
-    rows: u64,
-    lookups: Vec<u32>,
+    pub(super) rows: u64,
+    pub(super) lookups: Vec<u32>,
 }
 
 /// Runs the cases of a mixture.
@@ -56,7 +55,11 @@ struct Table {
 /// # Errors
 /// Where a trace can't be read.
 pub(super) fn run(reporter: &mut Reporter) -> Result<()> {
-    let name = |arena, policy: &str| case("mixture", Size::Bytes(arena), policy, "single");
+    let mixture = match Path::new(PUBLIC_TRACE).exists() {
+        true => "mixture",
+        false => "mixture-without-public",
+    };
+    let name = |arena, policy: &str| case(mixture, Size::Bytes(arena), policy, "single");
     if !ARENAS
         .iter()
         .any(|&arena| reporter.wants(&name(arena, "control")))
@@ -70,16 +73,15 @@ pub(super) fn run(reporter: &mut Reporter) -> Result<()> {
     );
     let known = tables.iter().map(|table| searched(table, ARENAS[2]));
     let known: Vec<Curve> = known.collect::<Result<_>>()?;
-    let models: Vec<Model> = tables
-        .iter()
-        .map(|table| learnt(table, ARENAS[2]))
-        .collect();
     for arena in ARENAS {
+        if !reporter.wants(&name(arena, "control")) {
+            continue;
+        }
         let divisions = [
             ("equal", equal(arena, &tables)),
             ("by-size", by_size(arena, &tables)),
             ("best-static", best(arena, &tables, &known)),
-            ("control", control(arena, &tables, &models)?),
+            ("control", planned(arena, &tables, &equal(arena, &tables))?),
         ];
         let mut rates = Vec::new();
         for (policy, shares) in &divisions {
@@ -112,14 +114,14 @@ fn tables() -> Result<Vec<Table>> {
         let mut trace = if name == "public" && public.exists() {
             Trace::read(public)?
         } else {
-            // In its place one that has a popularity seen elsewhere.
+            // In its place one that has a popularity seen elsewhere, which the case tells.
             let name = if name == "public" { "histogram" } else { name };
             let generator = GENERATORS.iter().find(|generator| generator.name == name);
             Trace::generate(generator.context("a known generator")?)
         };
         trace.accesses.truncate(lookups);
         Ok(Table {
-            name: trace.name,
+            name: name.into(),
             row_bytes: row_bytes + SLOT_BYTES,
             rows: ROWS as u64,
             lookups: trace.accesses,
@@ -163,38 +165,6 @@ fn searched(table: &Table, arena: u64) -> Result<Curve> {
     };
     let points: Result<Vec<Point>> = sizes.chain([most]).map(point).collect();
     Ok(Curve::new(points?))
-}
-
-/// A model that has seen a sample of the first half.
-fn learnt(table: &Table, arena: u64) -> Model {
-    let most = table.rows.min(arena / table.row_bytes);
-    let seen = &table.lookups[..table.lookups.len() / 2];
-    let sampling = Sampling::new((SAMPLED / seen.len() as f64).min(1.0));
-    let mut model = Model::new(sampling, most, 12);
-    for lookups in seen.chunks(1000) {
-        let sampled = sampling.of(11, lookups);
-        model.learn(sampling, lookups.len() as u64, &sampled);
-    }
-    model
-}
-
-/// By what the models tell of the first half.
-fn control(arena: u64, tables: &[Table], models: &[Model]) -> Result<Vec<u64>> {
-    let curves: Vec<Curve> = models
-        .iter()
-        .map(|model| model.curve().unwrap_or(Curve::new([])))
-        .collect();
-    let demand = |(table, curve)| {
-        let table: &Table = table;
-        Demand {
-            lookups: (table.lookups.len() / 2) as f64,
-            row_bytes: table.row_bytes,
-            rows: ROWS_LEAST..=table.rows,
-            curve,
-        }
-    };
-    let demands: Vec<Demand> = tables.iter().zip(&curves).map(demand).collect();
-    Ok(divide(arena, &demands)?)
 }
 
 /// As many bytes for each.

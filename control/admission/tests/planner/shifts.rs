@@ -73,7 +73,13 @@ fn the_division_is_better_than_equal_shares() {
 
 #[test]
 fn ninety_of_a_hundred_hits_are_back_within_ten_seconds() {
-    let mut world = World::new(vec![Simulated::new("a", 3, 12_000, &tables())]);
+    let parts: Vec<f64> = (3..6).map(regained).collect();
+    assert!(parts.iter().all(|&part| part >= 0.9), "{parts:.3?}");
+}
+
+/// What part of the hits that a shift cost in the end are had again in the tenth second after it.
+fn regained(seed: u128) -> f64 {
+    let mut world = World::new(vec![Simulated::new("a", seed, 12_000, &tables())]);
     let before = mean(&world.run(40)[35..]);
     // Other rows are popular, and the traffic goes to other tables.
     let dataplane = &mut world.dataplanes[0];
@@ -82,11 +88,10 @@ fn ninety_of_a_hundred_hits_are_back_within_ten_seconds() {
     dataplane.ask("narrow", zipf(20_000, 1_500, 600_000));
     let after = world.run(50);
     let (least, settled) = (after[0].min(after[1]), mean(&after[40..]));
-    let ten = mean(&after[9..12]);
     assert!(before - least > 0.1, "hits fall: {before:.3}, {after:.3?}");
-    assert!(ten >= least + 0.9 * (settled - least), "{after:.3?}");
     let seen = world.planner.table(world.now_ns, "m", "wide").unwrap();
     assert!((49..=50).contains(&seen.shifted_s_ago.unwrap()), "{seen:?}");
+    (after[9] - least) / (settled - least)
 }
 
 #[test]
