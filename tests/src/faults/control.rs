@@ -1,4 +1,4 @@
-//! Control planes that go, talk nonsense, want what can't be, or are two.
+//! Control planes that go, talk nonsense, or want what can't be.
 
 use std::fs;
 use std::net::TcpListener;
@@ -63,7 +63,7 @@ pub(super) fn says(
 }
 
 /// Rows that an asker asks for in turn.
-fn some(round: u64) -> Vec<u32> {
+pub(super) fn some(round: u64) -> Vec<u32> {
     let row = |n: u64| ((n * 977 + round * 7919) % u64::from(COLD_ROWS)) as u32;
     (0..300).map(row).collect()
 }
@@ -113,18 +113,34 @@ pub(super) fn control_plane_at(site: &Site, state: &Path) -> Result<Running> {
     control_plane_with(site, state, &local(site))
 }
 
+/// One of several, each of which has its state and its socket by its name.
+pub(super) fn control_plane_named(site: &Site, name: &str) -> Result<Running> {
+    let state = site.path(&format!("{name}.redb"));
+    control_plane_with(
+        site,
+        &state,
+        &listening(&site.path(&format!("{name}.sock"))),
+    )
+}
+
 /// That it is reached by a socket of the site.
 fn local(site: &Site) -> String {
-    let socket = site.path("control.sock");
+    listening(&site.path("control.sock"))
+}
+
+fn listening(socket: &Path) -> String {
     format!("listen = \"off\"\nsocket = \"{}\"\n", socket.display())
 }
 
 fn control_plane_with(site: &Site, state: &Path, more: &str) -> Result<Running> {
-    let config = site.path("control.toml");
+    // By the state's name, but not on its disk, which may be full.
+    let name = state.file_stem().context("a file's name")?;
+    let own = site.path("").join(name);
+    let config = own.with_extension("toml");
     let text = format!("state = \"{}\"\n{more}", state.display());
     fs::write(&config, text).context("the configuration")?;
     let mut command = site.programs.leashed("rowmill-control");
-    let log = fs::File::create(site.path("control.log")).context("a log")?;
+    let log = fs::File::create(own.with_extension("log")).context("a log")?;
     command
         .arg("--config")
         .arg(&config)
@@ -364,37 +380,6 @@ pub(super) fn tables_gone(site: &Site) -> Result<Verdict> {
         asker.is_answered(&some(1))?;
         Ok("500 tables, 100,000 rows and too large a share refused, the rest done".into())
     })
-}
-
-/// Two of them answer at one address.
-pub(super) fn two(site: &Site) -> Result<Verdict> {
-    let plane = Plane::new();
-    beside_an_innocent(site, &followed(site, &plane)?, |scene| {
-        let mut asker = Asker::connect(scene.service, scene.tables)?;
-        let mut refused = 0;
-        for round in 1..6 {
-            plane.publish("c", 1, round, vec![share(COLD, 20 + round)]);
-            has_share(scene.service, 20 + round)?;
-            plane.publish("d", 100 + round, 1, vec![share(COLD, 3)]);
-            says(scene.service, "a refusal", |control| {
-                let count = control["policies_refused"].as_u64().unwrap_or(0);
-                count > refused && control["other"].is_string()
-            })?;
-            refused = service_refused(scene.service)?;
-            asker.is_answered(&some(round))?;
-            ensure!(
-                figure(scene.service, "share_bytes")? == (20 + round) * SET,
-                "it does not flap"
-            );
-        }
-        Ok(format!("the second refused {refused} times"))
-    })
-}
-
-fn service_refused(service: &Service) -> Result<u64> {
-    Ok(service.status()?["control"]["policies_refused"]
-        .as_u64()
-        .unwrap_or(0))
 }
 
 /// It changes its mind ten times a second.

@@ -134,6 +134,10 @@ pub(super) fn tell(peer: &Peer, teller: &Teller, mut sampler: Sampler, view: &Co
             let report = teller.report(peer.instance, applied, is_changing);
             let outcome = post(&mut client, peer, "report", "application/json", &report);
             view.reported(outcome.as_ref().err().map(|why| &**why));
+            if view.is_offered_another() {
+                // This connection may be to the one that is not followed, and would be kept for good.
+                client.hang_up();
+            }
             report_due = now + REPORT;
             match outcome {
                 Ok(()) => pauses = Pauses::new(),

@@ -111,6 +111,11 @@ impl ControlView {
         offer
     }
 
+    /// Whether a policy was refused last: someone else than who is followed answers at the address, at times at least.
+    pub(super) fn is_offered_another(&self) -> bool {
+        self.stand().other.is_some()
+    }
+
     /// The policy that is to be obeyed, if nobody has begun to.
     pub(super) fn take(&self) -> Option<Policy> {
         self.stand().untaken.take()

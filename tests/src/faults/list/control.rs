@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{UNHARMED, UNHARMED_BY_DISK};
-use crate::faults::{Fault, clocks, control, control_store, midway};
+use crate::faults::{Fault, clocks, control, control_store, control_two, midway};
 
 /// Another control plane is followed when the one before has been silent for 30 s.
 const BEGUN_ANEW: Duration = Duration::from_secs(120);
@@ -43,12 +43,15 @@ pub(super) const FAULTS: &[Fault] = &[
         UNHARMED_BY_DISK,
         control::tables_gone,
     ),
-    Fault::new(
-        "control-two",
-        "OK; the second refused, and told",
-        UNHARMED_BY_DISK,
-        control::two,
-    ),
+    Fault {
+        limit: BEGUN_ANEW,
+        ..Fault::new(
+            "control-two",
+            "OK; the second refused and told, by both, until the first has been silent for 30 s",
+            UNHARMED_BY_DISK,
+            control_two::two,
+        )
+    },
     Fault::new(
         "control-restless",
         "OK; the last policy in force",
