@@ -341,8 +341,8 @@ pub(super) fn garbage(site: &Site) -> Result<Verdict> {
     })
 }
 
-/// Its policy names tables that are not there any more, and more rows than there is room for.
-pub(super) fn tables_gone(site: &Site) -> Result<Verdict> {
+/// Its policy names tables that are not there, more rows than there is room for, and a table that is never cached.
+pub(super) fn impossible(site: &Site) -> Result<Verdict> {
     let plane = Plane::new();
     beside_an_innocent(site, &followed(site, &plane)?, |scene| {
         let mut asker = Asker::connect(scene.service, scene.tables)?;

@@ -17,6 +17,7 @@ mod clients;
 mod clocks;
 mod control;
 mod control_store;
+mod control_tables;
 mod control_two;
 mod deltas;
 mod deltas_control;

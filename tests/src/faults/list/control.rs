@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use super::{UNHARMED, UNHARMED_BY_DISK};
-use crate::faults::{Fault, clocks, control, control_store, control_two, midway};
+use crate::faults::{Fault, clocks, control, control_store, control_tables, control_two, midway};
 
-/// Another control plane is followed when the one before has been silent for 30 s.
+/// Another control plane is followed when the one before has been silent for 30 s, and another start of a dataplane heard when the one before
+/// has been for 5 s.
 const BEGUN_ANEW: Duration = Duration::from_secs(120);
 /// Changes beside a worker that is held wait for what looks each second or each five, a dozen times.
 pub(super) const MIDWAY: Duration = Duration::from_secs(180);
@@ -37,11 +38,20 @@ pub(super) const FAULTS: &[Fault] = &[
         UNHARMED_BY_DISK,
         control::garbage,
     ),
+    Fault {
+        limit: BEGUN_ANEW,
+        ..Fault::new(
+            "control-tables-gone",
+            "OK; what the policy says of them is refused and told, the rest done",
+            UNHARMED,
+            control_tables::gone,
+        )
+    },
     Fault::new(
-        "control-tables-gone",
+        "control-impossible",
         "OK; what can't be is told, the rest done",
         UNHARMED_BY_DISK,
-        control::tables_gone,
+        control::impossible,
     ),
     Fault {
         limit: BEGUN_ANEW,
