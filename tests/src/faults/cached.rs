@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rowmill_client::{
     AnyPort, Batch, BoundSchema, Client, Division, Failure, Options, Pooling, Region,
-    RequestOptions, Schema, Session, Status, Wait,
+    RequestOptions, Schema, Session, Status, Ticket, Wait,
 };
 use rowmill_pooling::{Mode, scalar};
 use rowmill_table::{Generation, Resident};
@@ -122,15 +122,39 @@ impl Asker {
 
     /// As [`Asker::ask`], where these rows have to be zeros.
     fn ask_but(&mut self, ids: &[u32], is_zero: impl Fn(u32) -> bool) -> Result<Outcome> {
+        let ticket = self.send(ids)?;
+        self.answer_of(ticket, ids, is_zero)
+    }
+
+    /// Sends a request for these rows; its answer goes to [`Asker::comes`]. All that are sent at a time have [`MAX_ROWS`] at most.
+    pub(super) fn send(&mut self, ids: &[u32]) -> Result<Ticket> {
         let mut batch = Batch::new(ids.len())?;
         batch.push(Division::Lengths(&vec![1; ids.len()]), ids)?;
         let bytes = self.schema.target_bytes(ids.len() as u32);
         let target = self.session.target(&self.region, bytes)?;
         self.session.write(&target, 0, &vec![0xff; bytes as usize]);
         let options = RequestOptions::default();
-        let ticket = self
+        Ok(self
             .session
-            .submit(&self.schema, &batch, target, &options)?;
+            .submit(&self.schema, &batch, target, &options)?)
+    }
+
+    /// That the request which asked for these rows is answered well.
+    ///
+    /// # Errors
+    /// If it is not.
+    pub(super) fn comes(&mut self, ticket: Ticket, ids: &[u32]) -> Result<()> {
+        let outcome = self.answer_of(ticket, ids, |_| false)?;
+        ensure!(outcome == Outcome::Ok, "{outcome:?} for good rows");
+        Ok(())
+    }
+
+    fn answer_of(
+        &mut self,
+        ticket: Ticket,
+        ids: &[u32],
+        is_zero: impl Fn(u32) -> bool,
+    ) -> Result<Outcome> {
         let answer = self.session.wait_for(ticket, Wait::Block, patience())?;
         let answer = answer.with_context(|| format!("no answer within {:?}", patience()))?;
         let outcome = match answer.outcome {

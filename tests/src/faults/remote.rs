@@ -1,15 +1,19 @@
-//! Rows of a cached table that come from another dataplane's memory, which is killed, or stopped for longer than a lease.
+//! Rows of a cached table that come from another dataplane's memory, which is killed while some are on their way, or stopped for longer than a
+//! lease.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use rowmill_client::Ticket;
 use rustix::process::Signal;
+use serde_json::Value;
 
 use super::Verdict;
-use super::cached::{Asker, COLD, COLD_ROWS, PATIENT, settings};
+use super::cached::{Asker, COLD, COLD_ROWS, MAX_ROWS, PATIENT, settings};
+use super::held::{self, Held};
 use super::site::{Service, Settings, Site, patience, rdma_address, slowness, until};
-use super::watch::{Scene, beside_an_innocent};
+use super::watch::{Scene, beside_a_waiting_innocent, beside_an_innocent};
 
 /// What a lease lasts.
 fn lease() -> Duration {
@@ -80,12 +84,41 @@ pub(super) fn until_it_is(service: &Service, state: &str) -> Result<()> {
 
 /// Rows of [`COLD`] that have come from a tier.
 fn arrived(service: &Service, tier: &str) -> Result<u64> {
-    let page = service.status()?;
+    counted(&service.status()?, tier, "arrived")
+}
+
+/// What is counted of the rows of [`COLD`] that a tier was asked for.
+fn counted(page: &Value, tier: &str, what: &str) -> Result<u64> {
     let mut files = page["files"].as_array().context("files")?.iter();
     let of = files.find(|file| file["table"] == COLD && file["tier"] == tier);
-    let count = of.with_context(|| format!("a tier {tier} of {COLD}"))?["arrived"].as_u64();
+    let count = of.with_context(|| format!("a tier {tier} of {COLD}"))?[what].as_u64();
     count.context("a count")
 }
+
+/// READs of all tables' rows that have brought nothing: none is under way where the reader is apart, and workers have seen that.
+fn lost_reads(service: &Service) -> Result<u64> {
+    let page = service.status()?;
+    let sum = |of: &str, what: &str| -> Option<u64> {
+        let all = page[of].as_array()?.iter();
+        let remote = all.filter(|one| one["tier"] == "remote");
+        remote.map(|one| one[what].as_u64()).sum()
+    };
+    let (reads, came) = (sum("tiers", "reads"), sum("files", "arrived"));
+    let lost = reads.context("READs")?.checked_sub(came.context("rows")?);
+    lost.context("more rows have come than were READ")
+}
+
+/// Rows of [`COLD`] that the exporter was asked for, and that have neither come nor failed. While all workers are held it stays as it is.
+fn on_their_way(service: &Service) -> Result<u64> {
+    let page = service.status()?;
+    let count = |what: &str| counted(&page, "remote", what);
+    let ended = ["arrived", "late", "corrupt", "gone", "failed"].map(count);
+    let ended = ended.into_iter().sum::<Result<u64>>()?;
+    Ok(count("fetched")?.saturating_sub(ended))
+}
+
+/// A request that was not waited for, and its rows.
+type Left = (Ticket, Vec<u32>);
 
 /// Asks for rows of [`COLD`] that are next to never in its share, other ones each time.
 struct Asking {
@@ -99,13 +132,61 @@ impl Asking {
         Ok(Asking { asker, rounds: 0 })
     }
 
-    /// A request, whose rows have to be right.
-    fn ask(&mut self) -> Result<()> {
+    /// The rows of the next request, so many of them about.
+    fn next(&mut self, count: u32) -> Vec<u32> {
         self.rounds += 1;
         let first = self.rounds * 37 % 97;
-        let ids: Vec<u32> = (first..COLD_ROWS).step_by(997).collect();
+        let step = COLD_ROWS / count - 3;
+        (first..COLD_ROWS).step_by(step as usize).collect()
+    }
+
+    /// A request, whose rows have to be right.
+    fn ask(&mut self) -> Result<()> {
+        let ids = self.next(100);
         let answered = self.asker.is_answered(&ids);
         answered.with_context(|| format!("request {}", self.rounds))
+    }
+
+    /// Some requests, for more than a thousand rows of the exporter's. Returns how many have come from there.
+    fn come_from_there(&mut self, service: &Service) -> Result<u64> {
+        let before = arrived(service, "remote")?;
+        (0..20).try_for_each(|_| self.ask())?;
+        let came = arrived(service, "remote")? - before;
+        ensure!(came > 1000, "{came} rows have come from the exporter");
+        Ok(came)
+    }
+
+    /// Leaves requests with the workers.
+    fn leave(&mut self) -> Result<Vec<Left>> {
+        const REQUESTS: u32 = 4;
+        let mut left = Vec::new();
+        for _ in 0..REQUESTS {
+            let ids = self.next(MAX_ROWS as u32 / REQUESTS - 50);
+            left.push((self.asker.send(&ids)?, ids));
+        }
+        Ok(left)
+    }
+
+    /// The same, and holds the workers while rows are on their way from the exporter.
+    fn leave_and_hold(&mut self, service: &mut Service) -> Result<(Vec<Left>, [Held; 2])> {
+        const TRIES: u32 = 100;
+        for _ in 0..TRIES {
+            let left = self.leave()?;
+            let process = service.process().id();
+            let held = [Held::worker(process, 0)?, Held::worker(process, 1)?];
+            if on_their_way(service)? > 0 {
+                return Ok((left, held));
+            }
+            held.into_iter().try_for_each(Held::let_go)?;
+            self.take(left)?;
+        }
+        bail!("no row was on its way in {TRIES} tries")
+    }
+
+    /// The answers to requests that were left, whose rows have to be right.
+    fn take(&mut self, left: Vec<Left>) -> Result<()> {
+        let mut left = left.into_iter();
+        left.try_for_each(|(ticket, ids)| self.asker.comes(ticket, &ids))
     }
 
     /// Requests until the reader is connected or apart, and for a while after that.
@@ -121,36 +202,69 @@ impl Asking {
     }
 }
 
-/// The exporter is killed while rows are read from it, and is back: each request is answered, from files meanwhile.
+/// The exporter is killed twice while READs are under way, and is back: each request is answered, from files meanwhile. At first the workers are
+/// held for that moment, so that what was READ by then is taken in when it is dead; a client over RDMA would take that for the dataplane's end:
+/// those here come over shared memory. Then they go on, so that what they READ by then never comes.
 pub(super) fn killed(site: &Site) -> Result<Verdict> {
-    let settings = reading(site)?;
-    // It lives until the innocent has ended, so that what the reader holds of it is as before.
-    let (mut first, mut second) = (exporter(site)?, None);
-    beside_an_innocent(site, &settings, |scene| {
-        let service = &*scene.service;
-        until_it_is(service, "connected")?;
+    if let Some(why) = held::why_not(site)? {
+        return Ok(Verdict::Skipped(why));
+    }
+    let local = site.local();
+    let settings = reading(&local)?;
+    // The last one lives until the innocent has ended, so that what the reader holds of it is as before.
+    let mut running = exporter(site)?;
+    beside_a_waiting_innocent(&local, &settings, patience(), |scene| {
+        until_it_is(scene.service, "connected")?;
         let mut asking = Asking::start(scene)?;
-        (0..20).try_for_each(|_| asking.ask())?;
-        let (remote, file) = (arrived(service, "remote")?, arrived(service, "file")?);
-        ensure!(remote > 1000, "{remote} rows have come from the exporter");
+        let service = &mut *scene.service;
+        let first = asking.come_from_there(service)?;
+        let file = arrived(service, "file")?;
         ensure!(file == 0, "{file} rows have come from the file");
-        first.process().signal(Signal::KILL)?;
+        let (left, held) = asking.leave_and_hold(service)?;
+        let under_way = on_their_way(service)?;
+        kill(&mut running)?;
+        let (still, came) = (on_their_way(service)?, arrived(service, "remote")?);
+        ensure!(
+            still == under_way && under_way > 0,
+            "{under_way} rows were on their way when it was killed, and then {still}"
+        );
+        held.into_iter().try_for_each(Held::let_go)?;
+        asking.take(left)?;
+        let late = arrived(service, "remote")? - came;
         let noticed = asking.ask_until(service, "apart")?;
         let from_files = arrived(service, "file")?;
         ensure!(from_files > 0, "none came from the file");
-        second = Some(exporter(site)?);
+        let lost_before = lost_reads(service)?;
+        running = exporter(site)?;
         asking.ask_until(service, "connected")?;
-        let before = arrived(service, "remote")?;
-        (0..20).try_for_each(|_| asking.ask())?;
-        let again = arrived(service, "remote")? - before;
-        ensure!(again > 1000, "{again} rows came from the one that is back");
+        let again = asking.come_from_there(service)?;
+        let left = asking.leave()?;
+        kill(&mut running)?;
+        asking.take(left)?;
+        asking.ask_until(service, "apart")?;
+        let lost = lost_reads(service)?;
+        ensure!(
+            lost > lost_before,
+            "of all READs {lost} brought nothing, {lost_before} of them before it was killed while workers went on"
+        );
+        running = exporter(site)?;
+        asking.ask_until(service, "connected")?;
+        asking.come_from_there(service)?;
         Ok(format!(
-            "{} requests answered; noticed after {} ms; {remote} rows from the exporter, then {from_files} from the file, then {again} \
-             from the exporter again",
+            "{} requests answered; {under_way} rows on their way when it was killed, of which {late} were taken in after that, and noticed after \
+             {} ms; {} READs brought nothing when it was killed again; {first} rows from the exporter, then {from_files} from the file, then \
+             {again} from the exporter again",
             asking.rounds,
-            noticed.as_millis()
+            noticed.as_millis(),
+            lost - lost_before
         ))
     })
+}
+
+fn kill(exporter: &mut Service) -> Result<()> {
+    exporter.process().signal(Signal::KILL)?;
+    let ended = exporter.process().end(patience());
+    ended.context("it was killed").map(drop)
 }
 
 /// The exporter is stopped for longer than a lease: nothing is read of it after that, and when it goes on it is found again.
@@ -161,7 +275,7 @@ pub(super) fn stopped(site: &Site) -> Result<Verdict> {
         let service = &*scene.service;
         until_it_is(service, "connected")?;
         let mut asking = Asking::start(scene)?;
-        (0..20).try_for_each(|_| asking.ask())?;
+        asking.come_from_there(service)?;
         exporter.process().stop()?;
         // READs need nothing of its process, so that rows come until the reader's part of the lease is over.
         let took = asking.ask_until(service, "apart")?;
