@@ -139,9 +139,13 @@ impl Fault {
         match self.over {
             Over::Shm | Over::Any => None,
             Over::Rdma if site::rdma_address().is_some() => None,
-            Over::Rdma => Some("needs an RDMA device: make test-rxe FILTER='^faults'"),
+            Over::Rdma => Some(
+                "needs an RDMA device: scenario `faults` of the lab runs it (make test-rxe FILTER='^faults$')",
+            ),
             Over::Pair if far::folder().is_some() => None,
-            Over::Pair => Some("needs two machines: make test-rxe FILTER=pair-faults"),
+            Over::Pair => Some(
+                "needs two machines: scenario `pair-faults` of the lab runs it (make test-rxe FILTER=pair-faults)",
+            ),
         }
     }
 }
