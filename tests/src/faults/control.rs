@@ -151,6 +151,12 @@ fn control_plane_with(site: &Site, state: &Path, more: &str) -> Result<Running> 
     ))
 }
 
+pub(super) fn kill(control: &mut Running) -> Result<()> {
+    control.signal(Signal::KILL)?;
+    control.end(patience()).context("it was killed")?;
+    Ok(())
+}
+
 /// Has an authority issue a certificate for the control plane, where it reads it.
 fn certify(site: &Site, authority: &Authority, valid: &Validity) -> Result<()> {
     let issued = authority.server(&["127.0.0.1".into()], valid)?;
@@ -270,8 +276,7 @@ pub(super) fn killed(site: &Site) -> Result<Verdict> {
             Ok(order.epoch)
         };
         let before = epoch(scene.service)?;
-        running.signal(Signal::KILL)?;
-        running.end(patience()).context("it was killed")?;
+        kill(&mut running)?;
         says(scene.service, "told", |control| {
             control["connected"] == false
         })?;

@@ -3,12 +3,11 @@
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use rustix::process::Signal;
 
 use super::Verdict;
-use super::control::{control_plane, control_plane_at, says};
+use super::control::{control_plane, control_plane_at, kill, says};
 use super::operator::{following, wishes, wishes_until};
-use super::site::{Running, Service, Site, patience};
+use super::site::{Service, Site};
 use super::small_disk::{self, SmallDisk};
 use super::watch::beside_an_innocent;
 
@@ -21,12 +20,6 @@ const MOST: u32 = 2000;
 
 fn set(site: &Site, table: &str) -> Result<(bool, String)> {
     wishes(site, &["policy", "set", "faults", table, "--max", "1MiB"])
-}
-
-fn kill(control: &mut Running) -> Result<()> {
-    control.signal(Signal::KILL)?;
-    control.end(patience()).context("it was killed")?;
-    Ok(())
 }
 
 fn connected(service: &Service, yes: bool) -> Result<()> {

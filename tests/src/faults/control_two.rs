@@ -6,14 +6,13 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use rowmill_link::Order;
-use rustix::process::Signal;
 use serde_json::Value;
 
 use super::Verdict;
 use super::cached::{Asker, COLD, PATIENT, figure, settings};
-use super::control::{control_plane_named, says, some};
+use super::control::{control_plane_named, kill, says, some};
 use super::operator::{following, wishes_until_at};
-use super::site::{Running, Site, patience};
+use super::site::{Site, patience};
 use super::watch::{Scene, beside_an_innocent};
 
 /// The one that is followed first, and the other one.
@@ -112,12 +111,6 @@ fn identity(site: &Site, name: &str) -> Result<String> {
     let page: Value = serde_json::from_str(&page).context("a page")?;
     let control = page["status"]["control"].as_str();
     Ok(control.context("its name")?.to_owned())
-}
-
-fn kill(control: &mut Running) -> Result<()> {
-    control.signal(Signal::KILL)?;
-    control.end(patience()).context("it was killed")?;
-    Ok(())
 }
 
 /// Who asks for rows all the while, and knows both control planes.
