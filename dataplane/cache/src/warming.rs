@@ -14,74 +14,112 @@ pub struct WarmRows {
     pub rows: Vec<u32>,
 }
 
+/// How far a worker has come with a table.
+#[derive(Debug)]
+struct List {
+    /// What lists its rows, and at which place there.
+    tables: Arc<[WarmRows]>,
+    at: usize,
+    /// The row that is next.
+    position: usize,
+}
+
+impl List {
+    fn of(&self) -> &WarmRows {
+        &self.tables[self.at]
+    }
+}
+
 /// How far a worker has come.
 #[derive(Debug)]
 pub(crate) struct Warming {
-    /// Until all are loaded.
-    tables: Option<Arc<[WarmRows]>>,
-    /// Which row of each table is next, and which table.
-    positions: Vec<usize>,
-    table: usize,
-    /// Rows that are left.
-    left: usize,
+    /// Of each table that is not loaded yet, in the order in which they came.
+    lists: Vec<List>,
+    /// Whose turn it is.
+    next: usize,
 }
 
 impl Warming {
     #[cfg(test)]
     fn new(tables: Arc<[WarmRows]>) -> Warming {
         let mut warming = Warming::with_room(tables.len());
-        warming.begin(tables);
+        warming.begin(&tables);
         warming
     }
 
-    /// Nothing to load, and room for lists of so many tables.
+    /// Nothing to load, and room for so many tables.
     pub(crate) fn with_room(tables: usize) -> Warming {
         Warming {
-            tables: None,
-            positions: Vec::with_capacity(tables),
-            table: 0,
-            left: 0,
+            lists: Vec::with_capacity(tables),
+            next: 0,
         }
     }
 
-    /// These instead of what is left. No memory is taken if there is room for as many tables, and none is freed while another thread
-    /// has the list of before; nor where all are loaded, when the list is let go of.
-    pub(crate) fn begin(&mut self, tables: Arc<[WarmRows]>) {
-        self.positions.clear();
-        self.positions.resize(tables.len(), 0);
-        self.left = tables.iter().map(|table| table.rows.len()).sum();
-        self.table = 0;
-        self.tables = Some(tables).filter(|_| self.left > 0);
+    /// These instead of all that is left: no table twice. No memory is taken if there is room for as many tables, and none is freed while
+    /// another thread has the lists of before; nor where a table is loaded, when its list is let go of.
+    pub(crate) fn begin(&mut self, tables: &Arc<[WarmRows]>) {
+        self.lists.clear();
+        (0..tables.len()).for_each(|at| self.push(tables, at));
+    }
+
+    /// These beside what is left of other tables, and instead of what is left of the same. Of memory as [`Warming::begin`] says.
+    pub(crate) fn add(&mut self, tables: &Arc<[WarmRows]>) {
+        for (at, WarmRows { table, .. }) in tables.iter().enumerate() {
+            self.forget(*table);
+            self.push(tables, at);
+        }
+    }
+
+    fn push(&mut self, tables: &Arc<[WarmRows]>, at: usize) {
+        if !tables[at].rows.is_empty() {
+            let tables = Arc::clone(tables);
+            self.lists.push(List {
+                tables,
+                at,
+                position: 0,
+            });
+        }
+    }
+
+    /// What is left of a table is not loaded any more.
+    pub(crate) fn forget(&mut self, table: usize) {
+        let is_of = |list: &List| list.of().table == table;
+        if let Some(at) = self.lists.iter().position(is_of) {
+            self.lists.remove(at);
+            self.next -= usize::from(at < self.next);
+        }
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        self.left == 0
+        self.lists.is_empty()
     }
 
     /// Gives the next rows to `take`, the first of all tables, then the second ones, until it says of each table that there is no room for more.
     pub(crate) fn go_on(&mut self, mut take: impl FnMut(usize, u32) -> bool) {
-        let Some(tables) = self.tables.as_deref() else {
-            return;
-        };
         let mut refused = 0;
         for _ in 0..ROWS {
-            if self.left == 0 || refused == tables.len() {
-                break;
+            // A list that was the last has gone, or nothing is left.
+            if self.next >= self.lists.len() {
+                self.next = 0;
             }
-            let WarmRows { table, rows } = &tables[self.table];
-            let position = &mut self.positions[self.table];
-            match rows.get(*position) {
-                Some(&row) if take(*table, row) => {
-                    (*position, refused) = (*position + 1, 0);
-                    self.left -= 1;
-                }
+            if refused == self.lists.len() {
+                return;
+            }
+            let list = &mut self.lists[self.next];
+            let WarmRows { table, rows } = &list.tables[list.at];
+            if !take(*table, rows[list.position]) {
                 // What there is no room for is its table's next again.
-                _ => refused += 1,
+                refused += 1;
+                self.next += 1;
+                continue;
             }
-            self.table = (self.table + 1) % tables.len();
-        }
-        if self.is_done() {
-            self.tables = None;
+            refused = 0;
+            list.position += 1;
+            if list.position < rows.len() {
+                self.next += 1;
+            } else {
+                self.lists.remove(self.next);
+            }
         }
     }
 }
@@ -114,10 +152,10 @@ mod tests {
         assert!(Warming::new(Arc::new([])).is_done());
 
         // Another list instead of one that is under way, without memory of its own.
-        warming.begin([rows(0, &[1, 2]), rows(2, &[3])].into());
+        warming.begin(&[rows(0, &[1, 2]), rows(2, &[3])].into());
         warming.go_on(|_, row| row == 1);
         let next: Arc<[WarmRows]> = [rows(2, &[5, 6])].into();
-        let counted = allocation_counter::measure(|| warming.begin(Arc::clone(&next)));
+        let counted = allocation_counter::measure(|| warming.begin(&next));
         assert_eq!(counted.count_total, 0);
         let mut taken = vec![];
         warming.go_on(|table, row| {
@@ -126,6 +164,53 @@ mod tests {
         });
         assert_eq!(taken, [(2, 5), (2, 6)]);
         assert!(warming.is_done());
+    }
+
+    #[test]
+    fn lists_that_come_meanwhile_are_loaded_beside_the_first() {
+        let rows = |table, rows: &[u32]| WarmRows {
+            table,
+            rows: rows.into(),
+        };
+        let take = |warming: &mut Warming, most: usize| {
+            let mut taken = vec![];
+            warming.go_on(|table, row| {
+                let is_taken = taken.len() < most;
+                taken.extend(is_taken.then_some((table, row)));
+                is_taken
+            });
+            taken
+        };
+        let mut warming = Warming::with_room(3);
+        warming.begin(&[rows(0, &[1, 2, 3]), rows(1, &[4, 5])].into());
+        assert_eq!(take(&mut warming, 3), [(0, 1), (1, 4), (0, 2)]);
+        // Another table's, and one that lists again a table that is under way: without memory of its own.
+        let others: [Arc<[WarmRows]>; 2] = [[rows(2, &[6, 7])].into(), [rows(0, &[8, 9])].into()];
+        let counted = allocation_counter::measure(|| others.iter().for_each(|o| warming.add(o)));
+        assert_eq!(counted.count_total, 0);
+        assert!(others.iter().all(|list| Arc::strong_count(list) == 2));
+        let all = [(1, 5), (2, 6), (0, 8), (2, 7), (0, 9)];
+        assert_eq!(take(&mut warming, 9), all);
+        assert!(warming.is_done());
+        // Each was let go of when it was loaded, and not before.
+        assert!(others.iter().all(|list| Arc::strong_count(list) == 1));
+
+        // What is left of a table that goes is not loaded, and all of the others is.
+        for gone in 0..3 {
+            let lists = [rows(0, &[1, 2, 3]), rows(1, &[4, 5]), rows(2, &[6])];
+            let mut warming = Warming::new(lists.into());
+            let mut taken = take(&mut warming, 2);
+            warming.forget(gone);
+            taken.extend(take(&mut warming, 9));
+            taken.sort_unstable();
+            let expected: &[_] = match gone {
+                0 => &[(0, 1), (1, 4), (1, 5), (2, 6)],
+                1 => &[(0, 1), (0, 2), (0, 3), (1, 4), (2, 6)],
+                _ => &[(0, 1), (0, 2), (0, 3), (1, 4), (1, 5)],
+            };
+            assert_eq!(taken, expected, "without {gone}");
+            assert!(warming.is_done());
+        }
     }
 
     #[test]

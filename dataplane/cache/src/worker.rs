@@ -152,8 +152,7 @@ impl Worker {
         let listed: Vec<bool> = listed.collect();
         let fetches = Fetches::new(limits, owners.most_taken(), &listed, seed);
         let asked_ns = vec![0; fetches.most()].into_boxed_slice();
-        let warming = Warming::with_room(on_a_side);
-        let pinning = Warming::with_room(tables.len());
+        let [warming, pinning] = [0; 2].map(|_| Warming::with_room(tables.len()));
         Worker {
             ahead: Ahead::new(tables.iter().flatten().next().is_none()),
             tables,
@@ -239,8 +238,8 @@ impl Worker {
 
     /// Puts another table in the place of a cached one, or none where its rows are to be found elsewhere from now on, or one
     /// where there was none. Returns what was there, for another thread to free once all workers have given theirs back. What is on its
-    /// way is still answered to those who wait for it ([`answer_resident`](Self::answer_resident)), and goes into no slot. Between two
-    /// turns.
+    /// way is still answered to those who wait for it ([`answer_resident`](Self::answer_resident)), and goes into no slot; what was still to be
+    /// [loaded](Self::warm) of it is not loaded any more. Between two turns.
     ///
     /// # Panics
     /// If the table is always resident, or its rows are spread over workers in another way than before.
@@ -258,6 +257,8 @@ impl Worker {
         if new.is_none() {
             self.looked = 0;
         }
+        self.warming.forget(table);
+        self.pinning.forget(table);
         home.replace(new)
     }
 
@@ -504,14 +505,15 @@ impl Worker {
     }
 
     /// Loads rows that were there before a restart, as far as they are of shards that this worker writes and
-    /// there are empty slots for them: in the polls from now on, when nothing is wanted more, [`Limits::prefetched`] at a time. Each worker is given
-    /// the same list, of no more tables than a side has, and lets go of it when it has loaded it. Before the worker serves, or between two turns
-    /// when it [loads](Self::is_warming) no others and another thread has the list until it is loaded.
+    /// there are empty slots for them: in the polls from now on, when nothing is wanted more, [`Limits::prefetched`] at a time. Rows of other tables
+    /// that are still to be loaded go on being loaded, beside these; what is left of the same tables is not. Each worker is given
+    /// the same list, in which no table is twice, and lets go of it when it has loaded it. Before the worker serves, or between two turns
+    /// where another thread has the list until it is loaded, and with it all of its tables' that were given before.
     ///
     /// # Panics
     /// In a poll, if there is no such cached table or row.
-    pub fn warm(&mut self, tables: Arc<[WarmRows]>) {
-        self.warming.begin(tables);
+    pub fn warm(&mut self, tables: &Arc<[WarmRows]>) {
+        self.warming.add(tables);
     }
 
     /// Which rows of a table come into the cache and which stay there from now on, each time that it is cached. Nothing is freed here as
@@ -532,7 +534,7 @@ impl Worker {
     /// In a poll, if there is no such cached table or row.
     pub fn load_pinned(&mut self, tables: Arc<[WarmRows]>) {
         if self.fetches.limits().prefetched > 0 {
-            self.pinning.begin(tables);
+            self.pinning.begin(&tables);
         }
     }
 

@@ -131,13 +131,9 @@ impl Engine {
         self.cached.worker.rule(table, rules);
     }
 
-    /// Loads rows of a table that was cached before and is again, unless others are still being loaded that were there before. Between two
-    /// turns.
+    /// Loads rows of tables that were cached before and are again, beside those of others that are still being loaded. Between two turns.
     pub fn warm(&mut self, tables: &Arc<[WarmRows]>) {
-        let worker = &mut self.cached.worker;
-        if !worker.is_warming() {
-            worker.warm(Arc::clone(tables));
-        }
+        self.cached.worker.warm(tables);
     }
 
     /// Loads rows of cached tables that are to stay, as far as they are not there. Between two turns.

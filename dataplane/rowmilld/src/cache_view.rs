@@ -197,10 +197,9 @@ impl TableView {
         self.hot_before.to_load()
     }
 
-    /// The rows that were [remembered](Self::remember), while it is resident or they are not loaded again yet. Those that are loaded are
-    /// forgotten.
-    pub(crate) fn remembered(&self) -> Option<Vec<u32>> {
-        self.hot_before.rows(self.store().is_some())
+    /// What was [remembered](Self::remember), while it is resident or that is not loaded again yet. What is loaded is forgotten.
+    pub(crate) fn not_loaded(&self) -> Option<Arc<[WarmRows]>> {
+        self.hot_before.not_loaded(|| self.store().is_some())
     }
 
     /// Its share, as it is now.

@@ -129,7 +129,7 @@ pub(crate) fn begin(
         foreign,
     } = find(&path, &name, cache, |table| table.store().is_some());
     for part in parts {
-        part.worker.warm(Arc::clone(&rows));
+        part.worker.warm(&rows);
     }
     for (number, list) in lists {
         let view = cache.tables.iter().find(|view| view.number == number);
@@ -253,10 +253,10 @@ fn write(view: &WarmView, generation: &str, cache: &CacheView, claim: &mut Optio
         let slots = slots(table);
         // Each table has its part where a file has no room for all.
         let most = slots.min(slots * ROWS_MAX as u64 / all.max(1)) as usize;
-        let rows = match (table.remembered(), table.store()) {
-            (Some(mut rows), _) => {
-                rows.truncate(most);
-                rows
+        let rows = match (table.not_loaded(), table.store()) {
+            (Some(before), _) => {
+                let rows = &before[0].rows;
+                rows[..most.min(rows.len())].to_vec()
             }
             (None, Some(store)) => store.hot(most),
             (None, None) => return None,

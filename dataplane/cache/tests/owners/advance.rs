@@ -95,7 +95,7 @@ fn of_more_rows_than_there_is_room_for_the_first_are_warm() {
         table: 0,
         rows: rows.clone(),
     };
-    seats[0].worker.warm(Arc::new([warm]));
+    seats[0].worker.warm(&[warm].into());
     settle(&mut seats, &mut 0, 0);
     let slots = 64;
     let most = slots + LIMITS.prefetched as usize;
@@ -119,7 +119,7 @@ fn what_was_warm_is_loaded_by_its_owners() {
         })
         .into();
     for seat in &mut seats {
-        seat.worker.warm(Arc::clone(&warm));
+        seat.worker.warm(&warm);
         assert!(seat.worker.has_work());
     }
     // What somebody wants comes all the same, and is not fetched a second time.

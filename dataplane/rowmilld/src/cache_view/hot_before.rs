@@ -45,11 +45,12 @@ impl HotBefore {
         remembered.as_ref().map(|before| Arc::clone(&before.rows))
     }
 
-    /// The rows. Those of a table that is cached are forgotten once all workers have loaded them.
-    pub(super) fn rows(&self, is_cached: bool) -> Option<Vec<u32>> {
+    /// What is remembered, as [`to_load`](Self::to_load) has it. What all workers have loaded of a table that is cached is forgotten.
+    pub(super) fn not_loaded(&self, is_cached: impl Fn() -> bool) -> Option<Arc<[WarmRows]>> {
         let mut remembered = self.lock();
-        let _loaded = remembered.take_if(|before| is_cached && before.is_loaded());
-        Some(remembered.as_ref()?.rows[0].rows.clone())
+        // Asked in this order: who moves the table has the rows from before it moves until it is where it is to be.
+        let _loaded = remembered.take_if(|before| before.is_loaded() && is_cached());
+        remembered.as_ref().map(|before| Arc::clone(&before.rows))
     }
 
     pub(super) fn forget(&self) {

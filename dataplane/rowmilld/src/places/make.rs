@@ -69,9 +69,9 @@ impl Hands<'_> {
                 let (homes, table) = self.resident(at, reports.progress)?;
                 // What it lists is what is there, or what is on its way there again.
                 let keeps = self.listed.means.plan.keeps_warm_rows();
-                let _not_loaded = match view.remembered() {
+                let _not_loaded = match view.not_loaded() {
                     None if keeps => view.remember(store.hot(store.shape().slots() as usize), None),
-                    _ => view.to_load(),
+                    not_loaded => not_loaded,
                 };
                 self.place(view, homes, (None, Some(table)))
             }
