@@ -202,6 +202,11 @@ impl TableView {
         self.hot_before.not_loaded(|| self.store().is_some())
     }
 
+    /// Whether it is cached and rows are still being loaded that were hot before.
+    pub(crate) fn is_loading(&self) -> bool {
+        self.hot_before.is_loading(|| self.store().is_some())
+    }
+
     /// Its share, as it is now.
     pub fn share(&self) -> Share {
         *self.share.lock().expect("a panic ends the process")

@@ -436,8 +436,8 @@ impl Overview {
                 "backing": self.backing().map_or("not loaded yet".into(), |backing| backing.to_string()),
             },
         });
-        if let Some(warm) = self.warm.get() {
-            status["warm"] = warm.status();
+        if let (Some(warm), Some(cache)) = (self.warm.get(), self.cache.get()) {
+            status["warm"] = warm.status(cache);
         }
         if let Some(generations) = self.generations() {
             status["generation_changes"] = generations.status();
@@ -553,9 +553,9 @@ impl Overview {
         self.worker_metrics(&mut out);
         if let Some(cache) = self.cache.get() {
             cache.metrics(&mut out);
-        }
-        if let Some(warm) = self.warm.get() {
-            warm.metrics(&mut out);
+            if let Some(warm) = self.warm.get() {
+                warm.metrics(cache, &mut out);
+            }
         }
         if let Some(deltas) = self.deltas() {
             deltas.metrics(&mut out);

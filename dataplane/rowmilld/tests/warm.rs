@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rowmill_cache::warm::{Warm, WarmTable};
+use rowmill_table::{RowFormat, TableKind, TableSpec, generate, silent};
 use rustix::process::Signal;
+use serde_json::Value;
 
 use looking::{look_up, status, wait_until};
 use support::{MODEST, Place, changed, page, ready};
@@ -300,4 +302,86 @@ fn the_rows_of_a_table_that_is_resident_for_a_while_stay_listed() {
     let (_running, address) = ready(&config);
     wait_until(address, "rows", |status| status["warm"]["loading"] == false);
     assert!(look_up(&place, address, &rows) > 270);
+}
+
+#[test]
+fn tables_that_are_cached_again_at_a_time_are_all_loaded_and_stay_listed() {
+    /// Enough that loading them takes a while, four at a time.
+    const ROWS: u32 = 40_000;
+    let place = Place::new();
+    let spec = |name: &str| TableSpec {
+        name: name.into(),
+        rows: ROWS.into(),
+        dim: 16,
+        format: RowFormat::F32,
+        kind: TableKind::Dense,
+    };
+    let model = place.path("model");
+    std::fs::remove_dir_all(&model).unwrap();
+    generate(&model, 1, &["a", "b"].map(spec), 1, &silent).unwrap();
+    let listed = |name: &str| WarmTable {
+        name: name.into(),
+        rows: (0..ROWS).collect(),
+    };
+    let file = place.path("warm");
+    let warm = Warm {
+        generation: "m, generation 1".into(),
+        tables: ["a", "b"].map(listed).into(),
+    };
+    warm.write(&file).unwrap();
+    let table = |name: &str| {
+        // A little more than all rows take.
+        format!("[[tables]]\nname = \"{name}\"\nplacement = \"cached\"\ncache_bytes = 4000000\n")
+    };
+    let more = format!(
+        "[cache]\npage_cache = \"allow\"\nprefetched_rows = 4\nwarm_every_s = 1\nwarm_file = \"{}\"\n{}{}{MODEST}\nallow_changes = true\n",
+        file.display(),
+        table("a"),
+        table("b")
+    );
+    let config = place.configure("name = \"m\"", &more);
+    let moved = |address, table: &str, to: &str| {
+        let path = format!("/tables/{table}?placement={to}");
+        let (state, detail) = changed(address, &path, "changes");
+        assert_eq!(state, "done", "{detail}");
+    };
+    // Nearly all: some sets are full before others.
+    let most = u64::from(ROWS) * 9 / 10;
+    let held = |status: &Value, at: usize| status["cache"][at]["held_rows"].as_u64().unwrap();
+    let is_loading = |status: &Value| status["warm"]["loading"] == true;
+    let all_there = |address| {
+        let status = wait_until(address, "rows", |status| !is_loading(status));
+        for table in [0, 1] {
+            let held = held(&status, table);
+            assert!(held > most, "{held} rows of table {table}: {status:#}");
+        }
+        let written = status["warm"]["written"].as_u64().unwrap();
+        // The one under way may have been begun before.
+        let status = wait_until(address, "list", |status| {
+            status["warm"]["written"].as_u64().unwrap() > written + 1
+        });
+        let rows = status["warm"]["rows"].as_u64();
+        assert!(rows > Some(2 * most), "{rows:?} rows are listed");
+    };
+
+    // One is resident for a while, in which the file's rows are loaded.
+    let (_running, address) = ready(&config);
+    moved(address, "b", "resident");
+    moved(address, "b", "cached");
+    let status = status(address);
+    assert!(is_loading(&status) && held(&status, 0) < most, "{status:#}");
+    all_there(address);
+
+    // Both are, and the second comes back when the first is not loaded yet.
+    for table in ["a", "b"] {
+        moved(address, table, "resident");
+    }
+    let status = looking::status(address);
+    assert!(!is_loading(&status), "{status:#}");
+    for table in ["a", "b"] {
+        moved(address, table, "cached");
+    }
+    let status = looking::status(address);
+    assert!(is_loading(&status) && held(&status, 0) < most, "{status:#}");
+    all_there(address);
 }

@@ -53,6 +53,13 @@ impl HotBefore {
         remembered.as_ref().map(|before| Arc::clone(&before.rows))
     }
 
+    /// Whether workers are still loading them.
+    pub(super) fn is_loading(&self, is_cached: impl Fn() -> bool) -> bool {
+        let remembered = self.lock();
+        let mut remembered = remembered.iter();
+        remembered.any(|before| is_cached() && !before.is_loaded())
+    }
+
     pub(super) fn forget(&self) {
         *self.lock() = None;
     }

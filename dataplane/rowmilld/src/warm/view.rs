@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use rowmill_cache::WarmRows;
 use serde_json::{Value, json};
 
+use crate::cache_view::{CacheView, TableView};
 use crate::metrics::Metrics;
 
 /// The file as the admin pages show it.
@@ -65,19 +66,24 @@ impl WarmView {
         self.loading.strong_count() > 0
     }
 
-    pub(crate) fn status(&self) -> Value {
+    /// The same, or those that were hot in a table when it was cached before.
+    fn loads(&self, cache: &CacheView) -> bool {
+        self.is_loading() || cache.tables.iter().any(TableView::is_loading)
+    }
+
+    pub(crate) fn status(&self, cache: &CacheView) -> Value {
         json!({
             "file": self.path.display().to_string(),
             "rows": self.rows.load(Relaxed),
             "written": self.written.load(Relaxed),
             "failures": self.failures.load(Relaxed),
             "failing": self.is_failing.load(Relaxed),
-            "loading": self.is_loading(),
+            "loading": self.loads(cache),
             "off": self.off,
         })
     }
 
-    pub(crate) fn metrics(&self, out: &mut Metrics) {
+    pub(crate) fn metrics(&self, cache: &CacheView, out: &mut Metrics) {
         let all: [(&str, &str, &str, u64); 5] = [
             (
                 "rowmill_warm_rows",
@@ -88,8 +94,8 @@ impl WarmView {
             (
                 "rowmill_warm_loading",
                 "gauge",
-                "1 while rows of the file are loaded.",
-                self.is_loading().into(),
+                "1 while rows of the file, or of a table that is cached again, are loaded.",
+                self.loads(cache).into(),
             ),
             (
                 "rowmill_warm_written_total",
