@@ -284,7 +284,7 @@ impl Fetches {
         if self.rows.find(key, &self.fetches).is_some() {
             return true;
         }
-        let has_room = self.prefetched.lets(table as usize, 1).is_ok();
+        let has_room = self.has_room_ahead(table as usize);
         if has_room {
             let ticket = self.begin(now_ns, key, false, false);
             self.prefetched.take(table as usize, 1);
@@ -309,6 +309,11 @@ impl Fetches {
     /// Whether [`Fetches::prefetch`] can begin another row, if only of some tables.
     pub fn can_prefetch(&self) -> bool {
         self.prefetched.left() > 0
+    }
+
+    /// The same of a row of this table.
+    pub fn has_room_ahead(&self, table: usize) -> bool {
+        self.prefetched.lets(table, 1).is_ok()
     }
 
     /// Another worker asks for a row, which it then waits for until it is told ([`Fetches::next_told`]). `ask` is a number below that of

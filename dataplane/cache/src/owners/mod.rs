@@ -225,6 +225,11 @@ impl Owners {
         self.is_behind
     }
 
+    /// There is something that the worker has not come to.
+    pub(crate) fn stay_up(&mut self) {
+        self.is_behind = true;
+    }
+
     /// The next of what came. `None` where there is no more.
     pub(crate) fn receive(&mut self) -> Option<Mail> {
         let mail = self.inbox().mail.pop();

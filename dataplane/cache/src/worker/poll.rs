@@ -10,6 +10,7 @@ use crate::owners::{Hint, Mail};
 use crate::sides::Refused;
 use crate::table::CachedTable;
 use crate::tier::{FetchesFull, TierError};
+use crate::warming::{LOOKS, Look};
 
 /// Messages of other workers that a poll takes: copying the row of each takes a tenth of a microsecond or so, all together less than
 /// a micro-batch.
@@ -29,6 +30,9 @@ const FEW: usize = 2;
 /// A time without a poll is a pause if it is this part of a row's budget, and longer than a worker ever takes between two.
 const PAUSES: u64 = 4;
 const PAUSE_NS: u64 = 5_000_000;
+/// Hints that a poll looks at: whether a row is there takes a look into one set of slots or two, of 30 to 100 ns each where they come from
+/// memory; all together some ten microseconds.
+const HINTS: usize = 64;
 /// Rows that wait in vain and that a poll looks at: giving one up takes a tenth of a microsecond or so.
 const GIVEN_UP: u32 = 128;
 
@@ -271,9 +275,13 @@ impl Worker {
 
     /// Begins to fetch rows that may be wanted soon.
     fn take_hints(&mut self, now_ns: u64) {
-        while self.fetches.can_prefetch()
-            && let Some(Hint { table, row }) = self.owners.next_hint()
-        {
+        for _ in 0..HINTS {
+            if !self.fetches.can_prefetch() {
+                return;
+            }
+            let Some(Hint { table, row }) = self.owners.next_hint() else {
+                return;
+            };
             let home = home(&mut self.tables, table);
             let is_lacked = home.table().is_some_and(|cached| !cached.has(row));
             if is_lacked && !self.fetches.prefetch(now_ns, table, row) {
@@ -281,6 +289,8 @@ impl Worker {
                 home.figures().count(Count::HintsDropped, 1);
             }
         }
+        // The next poll goes on.
+        self.owners.stay_up();
     }
 
     /// Begins to fetch rows that are to stay, and those that were there before a restart.
@@ -295,16 +305,24 @@ impl Worker {
         } = self;
         let mut load = |table: usize, row: u32| {
             let Some(cached) = home(tables, table as u32).table() else {
-                return true;
+                return Look::Passed;
             };
-            let is_own = owners.owner(cached.spread().shard(row)) == owners.number();
+            if owners.owner(cached.spread().shard(row)) != owners.number() {
+                return Look::Passed;
+            }
+            if !fetches.has_room_ahead(table) {
+                return Look::Full;
+            }
             // Those that come first are wanted most: no other takes their place, but for some that are on their way.
             let has_room = || cached.rules().is_pinned(row) || cached.has_room(row);
-            let is_left_out = !is_own || cached.has(row) || !has_room();
-            is_left_out || fetches.prefetch(now_ns, table as u32, row)
+            if !cached.has(row) && has_room() {
+                fetches.prefetch(now_ns, table as u32, row);
+            }
+            Look::Looked
         };
-        pinning.go_on(&mut load);
-        warming.go_on(&mut load);
+        let mut left = LOOKS;
+        pinning.go_on(&mut left, &mut load);
+        warming.go_on(&mut left, &mut load);
     }
 
     /// Asks the tier and other workers for some of what is wanted. Returns whether there was something to ask for.

@@ -143,3 +143,75 @@ fn what_was_warm_is_loaded_by_its_owners() {
     assert_eq!(hot, expected);
     assert!(seats[0].worker.store(TABLES as usize).is_none());
 }
+
+/// Loads so many rows of the first table, all of which come. Returns them.
+fn loaded(seats: &mut [Seat], now: &mut u64, count: usize) -> Vec<u32> {
+    let comes = (0..).filter(|&row| fate(row) == Fate::Comes);
+    let rows: Vec<u32> = comes.take(count).collect();
+    for row in &rows {
+        seats[0].worker.prefetch(0, &[*row]);
+        settle(seats, now, 0);
+    }
+    assert!(rows.iter().all(|&row| seats[0].look_up(*now, 0, &[row])));
+    rows
+}
+
+#[test]
+fn a_poll_looks_at_some_hints_and_the_next_ones_at_the_others() {
+    let limits = Limits {
+        prefetched: 200,
+        ..LIMITS
+    };
+    let (mut seats, book) = seats(1, limits, 100, 4);
+    let mut now = 0;
+    let there = loaded(&mut seats, &mut now, 20);
+    let begun = book.lock().unwrap().begun;
+    let dropped = |seats: &[Seat]| {
+        let figures = seats[0].worker.figures(0).expect("a cached table");
+        figures.get(Count::HintsDropped)
+    };
+    // As many as there is room for, of rows that are there.
+    let hint = |seats: &mut [Seat]| {
+        for _ in 0..10 {
+            seats[0].worker.prefetch(0, &there);
+        }
+    };
+    hint(&mut seats);
+    assert_eq!(dropped(&seats), 0);
+    seats[0].poll(now);
+    hint(&mut seats);
+    assert_eq!(dropped(&seats), 200 - 64, "a poll has taken 64");
+    let mut polls = 0;
+    while seats[0].worker.has_work() {
+        assert!(!seats[0].worker.rest(), "it is waited for");
+        seats[0].poll(now);
+        polls += 1;
+    }
+    assert_eq!((polls, book.lock().unwrap().begun), (4, begun));
+    assert!(seats[0].worker.rest());
+}
+
+#[test]
+fn a_poll_looks_at_some_of_the_rows_of_lists_that_are_there() {
+    let limits = Limits {
+        prefetched: 200,
+        ..LIMITS
+    };
+    let (mut seats, book) = seats(1, limits, 100, 4);
+    let mut now = 0;
+    let there = loaded(&mut seats, &mut now, 20);
+    let begun = book.lock().unwrap().begun;
+    let list = |table, times| WarmRows {
+        table,
+        rows: there.repeat(times),
+    };
+    seats[0].worker.warm(&[list(0, 10)].into());
+    seats[0].worker.load_pinned([list(0, 5)].into());
+    let mut polls = 0;
+    while !seats[0].worker.is_idle() {
+        seats[0].poll(now);
+        polls += 1;
+    }
+    assert_eq!(polls, 300_usize.div_ceil(32));
+    assert_eq!(book.lock().unwrap().begun, begun);
+}
