@@ -203,8 +203,16 @@ impl Worker {
 
     /// Nobody wants rows of a side's tables any more: ends the fetches that were not begun, and drops hints. Returns whether none is left.
     fn end_fetches(&mut self, side: usize) -> bool {
-        while let Some(Hint { table, .. }) = self.owners.next_hint() {
-            if let Some(home) = &self.tables[table as usize] {
+        for _ in 0..self.owners.hints() {
+            let Some(hint) = self.owners.next_hint() else {
+                break;
+            };
+            // Those of the other side go behind, in their order, unless others have taken their room meanwhile.
+            let is_of_side = self.tiers.side(hint.table as usize) == side;
+            let is_kept = !is_of_side && self.owners.hint(self.owners.number(), hint);
+            if let Some(home) = &self.tables[hint.table as usize]
+                && !is_kept
+            {
                 home.figures().count(Count::HintsDropped, 1);
             }
         }

@@ -2,6 +2,7 @@
 
 use rowmill_arena::HugePages;
 use rowmill_cache::fetch::{Lane, Limits};
+use rowmill_cache::figures::Count;
 use rowmill_cache::store::{Shape, Tags, Worker as Turns};
 use rowmill_cache::tier::{Answer, ScriptedTier, Tier, TierError};
 use rowmill_cache::{OnFailure, Options, Parts, Shares, TableOptions, Worker, workers_with_shares};
@@ -220,4 +221,47 @@ fn rows_of_a_side_are_kept_before_they_are_wanted() {
     }
     let (is_hit, _) = look_up(&mut seats, 0, 0, 0, &mut now_ns);
     assert!(!is_hit, "the other side has nothing of it");
+}
+
+#[test]
+fn hints_of_the_side_that_goes_are_dropped_and_those_of_the_other_stay() {
+    let (mut seats, shares) = made();
+    bring(&mut seats, &shares);
+    // One that is on its way keeps the tier there for a while.
+    let (turns, second) = &mut seats[1];
+    let (mut places, mut staged) = ([0], [1]);
+    let (found, mut parker) = second.find(turns.turn(), HOMES[1], &[1], &mut places);
+    let bag = parker.park(0, Lane::default(), &mut staged, &found, 0);
+    second.release(bag.expect("there is room"), &staged);
+    (0..2).for_each(|_| poll(&mut seats, 0));
+    // As many as there is room for, of the shards of the second worker.
+    let (_, second) = &mut seats[1];
+    second.prefetch(HOMES[1], &[5]);
+    second.prefetch(HOMES[0], &[7, 9]);
+    let dropped = |seats: &[Seat], side: usize| {
+        let figures = seats[1].1.figures(HOMES[side]).expect("a listed table");
+        figures.get(Count::HintsDropped)
+    };
+    assert_eq!([0, 1].map(|side| dropped(&seats, side)), [0, 0]);
+    let (_, second) = &mut seats[1];
+    let _before = second.replace(HOMES[1], None);
+    // However often it is tried.
+    for _ in 0..3 {
+        assert!(!second.replace_tier(1, &mut None));
+    }
+    assert_eq!([0, 1].map(|side| dropped(&seats, side)), [0, 1]);
+    let mut now_ns = AFTER_NS;
+    while !seats[1].1.replace_tier(1, &mut None) {
+        poll(&mut seats, now_ns);
+        now_ns += 10;
+        assert!(now_ns < 10_000, "it never goes");
+    }
+    for _ in 0..20 {
+        poll(&mut seats, now_ns);
+        now_ns += 10;
+    }
+    for row in [7, 9] {
+        let (is_hit, found) = look_up(&mut seats, 1, 0, row, &mut now_ns);
+        assert_eq!((is_hit, found), (true, Ok(bytes(0, row))), "row {row}");
+    }
 }

@@ -339,6 +339,11 @@ impl Owners {
         taken
     }
 
+    /// How many rows of this worker's may be wanted soon, as far as it was told by now.
+    pub(crate) fn hints(&self) -> usize {
+        self.inbox().hints.len()
+    }
+
     /// The next row of this worker's that may be wanted soon.
     pub(crate) fn next_hint(&mut self) -> Option<Hint> {
         let hints = &self.inbox().hints;
