@@ -1,6 +1,6 @@
 //! The whole service on a fake clock, for many seeds; see `rowmill_tests::sim`.
 
-use rowmill_tests::sim::{Changes, Kills, Mistake, run};
+use rowmill_tests::sim::{Changes, Kills, Mistake, Strains, WarmTally, run};
 
 /// Seeds of an ordinary test run; `make sim SEEDS=n` runs others.
 const SEEDS: u64 = 200;
@@ -16,6 +16,7 @@ fn all_rules_are_kept() {
     let (mut silences, mut placed, mut placed_late) = (0, 0, 0);
     let (mut changes, mut kills) = (Changes::default(), Kills::default());
     let (mut newer, mut untold, mut sampled) = (0, 0, 0);
+    let (mut warm, mut strains) = (WarmTally::default(), Strains::default());
     let (mut far_rows, mut far_broken_off) = (0, 0);
     let (mut late, mut corrupt, mut gone, mut failed) = (0, 0, 0, 0);
     for seed in first..first + SEEDS {
@@ -23,6 +24,8 @@ fn all_rules_are_kept() {
         let outcome = run(seed, None, false).unwrap_or_else(|failed| panic!("{failed}"));
         changes = changes.and(outcome.changes);
         kills = kills.and(outcome.kills);
+        warm = warm.and(outcome.warm);
+        strains = strains.and(outcome.strains);
         untold += outcome.untold;
         let tally = outcome.tally;
         newer += tally.newer;
@@ -96,6 +99,18 @@ fn all_rules_are_kept() {
         kills.in_move,
     ];
     assert!(kills.all > SEEDS / 2 && midway.iter().all(|&kills| kills > SEEDS / 40));
+    println!("{warm:?}");
+    println!("{strains:?}");
+    assert!(warm.written > SEEDS && warm.unwritten > SEEDS / 4 && warm.partial > SEEDS / 40);
+    assert!(warm.damaged > SEEDS / 100 && warm.found > SEEDS / 20 && warm.beside > SEEDS / 200);
+    assert!(warm.checked > SEEDS / 10 && warm.rows > SEEDS / 10);
+    let Strains {
+        crowded,
+        unparked,
+        full,
+        hung,
+    } = strains;
+    assert!(crowded > SEEDS / 2 && unparked > SEEDS / 2 && full > SEEDS && hung > SEEDS / 2);
     println!(
         "{late} rows late, {corrupt} of damaged pages, {gone} of files that were cut, {failed} not read"
     );

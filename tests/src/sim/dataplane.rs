@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use fastrand::Rng;
+use rowmill_cache::figures::Count;
 use rowmill_engine::Turn;
 use rowmill_port::ConnId;
 use rowmill_port::sim::SimNet;
@@ -15,8 +16,9 @@ use super::ledger::{Ledger, Violation};
 use super::moves::Moves;
 use super::planted::Planted;
 use super::policies::Policies;
-use super::process::{Changes, Kills, Parts, Plan, Process};
+use super::process::{Changes, Kills, Parts, Plan, Process, Strains};
 use super::story::Story;
+use super::warm::{File, WarmTally};
 
 /// How fast workers are, and how often they stop.
 #[derive(Clone, Copy, Debug)]
@@ -92,6 +94,11 @@ pub struct Dataplane {
     pub kills: Kills,
     /// What the processes before this one had done.
     before: Changes,
+    /// What became of their lists of rows that were hot, and how often they had too little.
+    before_hot: WarmTally,
+    before_strains: Strains,
+    /// The file of these, which outlives them.
+    file: File,
     /// What has tables move.
     pub moves: Moves,
     /// What has generations change.
@@ -113,13 +120,14 @@ impl Dataplane {
         seed: u64,
         (ledger, story): (Ledger, Story),
     ) -> Dataplane {
+        let mut file = File::new(plan.keeps_warm, Rng::with_seed(!seed));
         let Process {
             parts,
             moves,
             generations,
             deltas,
             policies,
-        } = plan.start(0, Kept::default());
+        } = plan.start(0, Kept::default(), &mut file);
         Dataplane {
             net: plan.net.clone(),
             lanes: Lane::all(parts, &plan, 0),
@@ -133,6 +141,9 @@ impl Dataplane {
             steps: 0,
             kills: Kills::default(),
             before: Changes::default(),
+            before_hot: WarmTally::default(),
+            before_strains: Strains::default(),
+            file,
             moves,
             generations,
             deltas,
@@ -143,6 +154,7 @@ impl Dataplane {
     /// All clients have left: nothing is begun any more that has no end of its own, and it is this process that has to come to rest.
     pub fn end(&mut self) {
         self.policies.end();
+        self.moves.end();
         self.pace.kills = 0;
     }
 
@@ -166,13 +178,16 @@ impl Dataplane {
         self.net.kill(down_ns);
         self.after_client();
         let kept = self.deltas.killed();
+        self.before_hot = self.before_hot.and(self.moves.hot.tally);
+        self.before_strains = self.before_strains.and(self.own_strains());
+        self.file.killed();
         let Process {
             parts,
             moves,
             generations,
             deltas,
             policies,
-        } = self.plan.start(self.kills.all, kept);
+        } = self.plan.start(self.kills.all, kept, &mut self.file);
         (self.moves, self.generations) = (moves, generations);
         (self.deltas, self.policies) = (deltas, policies);
         self.lanes = Lane::all(parts, &self.plan, self.net.now_ns() + down_ns);
@@ -200,6 +215,45 @@ impl Dataplane {
             loads: policies.loads,
             stayed: policies.stayed,
         })
+    }
+
+    /// What became of all lists of rows that were hot.
+    pub fn warm(&self) -> WarmTally {
+        let hot = self.before_hot.and(self.moves.hot.tally);
+        hot.and(self.file.tally)
+    }
+
+    /// How often something was too little, in all processes.
+    pub fn strains(&self) -> Strains {
+        let [full, hung] = self.plan.cached.watch().counts();
+        let tiers = Strains {
+            full,
+            hung,
+            ..Strains::default()
+        };
+        self.before_strains.and(self.own_strains()).and(tiers)
+    }
+
+    /// What this process's workers have counted of that.
+    fn own_strains(&self) -> Strains {
+        let hot = &self.moves.hot;
+        Strains {
+            crowded: hot.count(Count::Crowded),
+            unparked: hot.count(Count::ParksRefused),
+            ..Strains::default()
+        }
+    }
+
+    /// Goes on with lists of rows that were hot.
+    ///
+    /// # Errors
+    /// If one that was loaded was not.
+    pub fn keep_hot(&mut self) -> Result<(), Violation> {
+        let caches = self.lanes.iter().map(|lane| lane.worker.engine().cache());
+        let is_quiet = caches.map(|cache| cache.held().0).sum::<usize>() == 0;
+        let (newest, tables) = self.generations.newest();
+        self.moves
+            .keep_hot(&mut self.file, (newest, tables), is_quiet)
     }
 
     /// When a worker next has something to do, or the thread of deltas.
@@ -299,6 +353,8 @@ impl Dataplane {
         let may_come = !self.deltas.is_under_way();
         self.moves.go_on(may_come);
         self.generations.go_on(&mut self.moves, may_come);
+        let loaded = self.keep_hot();
+        self.end_with(loaded);
         let obeyed = self.policies.go_on(&self.moves);
         self.end_with(obeyed);
         let now_ns = self.net.now_ns();
@@ -325,7 +381,13 @@ impl Dataplane {
             lane.ready_ns += self.rng.u64(0..=self.pace.stop_ns_max);
         }
         let entries = self.net.take_log();
-        self.ledger.rows_failed = self.lanes.iter().map(Lane::rows_failed).sum();
+        let rows_failed = self.lanes.iter().map(Lane::rows_failed).sum();
+        if rows_failed != self.ledger.rows_failed {
+            let hot = &self.moves.hot;
+            let given_up = (0..self.ledger.given_up.len()).map(|table| hot.has_given_up(table));
+            self.ledger.given_up = given_up.collect();
+            self.ledger.rows_failed = rows_failed;
+        }
         let outcome = self
             .ledger
             .after_step(i as u16, now_ns, bytes, quantum, &entries);

@@ -351,6 +351,22 @@ impl Flight {
         Ok(newer)
     }
 
+    /// The rows of a bag that a refusal names by one of its ids, in whatever generation, with their table's number: of a feature that is not pooled that
+    /// and those behind it. `None` where there is no such bag, as far as is known what the worker has read.
+    pub fn rows_at(&self, feature: u32, index: u32) -> Option<Vec<(usize, u32)>> {
+        let (model, bags) = (self.model.as_ref()?, self.header?.bags);
+        let feature = feature as usize;
+        let is_pooled = model.features.get(feature)?.is_pooled();
+        let mut all = (0..bags).filter_map(|bag| self.bag_ids(feature, bag));
+        let at = |(first, ids): (u64, Vec<u64>)| {
+            let at = u64::from(index).checked_sub(first)? as usize;
+            (at < ids.len() && (at == 0 || !is_pooled)).then(|| ids[at..].to_vec())
+        };
+        let ids = all.find_map(at)?;
+        let rows = ids.iter().flat_map(|&id| model.rows(feature, id));
+        Some(rows.collect())
+    }
+
     /// Whether it says that rows may be wanted soon.
     pub fn is_wish(&self) -> bool {
         self.header.is_some_and(|h| h.op == Op::Prefetch)

@@ -78,6 +78,12 @@ impl Generations {
         }
     }
 
+    /// The newest, and its side.
+    pub(super) fn newest(&self) -> (Side, &Arc<Resident>) {
+        let which = self.held[self.newest.index()].expect("the newest is held");
+        (self.newest, &self.all[which])
+    }
+
     /// Which of all are held.
     pub(super) fn held(&self) -> Vec<usize> {
         self.held.iter().flatten().copied().collect()

@@ -4,15 +4,17 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use rowmill_port::sim::{Entry, SimNet, What};
 use rowmill_port::{ConnId, RegionId};
-use rowmill_wire::{Completion, CompletionKind};
+use rowmill_wire::{Completion, CompletionKind, Status};
 
 use super::books::{Announced, Guarded, Holder, LaneBook, landed, submitted};
 use super::flight::Flight;
 use super::records::{Circumstances, Tally, check_final, check_slice};
 use super::service::Schemas;
+use super::watched::Watch;
 
 /// The first thing that was wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,6 +37,7 @@ pub struct Ledger {
     far: bool,
     /// Of each table, whether it is cached.
     cached: Vec<bool>,
+    watch: Arc<Watch>,
     holders: BTreeMap<ConnId, Holder>,
     /// Connections so far.
     serial: u64,
@@ -46,6 +49,8 @@ pub struct Ledger {
     quantum_max: u64,
     /// Rows of cached tables that have failed or were given up so far, as the lanes' engines count them.
     pub rows_failed: u64,
+    /// Of each table, whether some of its rows were given up before they were asked for.
+    pub(super) given_up: Vec<bool>,
     /// Whether the process was killed: then a client may find that it is not known any more before it has heard from it.
     pub was_killed: bool,
     /// What was counted.
@@ -55,20 +60,22 @@ pub struct Ledger {
 impl Ledger {
     /// An empty ledger for engines of `slots` slots, whose workers may be far from the memory of clients, and tables of which some
     /// may be cached.
-    pub fn new(
+    pub(super) fn new(
         net: SimNet,
         schemas: Schemas,
         lanes: u16,
         slots: usize,
         far: bool,
-        cached: Vec<bool>,
+        (cached, watch): (Vec<bool>, Arc<Watch>),
     ) -> Ledger {
         Ledger {
             net,
             schemas,
             slots,
             far,
+            given_up: vec![false; cached.len()],
             cached,
+            watch,
             holders: BTreeMap::new(),
             serial: 0,
             ended: Vec::new(),
@@ -469,6 +476,15 @@ impl Ledger {
             book.announced.push_back(Announced { record, places });
             return Ok(());
         }
+        let has_failed = |(table, row): &(usize, u32)| {
+            self.given_up[*table] || self.watch.has_failed((*table, *row))
+        };
+        let refused = match record.status {
+            Status::RowUnavailable if !flight.entangled => {
+                flight.rows_at(record.feature, record.index)
+            }
+            _ => None,
+        };
         let circumstances = Circumstances {
             at_ns: entry.at_ns,
             honest: holder.honest,
@@ -476,6 +492,11 @@ impl Ledger {
             slots: self.slots,
             worked: self.lane_bytes[at] - flight.lane_bytes,
             rows_failed: self.rows_failed - flight.rows_failed,
+            has_failed: match refused {
+                Some(rows) => rows.iter().any(has_failed),
+                // What is refused of a hostile client can't be told.
+                None => flight.entangled,
+            },
             // Each other connection's round is a quantum, and as much again for what was left of the
             // one before and for the bag with which it ends.
             wait_most: match self.far || flight.reads_any(&self.cached) {

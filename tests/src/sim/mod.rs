@@ -8,10 +8,11 @@
 //! fall silent and fail (`rowmill_port::sim::Link` says what is simulated of them and what is not): there every byte that
 //! reaches a client is checked when it does. In some worlds tables become cached and resident again, generations come and go, [`policies`] say what is kept, rows come from another dataplane's
 //! memory that can be reached only at times, and deltas
-//! change rows of tables that are resident ([`deltas`]); in some the [`process`] is killed, and another takes its place; the [`history`] knows what each row may be by then. At the end nothing may be left: no request, slot, block or fetched data.
+//! change rows of tables that are resident ([`deltas`]); in some the [`process`] is killed, and another takes its place, which loads the rows that were hot ([`warm`]); the [`history`] knows what each row may be by then. At the end nothing may be left: no request, slot, block or fetched data.
 //! [`planted`] mistakes show that the checks find what they are for.
 
 mod books;
+mod crowd;
 pub mod dataplane;
 pub mod deltas;
 mod disk;
@@ -34,8 +35,11 @@ mod shelf;
 pub mod story;
 mod strand;
 pub mod stranger;
+pub mod warm;
+mod watched;
 pub mod world;
 
 pub use planted::Mistake;
-pub use process::{Changes, Kills};
+pub use process::{Changes, Kills, Strains};
+pub use warm::WarmTally;
 pub use world::{Failed, Outcome, run};

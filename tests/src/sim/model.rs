@@ -12,6 +12,7 @@ use rowmill_pooling::{Mode, Rows, scalar};
 use rowmill_table::{Missing, Resident, ResidentTable, TableKind};
 use rowmill_wire::{Feature, Output, Pooling, Schema};
 
+use super::crowd::Crowd;
 use super::history::{History, Moment};
 use super::shelf::Lacks;
 
@@ -26,6 +27,8 @@ pub struct Truth {
     pub(super) lacks: Lacks,
     /// Tables that may be cached, and become resident while rows of them are fetched.
     pub(super) listed: Vec<bool>,
+    /// Rows that most ids are of.
+    pub(super) crowd: Crowd,
     /// Vectors whose rows may be of more mixtures of moments than are tried.
     pub(super) untold: Arc<AtomicU64>,
 }
@@ -43,6 +46,7 @@ pub struct FeatureModel {
     pub kind: TableKind,
     /// The keys of a hashed table and their rows, by the table's own list and not its index.
     keys: BTreeMap<u64, u32>,
+    crowd: Crowd,
     /// How bags are pooled.
     pub pooling: Pooling,
     /// The type of elements.
@@ -83,12 +87,27 @@ impl FeatureModel {
         }
     }
 
+    /// The other way round.
+    fn id(&self, row: u32) -> Option<u64> {
+        match self.kind {
+            TableKind::Dense => Some(row.into()),
+            TableKind::Hashed(_) => {
+                let mut keys = self.keys.iter();
+                keys.find(|(_, of)| **of == row).map(|(&key, _)| key)
+            }
+        }
+    }
+
     fn has_partials(&self) -> bool {
         !matches!(self.pooling, Pooling::Max | Pooling::None) && self.output == Output::F32
     }
 
     /// Draws an id that has to be answered.
     fn draw_id(&self, rng: &mut Rng) -> u64 {
+        let of_crowd = self.crowd.draw(self.table, rng);
+        if let Some(id) = of_crowd.and_then(|row| self.id(row)) {
+            return id;
+        }
         let key = |n: usize| *self.keys.keys().nth(n).expect("as many keys as rows");
         match self.kind {
             TableKind::Dense => rng.u64(0..self.rows.into()),
@@ -160,6 +179,7 @@ impl SchemaModel {
                 rows: resident.lookup_count(),
                 kind: resident.kind(),
                 keys: resident.entries().collect(),
+                crowd: truth.crowd.clone(),
                 pooling: f.pooling,
                 output: f.output,
                 max_ids: f.max_ids,
@@ -177,6 +197,15 @@ impl SchemaModel {
             history: truth.history.clone(),
             others: Vec::new(),
         }
+    }
+
+    /// The rows that an id of a feature leads to, in whatever generation, with their table's number.
+    pub(super) fn rows(&self, feature: usize, id: u64) -> impl Iterator<Item = (usize, u32)> {
+        let all = core::iter::once(self).chain(&self.others);
+        all.filter_map(move |model| {
+            let f = &model.features[feature];
+            Some((f.table, f.row(id)?))
+        })
     }
 
     /// Whether a request may be refused for a row of a feature.

@@ -13,8 +13,10 @@ use rowmill_rowmilld::mailbox::{Mailbox, Move};
 use rowmill_table::Resident;
 
 use super::history::History;
+use super::ledger::Violation;
 use super::planted::Mistake;
 use super::shelf::MOST_SETS;
+use super::warm::{File, Hot};
 
 /// Makes what a worker reads rows of these tables from.
 pub type MakeTier = Box<dyn FnMut(&Arc<Resident>) -> Box<dyn Tier + Send>>;
@@ -27,6 +29,9 @@ pub struct Moves {
     tier: MakeTier,
     mailboxes: Vec<Arc<Mailbox>>,
     listed: Vec<Listed>,
+    /// What was hot in tables, and in the generation of which side.
+    pub(super) hot: Hot,
+    newest: Side,
     /// What deltas have made of rows.
     history: History,
     mistake: Option<Mistake>,
@@ -63,7 +68,7 @@ impl Moves {
         mailboxes: Vec<Arc<Mailbox>>,
         stores: Vec<Option<Arc<Store>>>,
         moves: &[Option<bool>],
-        (history, mistake): (History, Option<Mistake>),
+        (history, hot, mistake): (History, Hot, Option<Mistake>),
         mut rng: Rng,
     ) -> Moves {
         let often = if rng.bool() { rng.u32(1..=300) } else { 0 };
@@ -82,6 +87,8 @@ impl Moves {
             tier,
             mailboxes,
             listed: listed.collect(),
+            hot,
+            newest: Side::A,
             history,
             mistake,
             often,
@@ -92,6 +99,39 @@ impl Moves {
             resized: 0,
             brought: 0,
         }
+    }
+
+    /// Nothing is begun any more.
+    pub(super) fn end(&mut self) {
+        self.often = 0;
+    }
+
+    /// Goes on with the file of hot rows, of the newest generation, and looks at lists that were loaded when nothing is on its way.
+    ///
+    /// # Errors
+    /// If rows of one are not there that could be.
+    pub(super) fn keep_hot(
+        &mut self,
+        file: &mut File,
+        (newest, tables): (Side, &Resident),
+        is_quiet: bool,
+    ) -> Result<(), Violation> {
+        if core::mem::replace(&mut self.newest, newest) != newest {
+            self.hot.forget();
+        }
+        let stores = self.listed.iter();
+        let stores = stores.map(|listed| (listed.table, listed.stores[newest.index()].as_ref()));
+        let stores: Vec<_> = stores.collect();
+        file.go_on(&mut self.hot, tables, &stores);
+        if !is_quiet {
+            return Ok(());
+        }
+        let first = newest.index() * tables.tables().len();
+        let of_home = |home: usize| {
+            let of_it = |(table, _): &&(usize, _)| home == first + table;
+            stores.iter().find(of_it).and_then(|(_, store)| *store)
+        };
+        self.hot.check(of_home, self.resized)
     }
 
     /// Whether workers have still to be told something.
@@ -120,7 +160,8 @@ impl Moves {
             if let Some(side) = busy {
                 self.leave_tier(side);
             }
-            self.made += u64::from(self.unaware == 0);
+            let has_list = back.iter().any(|moved| matches!(**moved, Move::Warm(_)));
+            self.made += u64::from(self.unaware == 0 && !has_list);
         } else if let Some(news) = self.next.pop_front() {
             self.tell(news);
         } else if may && !self.listed.is_empty() && self.rng.u32(0..10_000) < self.often {
@@ -148,11 +189,27 @@ impl Moves {
                 self.resize((which, side), &store);
             }
             _ if *moves && held.len() == 1 => {
-                let is_cached = stores[side.index()].is_some();
-                let news = self.homes((which, side), !is_cached);
-                self.tell(news);
+                self.change_place(which, side);
             }
             _ => {}
+        }
+    }
+
+    /// A table becomes resident, or cached: then what was hot in it is loaded.
+    fn change_place(&mut self, which: usize, side: Side) {
+        let Listed { table, stores, .. } = &self.listed[which];
+        let (table, store) = (*table, stores[side.index()].clone());
+        if let Some(store) = &store {
+            self.hot.leaves(table, self.home(table, side), store);
+        }
+        let news = self.homes((which, side), store.is_none());
+        self.tell(news);
+        let store = self.listed[which].stores[side.index()].as_ref();
+        let list = store.and_then(|store| self.hot.comes(table, store, self.resized));
+        if let Some(list) = list {
+            let lists = self.mailboxes.iter();
+            let lists = lists.map(|_| Move::Warm(Arc::clone(&list))).collect();
+            self.next.push_back(lists);
         }
     }
 

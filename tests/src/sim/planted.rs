@@ -50,6 +50,8 @@ pub enum Mistake {
     LeavesWorkerOut,
     /// Takes rows from another dataplane's memory before they have come.
     TakesRowsEarly,
+    /// Has a table cached again without what was hot in it.
+    DropsLists,
     /// Compares pages of files with the checksums of others that have taken their places.
     TrustsOthers,
     /// The port between the worker and memory that it can't reach makes it.
@@ -89,6 +91,7 @@ impl Mistake {
             Mistake::LeavesWorkerOut,
             Mistake::TakesRowsEarly,
             Mistake::TrustsOthers,
+            Mistake::DropsLists,
         ];
         of_dataplane.chain(others).chain(of_port)
     }

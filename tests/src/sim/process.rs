@@ -1,7 +1,7 @@
 //! A process of the simulated service: what it is made of when it starts, for the first time or after another one was killed.
 //!
-//! What outlives a process is what lies on its disk: the tables' files, and the deltas that it has kept, which the next one applies
-//! before it serves. All else (connections, caches, generations loaded later, policies) is gone.
+//! What outlives a process is what lies on its disk: the tables' files, the deltas that it has kept, which the next one applies
+//! before it serves, and the list of rows that were hot, which it loads. All else (connections, caches, generations loaded later, policies) is gone.
 
 use std::sync::Arc;
 
@@ -23,6 +23,7 @@ use super::planted::{Mistake, Planted};
 use super::policies::Policies;
 use super::service::Noted;
 use super::shelf::Drawn;
+use super::warm::{File, Hot};
 
 /// What every process of a world is made of.
 pub(super) struct Plan {
@@ -40,6 +41,10 @@ pub(super) struct Plan {
     pub(super) moving: Vec<Option<bool>>,
     pub(super) has_deltas: bool,
     pub(super) has_policies: bool,
+    /// Whether most ids are of rows that are looked for in the same slots.
+    pub(super) has_crowd: bool,
+    /// Whether rows that were hot are listed in a file.
+    pub(super) keeps_warm: bool,
     pub(super) mistake: Option<Mistake>,
     pub(super) seed: u64,
 }
@@ -62,8 +67,8 @@ pub(super) struct Process {
 }
 
 impl Plan {
-    /// The process of that number, which finds these deltas kept.
-    pub(super) fn start(&self, number: u64, kept: Kept) -> Process {
+    /// The process of that number, which finds these deltas kept, and this file of rows that were hot.
+    pub(super) fn start(&self, number: u64, kept: Kept, file: &mut File) -> Process {
         let seed = self.seed.wrapping_add(number.wrapping_mul(0x9e37_79b9));
         let rng = |turn: u32| Rng::with_seed(seed.rotate_left(turn));
         let generations = make(&self.recipes, |_| self.has_deltas);
@@ -80,11 +85,22 @@ impl Plan {
         let sessions = Arc::new(sessions);
         self.service.is_now(Arc::clone(&sessions));
         let files = &self.truth.generations;
-        let (caches, shares) =
+        let (mut caches, shares) =
             (self.cached).workers(&mut rng(1), &files[0], &self.begin_cached, self.workers);
+        let hot = caches.iter_mut().map(|(_, cache)| cache);
+        let hot = Hot::start(file, &tables, hot, self.mistake);
         let (_, first) = caches.first().expect("a worker");
         let stores = (0..self.begin_cached.len()).map(|table| first.store(table).cloned());
         let stores: Vec<_> = stores.collect();
+        self.cached.watch().starts_over();
+        if self.has_crowd {
+            for (table, store) in stores.iter().enumerate() {
+                if let Some(store) = store {
+                    let rows = tables.tables()[table].row_count();
+                    self.truth.crowd.is_of(table, rows, store);
+                }
+            }
+        }
         for (table, store) in stores.iter().enumerate() {
             if let Some(store) = store {
                 let others = others.get(&(tables.generation(), table));
@@ -121,7 +137,7 @@ impl Plan {
             mailboxes.clone(),
             stores,
             &self.moving,
-            (history.clone(), self.mistake),
+            (history.clone(), hot, self.mistake),
             rng(32),
         );
         let policies = Policies::new(mailboxes.clone(), listed, self.mistake, rng(40));
@@ -172,6 +188,32 @@ impl Kills {
             in_delta: self.in_delta + other.in_delta,
             in_policy: self.in_policy + other.in_policy,
             in_move: self.in_move + other.in_move,
+        }
+    }
+}
+
+/// How often cached tables had too little of something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Strains {
+    /// Rows that came and found no slot.
+    pub crowded: u64,
+    /// Bags that found no room to wait.
+    pub unparked: u64,
+    /// Fetches that a tier had no room for.
+    pub full: u64,
+    /// Fetches that a tier did not answer in time.
+    pub hung: u64,
+}
+
+impl Strains {
+    /// Both together.
+    #[must_use]
+    pub fn and(self, other: Strains) -> Strains {
+        Strains {
+            crowded: self.crowded + other.crowded,
+            unparked: self.unparked + other.unparked,
+            full: self.full + other.full,
+            hung: self.hung + other.hung,
         }
     }
 }

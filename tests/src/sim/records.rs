@@ -80,6 +80,8 @@ pub struct Circumstances {
     pub worked: u64,
     /// Rows of cached tables, on whatever lane, that have failed or were given up since the request came.
     pub rows_failed: u64,
+    /// Whether the bag that it refuses has a row that has failed some time, or of whose table some were given up.
+    pub has_failed: bool,
     /// The most that a single bag may have to wait for.
     pub wait_most: u64,
 }
@@ -151,6 +153,10 @@ pub fn check_final(
         Status::RowUnavailable if now.rows_failed == 0 => {
             Err("a row is said to be unavailable, but none has failed".into())
         }
+        Status::RowUnavailable if !now.has_failed => Err(format!(
+            "a row of feature {}, id {} is said to be unavailable, but others have failed",
+            record.feature, record.index
+        )),
         Status::Internal | Status::Unavailable | Status::Draining => {
             Err(format!("{} is never right here", record.status))
         }

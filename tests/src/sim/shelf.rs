@@ -15,6 +15,7 @@ use rowmill_table::{Resident, TableInfo};
 
 use super::disk::{Disk, Health};
 use super::exporter::{Exporter, Figures};
+use super::watched::{Watch, Watched};
 
 /// The time that rows have where tables' files hang: others' come within a fraction of it, however long a worker does other things. (One
 /// that does for 5 ms takes that for a pause.)
@@ -41,6 +42,8 @@ pub(super) struct Drawn {
     /// Where rows are read from files.
     disk: Option<Disk>,
     exporter: Option<Exporter>,
+    /// What becomes of all that is asked for.
+    watch: Arc<Watch>,
 }
 
 /// Rows that can never be read, of tables whose rows are taken for zeros then; and the tables whose files hang.
@@ -133,6 +136,7 @@ impl Drawn {
             sets,
             disk: None,
             exporter: None,
+            watch: Arc::default(),
         };
         drawn.with_hung()
     }
@@ -197,6 +201,14 @@ impl Drawn {
         self
     }
 
+    /// The same where there is none.
+    pub(super) fn with_prefetched_least(self, rows: u32) -> Drawn {
+        match self.limits.prefetched {
+            0 => self.with_prefetched(rows),
+            _ => self,
+        }
+    }
+
     /// Rows that are taken for zeros.
     pub(super) fn lacks(&self) -> &Lacks {
         &self.lacks
@@ -205,6 +217,11 @@ impl Drawn {
     /// What workers read of another dataplane's memory, where they do.
     pub(super) fn far_rows(&self) -> Option<&Arc<Figures>> {
         self.exporter.as_ref().map(Exporter::figures)
+    }
+
+    /// What became of all that was asked for.
+    pub(super) fn watch(&self) -> &Arc<Watch> {
+        &self.watch
     }
 
     /// Rows that files failed to give.
@@ -269,7 +286,11 @@ impl Drawn {
 impl Drawn {
     /// What a worker reads rows of these tables from: a tier; the next one of a quarter of the tables where rows can't be read, which knows
     /// them by other numbers and gives half of these rows; and another dataplane's memory before both or behind them.
-    pub(super) fn tier(&self, files: &Arc<Resident>, mut rng: Rng) -> Box<dyn Tier + Send> {
+    pub(super) fn tier(&self, files: &Arc<Resident>, rng: Rng) -> Box<dyn Tier + Send> {
+        Box::new(Watched::new(self.tiers(files, rng), &self.watch))
+    }
+
+    fn tiers(&self, files: &Arc<Resident>, mut rng: Rng) -> Box<dyn Tier + Send> {
         let tables = self.sets.len();
         let exporter = self.exporter.as_ref();
         let exporter = exporter.map(|it| (it, it.tier(files, tables, rng.fork())));

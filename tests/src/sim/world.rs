@@ -14,6 +14,7 @@ use rowmill_port::{ConnId, RegionId};
 use rowmill_rowmilld::config::Limits;
 use rowmill_table::{Resident, ResidentTable};
 
+use super::crowd::Crowd;
 use super::dataplane::{Dataplane, Pace};
 use super::draws::{SILENCE_NS, draw_actors, draw_far, draw_generations, draw_tables, make};
 use super::exporter::Figures;
@@ -21,11 +22,12 @@ use super::history::History;
 use super::ledger::{Ledger, Pass, Violation};
 use super::model::Truth;
 use super::planted::Mistake;
-use super::process::{Changes, Kills, Plan};
+use super::process::{Changes, Kills, Plan, Strains};
 use super::records::Tally;
 use super::service::{Noted, Schemas};
 use super::shelf::Drawn;
 use super::story::Story;
+use super::warm::WarmTally;
 
 /// What a client sees of the world.
 pub struct Stage {
@@ -113,6 +115,10 @@ pub struct Outcome {
     pub untold: u64,
     /// Lookups that were sampled.
     pub sampled: u64,
+    /// What became of lists of rows that were hot.
+    pub warm: WarmTally,
+    /// How often something was too little.
+    pub strains: Strains,
     /// Rows that came from another dataplane's memory.
     pub far_rows: u64,
     /// READs of it that were under way as their connection ended.
@@ -240,6 +246,13 @@ impl World {
             true => cached.with_prefetched(ruling.u32(0..=20)),
             false => cached,
         };
+        let mut keeping = Rng::with_seed(seed.rotate_left(8));
+        let keeps_warm = keeping.bool() || mistake == Some(Mistake::DropsLists);
+        let cached = match keeps_warm {
+            true => cached.with_prefetched_least(keeping.u32(1..=20)),
+            false => cached,
+        };
+        let has_crowd = Rng::with_seed(seed.rotate_left(12)).u8(0..4) == 0;
         let recipes = draw_generations(seed, &specs, &cached.tables());
         let firsts = make(&recipes, |_| false);
         let cached = cached.with_disk(&firsts, mistake == Some(Mistake::TrustsOthers));
@@ -250,6 +263,7 @@ impl World {
             history: History::default(),
             lacks: cached.lacks().clone(),
             listed: cached.tables(),
+            crowd: Crowd::default(),
             untold: Arc::default(),
         };
         let schemas = Schemas::new(truth.clone());
@@ -278,7 +292,7 @@ impl World {
             workers,
             limits.slots as usize,
             bounds.far.is_some(),
-            cached.tables(),
+            (cached.tables(), Arc::clone(cached.watch())),
         );
         let plan = Plan {
             net: net.clone(),
@@ -293,6 +307,8 @@ impl World {
             moving,
             has_deltas,
             has_policies,
+            has_crowd,
+            keeps_warm,
             mistake,
             seed,
         };
@@ -396,6 +412,7 @@ impl World {
         let mut dataplane = self.dataplane.borrow_mut();
         dataplane.after_client();
         dataplane.ledger.check_all()?;
+        dataplane.keep_hot()?;
         let left = dataplane.in_progress();
         let open = dataplane.ledger.open_requests();
         if left > 0 || !open.is_empty() || !dataplane.ledger.is_empty() {
@@ -433,6 +450,8 @@ impl World {
             kills: dataplane.kills,
             untold: self.stage.truth.untold.load(Ordering::Relaxed),
             sampled,
+            warm: dataplane.warm(),
+            strains: dataplane.strains(),
             far_rows: self.far_rows.rows.load(Ordering::Relaxed),
             far_broken_off: self.far_rows.broken_off.load(Ordering::Relaxed),
             failures: self.files.failures(),
