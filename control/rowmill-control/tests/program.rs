@@ -279,6 +279,8 @@ fn who_serves_what_is_known_after_any_end() {
     );
     assert_eq!(code, 409);
     // What it serves when it is heard again is what is known.
+    tell(&control, "b", &[1, 2]);
+    assert_eq!(ask(&control, json!({"activate": 2})).0, 200);
     tell(&control, "b", &[2, 1]);
     tell(&control, "a", &[2, 1]);
     control.kill_and_start();
