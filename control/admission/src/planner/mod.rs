@@ -492,8 +492,11 @@ impl Planner {
                 .collect();
             let wanted = self.generations.get(&dataplane.report.model);
             let generations = wanted.map(ModelGenerations::policy);
+            let follows = dataplane.report.policy.is_some();
             let is_known = match &dataplane.policy {
-                None => tables.is_empty() && generations.is_none(),
+                // Who follows something has to be told that this is what there is now, and by whom, even if it is nothing: else it would
+                // keep to what it follows, and to a control plane that may have gone, for ever.
+                None => !follows && tables.is_empty() && generations.is_none(),
                 Some(present) => present.tables == tables && present.generations == generations,
             };
             if is_known {

@@ -1,7 +1,7 @@
 //! Who is listened to, what is published when, and what is explained.
 
-use rowmill_admission::{Event, Limits, Planner, Recorded, Refused, Settings};
-use rowmill_link::{Admission, Applied, Order, Policy, TablePolicy};
+use rowmill_admission::{Event, Limits, Planner, Recorded, Refused, Settings, TURN_NS};
+use rowmill_link::{Admission, Applied, Order, Policy, Report, TablePolicy};
 
 use crate::simulated::{ROW_BYTES, Simulated, Traffic, World};
 
@@ -376,6 +376,40 @@ fn who_follows_another_control_plane_is_left_to_it() {
         "{}",
         world.state("x")
     );
+}
+
+#[test]
+fn who_follows_something_is_told_even_that_nothing_is_wanted() {
+    let mut planner = Planner::new("c".into(), 1, Limits::default());
+    let mut report = dataplane("x", 1).report();
+    report.tables.clear();
+    let hear = |planner: &mut Planner, at_s: u64, report: &Report| {
+        let (dataplane, report) = ("x".into(), report.clone());
+        let now_ns = at_s * TURN_NS;
+        let event = Event::Report { dataplane, report };
+        planner.handle(now_ns, event).unwrap();
+        planner.handle(now_ns, Event::Turn).unwrap();
+        planner.policy("x").cloned()
+    };
+    assert_eq!(hear(&mut planner, 1, &report), None);
+    // That of a control plane that is gone: it would ask that one for deltas for ever.
+    report.policy = Some(Applied {
+        control: "gone".into(),
+        order: Order {
+            epoch: 9,
+            version: 3,
+        },
+        refused: vec![],
+    });
+    let told = hear(&mut planner, 2, &report).unwrap();
+    assert_eq!((&*told.control, told.tables.len()), ("c", 0));
+    assert_eq!(told.generations, None);
+    report.policy = Some(Applied {
+        control: "c".into(),
+        order: told.order,
+        refused: vec![],
+    });
+    assert_eq!(hear(&mut planner, 3, &report), Some(told), "once");
 }
 
 #[test]
