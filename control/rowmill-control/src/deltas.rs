@@ -35,7 +35,7 @@ use files::{Found, extend, folders, found, sync};
 use followers::Followers;
 use sources::Sources;
 
-pub(crate) use followers::Holds;
+pub use followers::Holds;
 pub(crate) use sources::Source;
 pub(crate) use stream::Reader;
 pub(crate) use watch::watch;
@@ -82,7 +82,7 @@ pub struct Taken {
 
 /// Why a delta was not taken.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NotTaken {
+pub enum NotTaken {
     /// It is damaged, or none.
     #[error(transparent)]
     Bad(TableError),
@@ -104,7 +104,9 @@ pub(crate) enum NotTaken {
     /// It can't be kept, or read.
     #[error("cannot write or read in {}: {source}", directory.display())]
     Io {
+        /// Where.
         directory: PathBuf,
+        /// What the system said.
         source: io::Error,
     },
 }
@@ -272,7 +274,7 @@ impl Log {
 
     /// Reads all that was kept before the start, for what was damaged meanwhile, which is told and not sent. What is taken later is
     /// checked then.
-    pub(crate) fn check(&self) {
+    pub fn check(&self) {
         let kept: Vec<Kept> = self.list();
         for Kept {
             model,
@@ -296,7 +298,7 @@ impl Log {
     }
 
     /// A dataplane has reported.
-    pub(crate) fn reported(&self, dataplane: &str, holds: Holds) {
+    pub fn reported(&self, dataplane: &str, holds: Holds) {
         let now = Instant::now();
         self.followers().reported(dataplane, holds, now);
     }
@@ -345,7 +347,7 @@ impl Log {
     }
 
     /// Takes a delta that is in memory, once others that come in have.
-    pub(crate) fn give(&self, bytes: &[u8]) -> Result<Taken, NotTaken> {
+    pub fn give(&self, bytes: &[u8]) -> Result<Taken, NotTaken> {
         let alone = self.alone();
         let taken = self.begin(&alone).and_then(|mut draft| {
             let written = io::Write::write_all(&mut draft, bytes);
@@ -390,7 +392,7 @@ impl Log {
     }
 
     /// All that is kept, by model and generation.
-    pub(crate) fn list(&self) -> Vec<Kept> {
+    pub fn list(&self) -> Vec<Kept> {
         let (kept, damaged) = (self.kept(), self.damaged());
         let view = |((model, generation), last): (&(String, u64), &Last)| Kept {
             model: model.clone(),
@@ -613,7 +615,7 @@ impl Log {
     ///
     /// # Errors
     /// Where it can't be read, or the dataplane has applied others.
-    pub(crate) fn piece(
+    pub fn piece(
         &self,
         dataplane: &str,
         (model, generation, sequence): (&str, u64, u64),

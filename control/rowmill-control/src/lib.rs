@@ -1,6 +1,6 @@
 //! `rowmill-control`, the control plane: configuration, connections, state, and the start and end of it all.
 //!
-//! [`planning`] is the one thread that decides: a planner of `rowmill-admission`, its clock, and what of it is kept. [`serve`] is the
+//! [`planning`] is the one thread that decides, with its clock; [`deciding`] is what it does: a planner of `rowmill-admission`, and what of it is kept. [`serve`] is the
 //! other one: connections of dataplanes and of operators, who prove who they are where that is asked, and whose requests [`api`] answers. Neither stands in the data's way: a dataplane
 //! goes on without them.
 //!
@@ -9,6 +9,7 @@
 
 pub mod api;
 pub mod config;
+pub mod deciding;
 pub mod deltas;
 pub mod log;
 mod places;

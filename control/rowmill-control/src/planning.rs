@@ -1,33 +1,25 @@
-//! The thread that decides: a planner, its clock, and what of it is kept.
+//! The thread that decides, and its clock; [`deciding`](crate::deciding) is what it does.
 //!
 //! Others speak to it through a bounded queue: full means refused. The clock is the monotonic one; what the wall clock says, or how it
 //! jumps, matters nowhere.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rowmill_admission::{
-    Event, GenerationRequest, Limits, ModelView, Planner, Recorded, Refused, Settings, TURN_NS,
-};
+use rowmill_admission::{Event, GenerationRequest, Limits, ModelView, Planner, Refused, TURN_NS};
 use rowmill_link::Policy;
-use rowmill_state::{Change, State, StateError};
+use rowmill_state::{State, StateError};
 use tokio::sync::{oneshot, watch};
 
 use crate::config::Config;
-use crate::records::{Generations, Identity, Served, Told, Wanted};
+use crate::deciding::{Deciding, Means, Recording};
 
 /// What may wait: four bodies of each of as many dataplanes as there are by default.
 const QUEUE: usize = 1024;
-/// Policies are kept at most so often.
-const KEEP_EVERY: Duration = Duration::from_secs(10);
-
 /// Why something was not done.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
@@ -80,24 +72,10 @@ pub struct Planning {
 
 /// The thread's own.
 struct Thread {
-    planner: Planner,
-    state: State,
-    identity: Identity,
-    take_over: bool,
+    deciding: Deciding,
     began: Instant,
     published: Arc<Published>,
     changes: watch::Sender<u64>,
-    /// When policies were kept last, and the orders that were.
-    kept: (Instant, BTreeMap<String, rowmill_link::Order>),
-    /// What dataplanes told of themselves, as it is kept.
-    served: BTreeMap<String, Served>,
-    recording: Option<Recording>,
-}
-
-/// Lines that are written as long as there is room for them.
-struct Recording {
-    out: BufWriter<File>,
-    left: u64,
 }
 
 /// Starts the thread, with what the state knows. Returns it and the way to it; [`Planning::end`] ends it.
@@ -105,7 +83,7 @@ struct Recording {
 /// # Errors
 /// Where the state can't be read or written, the recording can't be begun, or no thread be started.
 pub fn start(config: &Config) -> anyhow::Result<(Planning, JoinHandle<()>)> {
-    let (mut state, aside) = State::open_or_set_aside(&config.state)?;
+    let (state, aside) = State::open_or_set_aside(&config.state)?;
     if let Some((path, why)) = &aside {
         tracing::error!(
             "{} was damaged ({why}): it lies in {} now, and a new one was begun; settings of tables and wishes for generations have to be made again",
@@ -113,100 +91,34 @@ pub fn start(config: &Config) -> anyhow::Result<(Planning, JoinHandle<()>)> {
             path.display()
         );
     }
-    let identity = match state.get::<Identity>("")? {
-        Some(identity) => identity,
-        None => {
-            let identity = Identity {
-                control: drawn()?,
-                ahead: 0,
-            };
-            keep(&mut state, |change| change.put("", &identity))?;
-            identity
-        }
-    };
-    let epoch = state.epoch().checked_add(identity.ahead).with_context(|| {
-        format!(
-            "the state in {} is {} epochs ahead, which can't be: put an older copy of it back, or begin a new one",
-            config.state.display(),
-            identity.ahead
-        )
-    })?;
     let limits = Limits {
         samples_per_s: config.limits.samples_per_s,
         dataplanes_max: config.limits.dataplanes,
         tables_max: config.limits.tables,
     };
-    let planner = Planner::new(identity.control.clone(), epoch, limits);
-    let mut known = Vec::new();
-    for (
-        _,
-        Wanted {
-            model,
-            table,
-            mut settings,
-        },
-    ) in state.all::<Wanted>()?
-    {
-        // Larger parts were taken once.
-        let part = settings.pinned_share;
-        settings.pinned_share = part.map(|part| part.min(Settings::PINNED_SHARE_MAX));
-        known.push(Event::Settings {
-            model,
-            table,
-            settings: Some(settings),
-        });
-    }
-    for (model, Generations { wanted }) in state.all::<Generations>()? {
-        let wanted = Some(wanted);
-        known.push(Event::Generations { model, wanted });
-    }
-    let mut orders = BTreeMap::new();
-    for (dataplane, Told { model, policy }) in state.all::<Told>()? {
-        orders.insert(dataplane.clone(), policy.order);
-        known.push(Event::Remembered {
-            dataplane,
-            model,
-            policy,
-        });
-    }
-    let mut served = BTreeMap::new();
-    for (dataplane, of) in state.all::<Served>()? {
-        served.insert(dataplane.clone(), of.clone());
-        let Served { model, newest } = of;
-        known.push(Event::Served {
-            dataplane,
-            model,
-            newest,
-        });
-    }
     let recording = config.record.file.as_deref();
     let recording = recording
         .map(|path| Recording::begin(path, config.record.bytes))
         .transpose()?;
+    let means = Means {
+        state,
+        limits,
+        take_over: config.take_over || aside.is_some(),
+        recording,
+    };
+    let deciding = Deciding::begin(means, 0, drawn)?;
+    let (control, epoch) = (deciding.control().to_owned(), deciding.planner().epoch());
     let (changes, watched) = watch::channel(0);
     let published = Arc::new(Published {
         policies: Mutex::default(),
         changes: watched,
     });
-    let control = identity.control.clone();
-    let mut thread = Thread {
-        planner,
-        state,
-        identity,
-        take_over: config.take_over || aside.is_some(),
+    let thread = Thread {
+        deciding,
         began: Instant::now(),
         published: Arc::clone(&published),
         changes,
-        kept: (Instant::now(), orders),
-        served,
-        recording,
     };
-    for event in known {
-        // A recording begins with them, so that it is whole.
-        if let Err(error) = thread.handle(event) {
-            tracing::warn!("{}: left out: {error}", config.state.display());
-        }
-    }
     let (commands, queue) = sync_channel(QUEUE);
     let builder = std::thread::Builder::new().name("planning".into());
     let joined = builder
@@ -229,12 +141,6 @@ fn drawn() -> anyhow::Result<String> {
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .context("getrandom")?;
     Ok(format!("{:032x}", u128::from_le_bytes(bytes)))
-}
-
-fn keep(state: &mut State, what: impl FnOnce(&mut Change)) -> Result<(), StateError> {
-    let mut change = Change::new();
-    what(&mut change);
-    state.change(change)
 }
 
 impl Planning {
@@ -324,267 +230,30 @@ impl Thread {
             }
             match queue.recv_timeout(next.saturating_duration_since(Instant::now())) {
                 // Who asked may have gone meanwhile.
-                Ok(Command::Tell(event, done)) => _ = done.send(self.tell(*event)),
-                Ok(Command::Wish(model, request, done)) => {
-                    _ = done.send(self.wish(model, &request))
+                Ok(Command::Tell(event, done)) => {
+                    _ = done.send(self.deciding.tell(self.now_ns(), *event))
                 }
-                Ok(Command::Look(look)) => look(&self.planner, self.now_ns()),
+                Ok(Command::Wish(model, request, done)) => {
+                    _ = done.send(self.deciding.wish(self.now_ns(), model, &request))
+                }
+                Ok(Command::Look(look)) => look(self.deciding.planner(), self.now_ns()),
                 Ok(Command::End) | Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {}
             }
         }
-        self.keep_policies();
-        if let Some(recording) = &mut self.recording {
-            recording.flush();
-        }
+        self.deciding.end(self.now_ns());
     }
 
     fn now_ns(&self) -> u64 {
         self.began.elapsed().as_nanos() as u64
     }
 
-    fn tell(&mut self, event: Event) -> Result<(), Fault> {
-        if let Event::Settings {
-            model,
-            table,
-            settings,
-        } = &event
-        {
-            let key = Wanted::key(model, table);
-            if let Some(settings) = settings {
-                self.planner.check(model, table, settings)?;
-            }
-            keep(&mut self.state, |change| match settings.clone() {
-                Some(settings) => {
-                    let (model, table) = (model.clone(), table.clone());
-                    change.put(
-                        &key,
-                        &Wanted {
-                            model,
-                            table,
-                            settings,
-                        },
-                    );
-                }
-                None => change.remove::<Wanted>(&key),
-            })?;
-        }
-        let heard = match &event {
-            Event::Report { dataplane, .. } => Some(dataplane.clone()),
-            _ => None,
-        };
-        let was_left_out = heard
-            .as_ref()
-            .is_some_and(|name| self.planner.leaves_out(name));
-        self.handle(event)?;
-        if was_left_out {
-            self.keep_generations();
-        }
-        if let Some(name) = heard {
-            self.keep_served(name);
-        }
-        Ok(())
-    }
-
-    /// Keeps what a dataplane serves, if that was not kept yet: after whatever end the next start waits for it before another generation
-    /// is activated.
-    fn keep_served(&mut self, name: String) {
-        let Some((model, newest)) = self.planner.served_by(&name) else {
-            return;
-        };
-        let is_same = |kept: &Served| kept.model == model && kept.newest == newest;
-        if self.served.get(&name).is_some_and(is_same) {
-            return;
-        }
-        let model = model.into();
-        let served = Served { model, newest };
-        match keep(&mut self.state, |change| change.put(&name, &served)) {
-            Ok(()) => _ = self.served.insert(name, served),
-            Err(error) => tracing::error!(
-                "what {name} serves can't be kept, which is tried again when it reports: the next start won't wait for it until then: {error}"
-            ),
-        }
-    }
-
-    /// Keeps what is wanted, from which those are gone that are left out no more.
-    fn keep_generations(&mut self) {
-        let mut change = Change::new();
-        for (model, wanted) in self.planner.wanted() {
-            let wanted = wanted.clone();
-            change.put(model, &Generations { wanted });
-        }
-        if let Err(error) = self.state.change(change) {
-            tracing::error!(
-                "it can't be kept that a dataplane is heard of again, and is not left out any more: {error}"
-            );
-        }
-    }
-
-    fn wish(&mut self, model: String, request: &GenerationRequest) -> Result<ModelView, Fault> {
-        let GenerationRequest { wish, without } = request;
-        let wanted = self.planner.wish(self.now_ns(), &model, *wish, without)?;
-        self.planner.check_generations(&model, wanted.as_ref())?;
-        // So that the next start knows who may serve something else.
-        self.keep_policies();
-        keep(&mut self.state, |change| match wanted.clone() {
-            Some(wanted) => change.put(&model, &Generations { wanted }),
-            None => change.remove::<Generations>(&model),
-        })?;
-        match &without[..] {
-            [] => tracing::info!("generations of {model}: {wish:?}"),
-            without => tracing::warn!(
-                "generations of {model}: {wish:?}, without {}, which may serve something else",
-                without.join(", ")
-            ),
-        }
-        let of = model.clone();
-        self.handle(Event::Generations { model, wanted })?;
-        Ok(self.planner.model(self.now_ns(), &of))
-    }
-
-    fn handle(&mut self, event: Event) -> Result<(), Refused> {
-        let at_ns = self.now_ns();
-        if let Some(recording) = &mut self.recording {
-            recording.write(&Recorded {
-                at_ns,
-                event: event.clone(),
-            });
-        }
-        self.planner.handle(at_ns, event)
-    }
-
     fn turn(&mut self) {
-        self.overtake();
-        // A turn is refused by nobody.
-        self.handle(Event::Turn).expect("turns are taken");
-        let mut changed = false;
-        for name in self.planner.names() {
-            let Some(policy) = self.planner.policy(name) else {
-                continue;
-            };
-            let mut policies = self.published.policies();
-            if policies
-                .get(name)
-                .is_none_or(|known| known.order != policy.order)
-            {
-                policies.insert(name.into(), Arc::clone(policy));
-                changed = true;
-            }
-        }
-        let planner = &self.planner;
-        let mut policies = self.published.policies();
-        policies.retain(|name, _| planner.policy(name).is_some());
-        drop(policies);
-        if changed {
+        if self.deciding.turn(self.now_ns()) {
+            self.published
+                .policies()
+                .clone_from(self.deciding.published());
             self.changes.send_modify(|count| *count += 1);
         }
-        if self.kept.0.elapsed() >= KEEP_EVERY {
-            self.keep_policies();
-        }
-    }
-
-    /// Begins a later epoch where dataplanes follow a control plane that this one takes the place of: which it does where it was told to,
-    /// and where it is the same one, with an older copy of its state.
-    fn overtake(&mut self) {
-        let other = self
-            .planner
-            .overtaken_by()
-            .filter(|&(_, same)| same || self.take_over);
-        let Some((other, _)) = other else {
-            return;
-        };
-        let epoch = other.saturating_add(1);
-        let identity = Identity {
-            ahead: epoch.saturating_sub(self.state.epoch()),
-            ..self.identity.clone()
-        };
-        if let Err(error) = keep(&mut self.state, |change| change.put("", &identity)) {
-            tracing::error!(
-                "dataplanes that follow another control plane can't be taken over: {error}"
-            );
-            return;
-        }
-        self.identity = identity;
-        self.handle(Event::Epoch(epoch)).expect("a later epoch");
-        tracing::warn!(
-            "dataplanes that followed another control plane are taken over, in epoch {epoch}"
-        );
-    }
-
-    /// Keeps the policies that are not kept yet, and forgets what is kept of dataplanes that the planner has forgotten.
-    fn keep_policies(&mut self) {
-        self.kept.0 = Instant::now();
-        let mut change = Change::new();
-        let mut orders = Vec::new();
-        let names = self.kept.1.keys().chain(self.served.keys());
-        let forgotten = names.filter(|name| !self.planner.knows(name));
-        let forgotten: BTreeSet<String> = forgotten.cloned().collect();
-        for name in &forgotten {
-            change.remove::<Told>(name);
-            change.remove::<Served>(name);
-        }
-        for (name, policy) in self.published.policies().iter() {
-            if self.kept.1.get(name) != Some(&policy.order) {
-                change.put(
-                    name,
-                    &Told {
-                        model: self.planner.served_by(name).map(|(model, _)| model.into()),
-                        policy: Policy::clone(policy),
-                    },
-                );
-                orders.push((name.clone(), policy.order));
-            }
-        }
-        if orders.is_empty() && forgotten.is_empty() {
-            return;
-        }
-        match self.state.change(change) {
-            Ok(()) => {
-                self.kept.1.retain(|name, _| !forgotten.contains(name));
-                self.served.retain(|name, _| !forgotten.contains(name));
-                self.kept.1.extend(orders);
-            }
-            Err(error) => tracing::error!(
-                "policies can't be kept, which is tried again; the next start won't know them until then: {error}"
-            ),
-        }
-    }
-}
-
-impl Recording {
-    fn begin(path: &Path, bytes: u64) -> anyhow::Result<Recording> {
-        let file = File::create(path)
-            .with_context(|| format!("record.file: cannot create {}", path.display()))?;
-        Ok(Recording {
-            out: BufWriter::new(file),
-            left: bytes,
-        })
-    }
-
-    fn write(&mut self, line: &Recorded) {
-        let mut text = serde_json::to_vec(line).expect("events can be written to memory");
-        text.push(b'\n');
-        let len = text.len() as u64;
-        if self.left < len {
-            return self.end("it is as long as record.bytes says");
-        }
-        self.left -= len;
-        if let Err(error) = self.out.write_all(&text) {
-            self.end(&error.to_string());
-        }
-    }
-
-    fn flush(&mut self) {
-        if let Err(error) = self.out.flush() {
-            self.end(&error.to_string());
-        }
-    }
-
-    /// No more is written: a line that is missing in between would make the rest another story.
-    fn end(&mut self, why: &str) {
-        if self.left > 0 {
-            tracing::warn!("the recording ends: {why}");
-        }
-        self.left = 0;
     }
 }

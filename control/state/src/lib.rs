@@ -8,6 +8,8 @@
 //! is counted within one.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "development")]
+pub mod disk;
 mod record;
 mod state;
 

@@ -207,6 +207,11 @@ impl State {
         self.epoch
     }
 
+    /// What it is called in errors: the file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Makes a change: when it returns, all of it is on the disk.
     ///
     /// # Errors

@@ -1,12 +1,10 @@
 //! The state after a kill at each write, after power went, after damage, and after real kills.
 
-use std::fmt;
-use std::io::{self, BufRead, BufReader};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard};
 
-use redb::StorageBackend;
+use rowmill_state::disk::{Disk, Done, made};
 use rowmill_state::{Change, Record, State, StateError};
 use serde::{Deserialize, Serialize};
 
@@ -69,124 +67,6 @@ fn expected(n: u64) -> Contents {
         contents.insert(2, ("sometimes".into(), sometimes));
     }
     contents
-}
-
-/// A disk in memory that ends at one of its operations.
-#[derive(Clone)]
-struct Disk(Arc<Mutex<Image>>);
-
-#[derive(Clone, Default)]
-struct Image {
-    now: Vec<u8>,
-    synced: Vec<u8>,
-    /// What has been done since it was last synced.
-    since: Vec<Done>,
-    operations: usize,
-    /// The operation that is not done any more, nor any after it.
-    end: Option<usize>,
-    /// The one at which it ended.
-    last: Option<Done>,
-}
-
-#[derive(Clone)]
-enum Done {
-    Length(u64),
-    Write(u64, Vec<u8>),
-}
-
-impl Done {
-    fn to(&self, bytes: &mut Vec<u8>) {
-        match self {
-            Done::Length(length) => bytes.resize(*length as usize, 0),
-            Done::Write(offset, data) => {
-                let end = *offset as usize + data.len();
-                if bytes.len() < end {
-                    bytes.resize(end, 0);
-                }
-                bytes[*offset as usize..end].copy_from_slice(data);
-            }
-        }
-    }
-}
-
-impl Disk {
-    fn of(bytes: Vec<u8>, end: Option<usize>) -> Disk {
-        let image = Image {
-            now: bytes.clone(),
-            synced: bytes,
-            end,
-            ..Image::default()
-        };
-        Disk(Arc::new(Mutex::new(image)))
-    }
-
-    fn image(&self) -> MutexGuard<'_, Image> {
-        self.0.lock().unwrap()
-    }
-
-    fn step(&self, done: Option<Done>) -> io::Result<MutexGuard<'_, Image>> {
-        let mut image = self.image();
-        if image.end.is_some_and(|end| image.operations >= end) {
-            if image.operations == image.end.unwrap() {
-                image.last = done;
-                image.operations += 1;
-            }
-            return Err(io::Error::other("the process was killed"));
-        }
-        image.operations += 1;
-        if let Some(done) = done {
-            done.to(&mut image.now);
-            image.since.push(done);
-        }
-        Ok(image)
-    }
-}
-
-impl fmt::Debug for Disk {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Disk")
-    }
-}
-
-impl StorageBackend for Disk {
-    fn len(&self) -> Result<u64, io::Error> {
-        Ok(self.image().now.len() as u64)
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), io::Error> {
-        let image = self.image();
-        let found = image
-            .now
-            .get(offset as usize..)
-            .and_then(|rest| rest.get(..out.len()));
-        let found = found.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
-        out.copy_from_slice(found);
-        Ok(())
-    }
-
-    fn set_len(&self, len: u64) -> Result<(), io::Error> {
-        self.step(Some(Done::Length(len))).map(drop)
-    }
-
-    fn sync_data(&self) -> Result<(), io::Error> {
-        let mut image = self.step(None)?;
-        image.synced = image.now.clone();
-        image.since.clear();
-        Ok(())
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> Result<(), io::Error> {
-        self.step(Some(Done::Write(offset, data.to_vec())))
-            .map(drop)
-    }
-}
-
-/// A state in which nothing is: files are made under another name, and so are whole.
-fn made() -> Vec<u8> {
-    let disk = Disk::of(Vec::new(), None);
-    drop(redb::Database::builder().create_with_backend(disk.clone()));
-    let image = disk.image();
-    image.now.clone()
 }
 
 /// What a run was told to be done.

@@ -7,7 +7,7 @@
 
 mod apply;
 mod deltas;
-mod follow;
+pub mod follow;
 mod generations;
 mod http;
 mod link;
@@ -31,6 +31,7 @@ use crate::generations::{Generations, View};
 use crate::mailbox::Mailbox;
 use crate::places::Places;
 
+pub use generations::next;
 pub use view::ControlView;
 
 /// How often it is looked whether there is something to do.

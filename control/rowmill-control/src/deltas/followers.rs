@@ -13,7 +13,7 @@ const DIVERGED_MAX: usize = 1024;
 
 /// What a dataplane holds.
 #[derive(Clone, Debug)]
-pub(crate) struct Holds {
+pub struct Holds {
     model: String,
     generations: Vec<u64>,
     /// What tells each of them from others of its number; none of a dataplane that does not tell them.

@@ -9,15 +9,15 @@ use rowmill_link::Order;
 
 /// How long the control plane that is followed is silent until another one is: somewhat more than a policy is
 /// [waited for](rowmill_link::HOLD).
-pub(crate) const SILENCE: Duration = Duration::from_secs(30);
+pub const SILENCE: Duration = Duration::from_secs(30);
 
 /// The control plane that is followed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Followed {
+pub struct Followed {
     /// Who it is.
-    pub(crate) control: String,
+    pub control: String,
     /// Its last policy.
-    pub(crate) order: Order,
+    pub order: Order,
     /// When it answered last.
     heard: Duration,
     /// The connection to it: whatever is answered there comes from it.
@@ -26,7 +26,7 @@ pub(crate) struct Followed {
 
 /// What becomes of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Offer {
+pub enum Offer {
     /// It is obeyed from now on.
     Taken,
     /// It is the one that is obeyed already.
@@ -37,19 +37,19 @@ pub(crate) enum Offer {
 
 /// See the module's text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Follower {
+pub struct Follower {
     followed: Option<Followed>,
 }
 
 impl Follower {
     /// Who is followed.
-    pub(crate) fn followed(&self) -> Option<&Followed> {
+    pub fn followed(&self) -> Option<&Followed> {
         self.followed.as_ref()
     }
 
     /// What a policy has to be newer than to be told on a connection. Who is at the other end of a new one is not known: it is asked for
     /// whatever it has.
-    pub(crate) fn after(&self, connection: u64) -> Order {
+    pub fn after(&self, connection: u64) -> Order {
         match &self.followed {
             Some(followed) if followed.connection == connection => followed.order,
             _ => Order::default(),
@@ -57,7 +57,7 @@ impl Follower {
     }
 
     /// There was no policy on a connection.
-    pub(crate) fn answered(&mut self, connection: u64, now: Duration) {
+    pub fn answered(&mut self, connection: u64, now: Duration) {
         if let Some(followed) = &mut self.followed
             && followed.connection == connection
         {
@@ -66,7 +66,7 @@ impl Follower {
     }
 
     /// There was one.
-    pub(crate) fn offered(
+    pub fn offered(
         &mut self,
         (control, order): (&str, Order),
         connection: u64,

@@ -197,7 +197,7 @@ fn number_of(wish: &Wish) -> u64 {
 }
 
 /// The next change on the way to what is wanted, from what is held, the newest first: two at most.
-fn next(wanted: &GenerationsPolicy, held: &[u64]) -> Option<Wish> {
+pub fn next(wanted: &GenerationsPolicy, held: &[u64]) -> Option<Wish> {
     let (newest, other) = (*held.first()?, held.get(1).copied());
     if newest != wanted.newest {
         return Some(match other {
