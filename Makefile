@@ -78,8 +78,9 @@ test-gpu: setup ## Results in a GPU's memory: orders, releases, times; skipped w
 gpu-kit: setup ## What test-gpu runs, in target/gpu-kit, for a machine with a GPU and nothing else
 	@deploy/gpu-kit.sh
 
-sim: build ## Whole-service simulation over SEEDS=1000 seeds
+sim: build ## Simulations of the whole service and of the control plane over SEEDS=1000 seeds
 	$(PROGRAMS)/sim --seeds $(SEEDS)
+	$(PROGRAMS)/sim --control --seeds $(SEEDS)
 
 test-full: setup ## Everything that CI has no time for: seeds, sanitizer, fuzzing, PyTorch, all of arm64; prints a table (STAGES=regex)
 	@deploy/test-full.sh

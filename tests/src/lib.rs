@@ -5,3 +5,4 @@ pub mod faults;
 pub mod fuzz;
 pub mod gpu;
 pub mod sim;
+pub mod sim_control;
