@@ -107,6 +107,6 @@ peers: build ## PyTorch's embedding_bag and TorchRec's collection beside ours (i
 	deploy/stage-python.sh
 	$(BENCH) peers
 
-faults: archive setup-tests ## Every fault that has to be survived, as a named test (FILTER=regex picks some)
+faults: archive setup-tests ## Every fault that has to be survived, as a named test (FILTER=regex picks some, WITHOUT=regex leaves some out)
 	@deploy/stage-python.sh
-	$(PROGRAMS)/faults $(if $(FILTER),--filter '$(FILTER)')
+	$(PROGRAMS)/faults $(if $(FILTER),--filter '$(FILTER)') $(if $(WITHOUT),--without '$(WITHOUT)')

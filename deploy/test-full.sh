@@ -61,7 +61,7 @@ fi
 stage torch 1800 make peers
 stage python 1200 make test-python
 # After python, which installs the package that some of them use wrongly.
-stage faults 460 make faults
+stage faults 600 make faults
 stage arm 1800 env ROWMILL_TEST_EVERY=1 make test-arm
 stage lab 1800 make lab
 stage lab-tests 1200 deploy/lab/selftest.py

@@ -11,9 +11,10 @@ use regex::Regex;
 use rowmill_tests::faults::programs::{LEASH, become_leashed};
 use rowmill_tests::faults::{FAR, ONE, Outcome, Report, VANISH, every, far, one, run, vanish};
 
-const USAGE: &str = "usage: faults [--filter REGEX] [--list]
-  --filter REGEX  only faults whose names match
-  --list          print their names";
+const USAGE: &str = "usage: faults [--filter REGEX | --without REGEX | --list]
+  --filter REGEX   only faults whose names match
+  --without REGEX  only those whose names don't
+  --list           print their names";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
@@ -23,8 +24,10 @@ fn main() -> ExitCode {
         Some(ONE) => one(arguments).map(|()| true),
         Some(VANISH) => vanish(arguments).map(|()| true),
         Some(FAR) => far(arguments).map(|()| true),
-        Some("") => all(None),
-        Some("--filter") => all(arguments.next()),
+        Some(how @ ("" | "--filter" | "--without")) => match (arguments.next(), arguments.next()) {
+            (filter, None) => all(filter, how != "--without"),
+            _ => Err(anyhow::anyhow!(USAGE)),
+        },
         Some("--list") => {
             every().for_each(|fault| println!("{}", fault.name));
             Ok(true)
@@ -41,12 +44,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs those that match; true where none failed.
-fn all(filter: Option<OsString>) -> Result<bool> {
+/// Runs those that match, or those that don't; true where none failed.
+fn all(filter: Option<OsString>, matching: bool) -> Result<bool> {
     let filter = filter.unwrap_or_default().into_string();
     let filter = Regex::new(&filter.ok().context("a filter in UTF-8")?).context("the filter")?;
     let reports = run(
-        |name| filter.is_match(name),
+        |name| filter.is_match(name) == matching,
         |report| {
             let (word, text) = shown(report);
             println!(
