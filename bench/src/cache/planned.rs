@@ -108,14 +108,10 @@ pub(super) fn planned(arena: u64, tables: &[Table], from: &[u64]) -> Result<Vec<
         let told = planner.handle(second as u64 * TURN_NS, event);
         told.context("what the planner is told")
     };
-    let dataplane = || NAME.to_owned();
     for second in 0..SECONDS {
         let report = report(arena, &shares, applied.clone());
-        let dataplane_reports = Event::Report {
-            dataplane: dataplane(),
-            report,
-        };
-        tell(&mut planner, second, dataplane_reports)?;
+        let dataplane = NAME.into();
+        tell(&mut planner, second, Event::Report { dataplane, report })?;
         for body in 0..BODIES {
             let number = second * BODIES + body + 1;
             let until = |share: &Share| share.table.lookups.len() / 2 * number / (SECONDS * BODIES);
@@ -128,7 +124,7 @@ pub(super) fn planned(arena: u64, tables: &[Table], from: &[u64]) -> Result<Vec<
                 number: number as u64,
                 tables: parts.collect(),
             };
-            let dataplane = dataplane();
+            let dataplane = NAME.into();
             tell(&mut planner, second, Event::Samples { dataplane, samples })?;
         }
         tell(&mut planner, second, Event::Turn)?;

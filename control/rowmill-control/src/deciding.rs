@@ -261,11 +261,8 @@ impl Deciding {
             Some((name.to_owned(), Arc::clone(policy)))
         });
         let policies: BTreeMap<String, Arc<Policy>> = policies.collect();
-        let orders = |of: &BTreeMap<String, Arc<Policy>>| -> Vec<(String, Order)> {
-            let orders = of.iter();
-            orders.map(|(name, of)| (name.clone(), of.order)).collect()
-        };
-        let changed = orders(&policies) != orders(&self.published);
+        let before = self.published.iter().map(|(name, of)| (name, of.order));
+        let changed = !before.eq(policies.iter().map(|(name, of)| (name, of.order)));
         self.published = policies;
         if now_ns.saturating_sub(self.kept.0) >= KEEP_EVERY_NS {
             self.keep_policies(now_ns);

@@ -25,13 +25,14 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rowmill_table::{
     DeltaFile, DeltaHead, TableError, delta_chain, delta_file_name, delta_folder, make_private,
+    sync_directory,
 };
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::config::Deltas;
-use files::{Found, extend, folders, found, sync};
+use files::{Found, extend, folders, found};
 use followers::Followers;
 use sources::Sources;
 
@@ -123,10 +124,7 @@ impl From<TableError> for NotTaken {
 impl NotTaken {
     /// Whether it says nothing of the delta, which may be taken another time.
     fn may_pass(&self) -> bool {
-        matches!(
-            self,
-            NotTaken::Io { .. } | NotTaken::Unread(_) | NotTaken::Busy
-        )
+        matches!(self, NotTaken::Io { .. } | NotTaken::Unread(_))
     }
 }
 
@@ -527,7 +525,7 @@ impl Log {
                 );
             }
             // Whoever was told of it first may have died before its name was on the disk.
-            let synced = sync(path.parent().expect("in a directory"));
+            let synced = sync_directory(path.parent().expect("in a directory"));
             synced.map_err(|source| self.unkept(source))?;
             return Ok(taken(false));
         }
@@ -536,7 +534,7 @@ impl Log {
             make_private(directory)?;
             draft.sync_all()?;
             fs::rename(self.draft(), &path)?;
-            sync(directory)
+            sync_directory(directory)
         };
         keep().map_err(|source| self.unkept(source))?;
         let of = (head.model.clone(), head.generation);

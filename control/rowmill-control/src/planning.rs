@@ -20,6 +20,7 @@ use crate::deciding::{Deciding, Means, Recording};
 
 /// What may wait: four bodies of each of as many dataplanes as there are by default.
 const QUEUE: usize = 1024;
+
 /// Why something was not done.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {

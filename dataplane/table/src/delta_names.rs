@@ -1,4 +1,4 @@
-//! How deltas that are kept are named: a directory for each model, and a file for each sequence number.
+//! How deltas that are kept are named: a directory for each model, and a file for each sequence number. And such directories.
 
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -19,8 +19,16 @@ pub fn make_private(directory: &Path) -> io::Result<()> {
     }
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        _ => File::open(above.unwrap_or(Path::new(".")))?.sync_all(),
+        _ => sync_directory(above.unwrap_or(Path::new("."))),
     }
+}
+
+/// Returns when the names in a directory are on the disk.
+///
+/// # Errors
+/// The kernel's.
+pub fn sync_directory(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
 }
 
 /// A model's name as that of a directory: bytes that may mean something else are written as `%` and two hexadecimal digits.

@@ -50,7 +50,7 @@ pub use delta::{
 };
 pub use delta_file::{DeltaFile, EachRows};
 pub use delta_make::{DeltaTable, write_delta};
-pub use delta_names::{delta_file_name, delta_folder, delta_model, make_private};
+pub use delta_names::{delta_file_name, delta_folder, delta_model, make_private, sync_directory};
 pub use encode::Unfit;
 pub use error::TableError;
 pub use format::RowFormat;

@@ -1,11 +1,9 @@
 //! Directories and files of the log.
 
-use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use rowmill_table::{DeltaFile, delta_file_name, delta_model};
+use rowmill_table::{DeltaFile, delta_file_name, delta_model, sync_directory};
 
 use super::Last;
 
@@ -66,7 +64,7 @@ pub(super) fn found(directory: &Path) -> anyhow::Result<Option<Found>> {
         }
     }
     // One of them may have got its name right before a kill.
-    sync(directory).with_context(unread)?;
+    sync_directory(directory).with_context(unread)?;
     Ok(Some(found))
 }
 
@@ -105,8 +103,4 @@ fn named(directory: &Path) -> Option<(String, u64)> {
     let number = number.strip_prefix("gen-")?.parse().ok()?;
     let model = delta_model(&name(directory.parent()?)?)?;
     Some((model, number))
-}
-
-pub(super) fn sync(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
 }

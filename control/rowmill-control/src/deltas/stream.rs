@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use redis::streams::{StreamId, StreamInfoStreamReply, StreamReadReply};
 use redis::{Connection, RedisError, Value};
+use rowmill_table::sync_directory;
 
-use super::{Log, NotTaken, Source, sync};
+use super::{Log, NotTaken, Source};
 use crate::config::Stream;
 
 /// An entry is waited for for so long; then it is looked whether this is the end.
@@ -252,7 +253,7 @@ fn write_whole(path: &Path, text: &str) -> io::Result<()> {
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
     fs::rename(&draft, path)?;
-    path.parent().map_or(Ok(()), sync)
+    path.parent().map_or(Ok(()), sync_directory)
 }
 
 #[cfg(test)]

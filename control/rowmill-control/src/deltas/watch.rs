@@ -27,7 +27,7 @@ pub(crate) async fn watch(log: Arc<Log>, directory: PathBuf, mut stopped: Receiv
         log,
         directory,
         done: BTreeMap::new(),
-        damaged: 0,
+        damaged: Vec::new(),
     };
     while !watcher.log.has_heard() && !*stopped.borrow() {
         tokio::time::sleep(LOOK / 10).await;
@@ -53,13 +53,13 @@ struct Watcher {
     /// Files that need not be looked at again, unless they change: taken, known, or bad.
     done: BTreeMap<PathBuf, Seen>,
     /// Deltas of the log that were damaged when it was looked last: those that are found damaged later may be here.
-    damaged: usize,
+    damaged: Vec<(String, u64, u64)>,
 }
 
 impl Watcher {
     fn look(&mut self) {
-        let damaged = self.log.damaged().len();
-        if damaged > self.damaged {
+        let damaged: Vec<_> = self.log.damaged().keys().cloned().collect();
+        if damaged.iter().any(|of| !self.damaged.contains(of)) {
             self.done.clear();
         }
         self.damaged = damaged;

@@ -49,9 +49,12 @@ impl Span {
     }
 
     fn covers(&self, other: &Span) -> bool {
-        self.table == other.table
-            && self.pages.start <= other.pages.start
-            && other.pages.end <= self.pages.end
+        self.table == other.table && self.has(&other.pages)
+    }
+
+    /// Whether all these pages of its table are its own.
+    fn has(&self, pages: &Range<u64>) -> bool {
+        self.pages.start <= pages.start && pages.end <= self.pages.end
     }
 
     /// Both together, if there is no gap between them.
@@ -260,10 +263,9 @@ impl Fetches {
         let mut next = std::mem::replace(&mut read.first, NONE);
         while next != NONE {
             let place = &mut self.places[next as usize];
-            let (own, read_pages) = (&place.pages, &read.span.pages);
             let is_answered = match has_failed {
-                true => own == read_pages,
-                false => read_pages.start <= own.start && own.end <= read_pages.end,
+                true => place.pages == read.span.pages,
+                false => read.span.has(&place.pages),
             };
             let (fetch, behind) = (place.fetch, place.next);
             if is_answered {

@@ -4,7 +4,7 @@
 //! and on the disk; until then it ends in `.tmp`, and one of these that is found is of a process that died meanwhile.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use anyhow::{Context, anyhow, bail, ensure};
 use rowmill_table::{
     DeltaFile, Generation, Resident, ResidentTable, delta_chain, delta_file_name, delta_folder,
-    make_private,
+    make_private, sync_directory,
 };
 use rustix::fs::{Access, access};
 
@@ -396,7 +396,7 @@ impl Store {
     fn settle(&self, generation: u64) -> anyhow::Result<()> {
         let directory = self.generation(generation);
         [&directory, &self.directory].into_iter().try_for_each(|directory| {
-            sync(directory).with_context(|| {
+            sync_directory(directory).with_context(|| {
                 format!(
                     "it has its place in {}, which perhaps does not last: send the same delta again, or restart",
                     directory.display()
@@ -435,10 +435,6 @@ fn files_in(directory: &Path) -> anyhow::Result<(Vec<u64>, Vec<PathBuf>)> {
         );
     }
     Ok((sequences, unfinished))
-}
-
-fn sync(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
 }
 
 #[cfg(test)]
