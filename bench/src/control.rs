@@ -203,15 +203,11 @@ impl Talker {
             model: self.model.clone(),
             generation: "1".into(),
             generations: Vec::new(),
-            fingerprints: Vec::new(),
-            generations_change: None,
-            deltas: None,
-            deltas_change: None,
-            deltas_failed: None,
             arena_bytes: ARENA_BYTES,
             workers: 8,
             policy: self.policy.as_ref().map(applied),
             tables: self.shares.iter().enumerate().map(table).collect(),
+            ..Report::default()
         }
     }
 

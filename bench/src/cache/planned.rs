@@ -148,15 +148,11 @@ fn report(arena: u64, shares: &[Share], applied: Option<Applied>) -> Report {
         model: "m".into(),
         generation: "1".into(),
         generations: vec![1],
-        fingerprints: Vec::new(),
-        generations_change: None,
-        deltas: None,
-        deltas_change: None,
-        deltas_failed: None,
         arena_bytes: arena,
         workers: 1,
         policy: applied,
         tables: shares.iter().map(Share::report).collect(),
+        ..Report::default()
     }
 }
 

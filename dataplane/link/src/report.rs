@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::policy::Order;
 
-/// A dataplane and its tables, at a moment.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// A dataplane and its tables, at a moment. By default one that tells nothing yet, not even who it is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Report {
     /// Drawn at each of its starts, 32 hexadecimal digits: counters, and which rows are sampled, begin anew with it.

@@ -335,10 +335,7 @@ impl Dataplane {
             generation: held[0].number.to_string(),
             generations: self.holder.numbers(),
             fingerprints: held.iter().map(|held| base(held.number)).collect(),
-            generations_change: None,
             deltas: Some(held.iter().map(|held| held.applied).collect()),
-            deltas_change: None,
-            deltas_failed: None,
             arena_bytes: self.arena_bytes,
             workers: 1,
             policy: self.follower.followed().map(|followed| Applied {
@@ -347,6 +344,7 @@ impl Dataplane {
                 refused: self.refusals(),
             }),
             tables: self.tables.iter().map(table).collect(),
+            ..Report::default()
         }
     }
 

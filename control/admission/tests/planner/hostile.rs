@@ -73,11 +73,6 @@ fn report() -> impl Strategy<Value = Report> {
                 model: "m".into(),
                 generation: "1".into(),
                 generations,
-                fingerprints: Vec::new(),
-                generations_change: None,
-                deltas: None,
-                deltas_change: None,
-                deltas_failed: None,
                 arena_bytes,
                 workers: (workers as u32).max(1),
                 policy: policy.map(|((epoch, version), own)| Applied {
@@ -86,6 +81,7 @@ fn report() -> impl Strategy<Value = Report> {
                     refused: Vec::new(),
                 }),
                 tables,
+                ..Report::default()
             }
         },
     )
@@ -200,15 +196,11 @@ fn plain() -> Report {
         model: "m".into(),
         generation: "1".into(),
         generations: Vec::new(),
-        fingerprints: Vec::new(),
-        generations_change: None,
-        deltas: None,
-        deltas_change: None,
-        deltas_failed: None,
         arena_bytes: 1 << 48,
         workers: 4096,
         policy: None,
         tables: vec![table("a"), table("b")],
+        ..Report::default()
     }
 }
 

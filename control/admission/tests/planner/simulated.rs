@@ -173,15 +173,11 @@ impl Simulated {
             model: "m".into(),
             generation: "1".into(),
             generations: self.generations.clone(),
-            fingerprints: Vec::new(),
-            generations_change: None,
-            deltas: None,
-            deltas_change: None,
-            deltas_failed: None,
             arena_bytes: self.arena_bytes,
             workers: 1,
             policy: self.applied.clone(),
             tables: tables.collect(),
+            ..Report::default()
         }
     }
 

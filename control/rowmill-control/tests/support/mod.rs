@@ -270,11 +270,6 @@ impl Dataplane {
             model: "m".into(),
             generation: "1".into(),
             generations: vec![1],
-            fingerprints: Vec::new(),
-            generations_change: None,
-            deltas: None,
-            deltas_change: None,
-            deltas_failed: None,
             arena_bytes: self.arena,
             workers: 1,
             policy: self.applied.clone(),
@@ -283,6 +278,7 @@ impl Dataplane {
                 .iter()
                 .map(|(report, _)| report.clone())
                 .collect(),
+            ..Report::default()
         }
     }
 
