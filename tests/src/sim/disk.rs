@@ -161,8 +161,8 @@ impl Disk {
         match rng.u8(0..8) {
             _ if self.is_trusting => State::Other,
             _ if !self.is_meddled_with => State::Whole,
-            0 => State::Cut(rng.u64(0..=pages)),
-            1 => State::Other,
+            0 | 1 => State::Cut(rng.u64(0..=pages)),
+            2 => State::Other,
             _ => State::Whole,
         }
     }
