@@ -41,7 +41,7 @@ not_emulated=(
     unwatched_faults_kill_where sent_signals_kill_where ignored_signals_are_ignored_and_faults_kill
     the_handler_before_is_called_with a_handler_before_that_wants table_of_mappings_is_bounded
     control_memory_is_freed_though_it_is_kept a_killed_server_is_noticed
-    areas_grow_in_place_and_give_back what_cannot_be_had_changes_nothing
+    areas_grow_in_place_and_give_back what_cannot_be_had_changes_nothing a_writer_that_is_killed_leaves
 )
 CRATES=${CRATES:-wire link arena pooling table policy cache engine port client}
 read -ra crates <<<"$CRATES"
