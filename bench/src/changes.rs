@@ -2,7 +2,8 @@
 //! and back, and rows become others by a delta. All of it also where the table is cached, half of it, and requests are for an eighth: all that
 //! they look up is there, and is loaded into the cache of a generation that comes.
 //!
-//! And how much memory the service has at most while it makes a change, beside what it has with one generation and what another one takes.
+//! And how much memory the service has at most while it makes a change, beside what it has before and what the other generation, or the rows
+//! of the delta, take.
 //!
 //! A client has a few requests in flight at any time. Rounds of each kind take turns. What is told is the 99th percentile of the time from a
 //! request's receipt to its end, which the worker takes, beside what it is where nothing changes.
@@ -169,10 +170,14 @@ fn run_with(rows: Rows, reporter: &mut Reporter) -> Result<()> {
         reporter.add(found.beside("no change", median(nothing.clone()), ratio));
     }
     let now = memory(scene.service.pid())?;
-    for kind in [Kind::Load, Kind::Switch] {
+    for kind in [Kind::Load, Kind::Switch, Kind::Delta] {
         let case = rows.case(kind.name().expect("one that changes something"));
         let (old, most) = scene.most_memory(kind)?;
-        let both = (old + rows.bytes()) as f64;
+        let new = match kind {
+            Kind::Delta => u64::from(rows.count() / CHANGED_ONE_IN) * ROW_BYTES,
+            _ => rows.bytes(),
+        };
+        let both = (old + new) as f64;
         let found = Measurement::plain("changes", &case, "memory", most as f64, "bytes");
         reporter.add(found.beside("old + new", both, both / most as f64));
     }
@@ -196,7 +201,8 @@ impl Scene {
     fn new(folder: &Path, rows: Rows) -> Result<Scene> {
         let [first, second] = [1, 2].map(|n| Model::alike(&["rows"], rows.count().into(), DIM, n));
         let (first, second) = (first?, second?);
-        let deltas = (1..=TURNS).map(|sequence| delta(&first, rows, folder, sequence));
+        // One for each turn, and another one when all have had theirs.
+        let deltas = (1..=TURNS + 1).map(|sequence| delta(&first, rows, folder, sequence));
         let deltas = deltas.collect::<Result<_>>()?;
         let kept = folder.join("kept");
         let taking = format!(
@@ -290,7 +296,7 @@ impl Scene {
                 }
                 Ok(most)
             });
-            let served = self.round(kind, 0);
+            let served = self.round(kind, TURNS);
             is_over.store(true, Ordering::Relaxed);
             let most = looking.join().expect("looking does not panic");
             served.and(most).map(|most| (before, most))
