@@ -100,6 +100,21 @@ fn refused_by_trust() -> Vec<(String, (u16, Value))> {
 }
 
 #[test]
+fn every_answer_says_whose_it_is() {
+    let control = Control::start(TOML);
+    let of = |path: &str| {
+        let request = support::request("get", &control.url(path)).body(());
+        let answer = support::agent().run(request.unwrap()).unwrap();
+        let name = answer.headers()[rowmill_link::CONTROL_HEADER].to_str();
+        (answer.status().as_u16(), name.unwrap().to_owned())
+    };
+    let (_, status) = control.get("/v1/status");
+    let name = status["control"].as_str().unwrap().to_owned();
+    assert_eq!(of("/v1/tables"), (200, name.clone()));
+    assert_eq!(of("/v1/nothing"), (404, name));
+}
+
+#[test]
 fn every_operation_answers_as_it_declares() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");

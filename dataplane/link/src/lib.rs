@@ -9,7 +9,8 @@
 //! | `POST /v1/dataplanes/NAME/samples`, while there are some | [`Samples`], [`MEDIA_TYPE`] | 204 |
 //! | `GET /v1/dataplanes/NAME/policy?instance=I&after=E.V` | | 200 and [`Policy`] where one is published that is newer than version V of epoch E; 204 after [`HOLD`] without one |
 //!
-//! Every refusal is a JSON object whose `error` is a sentence. A dataplane that is refused, or reaches nobody, goes on with the policy
+//! Every answer says whose it is in the header [`CONTROL_HEADER`]: behind one address there may be two by mistake, and connections last. Every
+//! refusal is a JSON object whose `error` is a sentence. A dataplane that is refused, or reaches nobody, goes on with the policy
 //! that it has, and tries again.
 #![forbid(unsafe_code)]
 
@@ -25,6 +26,8 @@ pub use samples::{
 
 /// How long a policy is waited for before the answer is that there is none: less than what proxies on the way mostly wait.
 pub const HOLD: core::time::Duration = core::time::Duration::from_secs(25);
+/// The header of answers with the name of the control plane, as its policies have it.
+pub const CONTROL_HEADER: &str = "rowmill-control";
 /// Longest name of a dataplane, in bytes.
 pub const NAME_MAX: usize = 64;
 

@@ -189,11 +189,20 @@ impl Dataplane {
             Some(None) if waited_ns >= HOLD.as_nanos() as u64 => {
                 let before = self.follower.clone();
                 let now = core::time::Duration::from_nanos(self.clock_ns);
-                self.follower.answered(number, now);
-                if self.follower != before {
-                    self.heard_ns = self.clock_ns;
+                let control = net.control(at);
+                match self.follower.answered(control.as_deref(), number, now) {
+                    Err(why) => {
+                        net.happens("answer of another", self.name);
+                        self.other = Some(why);
+                        self.policies.fail(self.clock_ns);
+                    }
+                    Ok(()) => {
+                        if self.follower.followed() != before.followed() {
+                            self.heard_ns = self.clock_ns;
+                        }
+                        self.policies.is_well(self.clock_ns);
+                    }
                 }
-                self.policies.is_well(self.clock_ns);
             }
             Some(None) => return Ok(()),
             Some(Some(policy)) => self.offered(&policy, number, net)?,
@@ -295,7 +304,14 @@ impl Dataplane {
             return self.reports.fail(self.clock_ns);
         };
         let answered = net.report(at, self.name, self.told());
-        if self.other.is_some() {
+        let control = net.control(at);
+        let elsewhere =
+            control.and_then(|control| self.follower.wants(&control).map(str::to_owned));
+        if elsewhere.is_some() && answered.is_some() {
+            net.happens("report to another", self.name);
+        }
+        let is_kept = net.mistake == Some(Mistake::StaysWithAnother);
+        if !is_kept && (self.other.is_some() || elsewhere.is_some()) {
             // This connection may be to the one that is not followed.
             self.reports.process = None;
         }

@@ -37,13 +37,15 @@ pub enum Mistake {
     AppliesTwice,
     /// A dataplane takes a delta before the one that comes next.
     TakesAhead,
+    /// A dataplane keeps telling another control plane than the one that it follows.
+    StaysWithAnother,
     /// A dataplane does not take back what was changed there alone.
     KeepsOwnWay,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Mistake; 8] = [
+    pub const ALL: [Mistake; 9] = [
         Mistake::ForgetsServed,
         Mistake::ForgetsDataplanes,
         Mistake::ForgetsWishes,
@@ -51,6 +53,7 @@ impl Mistake {
         Mistake::FollowsAnyone,
         Mistake::AppliesTwice,
         Mistake::TakesAhead,
+        Mistake::StaysWithAnother,
         Mistake::KeepsOwnWay,
     ];
 }

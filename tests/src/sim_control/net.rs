@@ -167,6 +167,12 @@ impl Net {
         }
     }
 
+    /// Who answers there.
+    pub(super) fn control(&self, at: usize) -> Option<String> {
+        let process = self.planes[at].process()?;
+        Some(process.deciding.control().into())
+    }
+
     /// A dataplane reports: nothing where no answer came, or whether it was taken.
     pub(super) fn report(&mut self, at: usize, name: &str, report: Report) -> Option<bool> {
         let (dataplane, told) = (name.to_owned(), report.clone());

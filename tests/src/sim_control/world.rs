@@ -154,9 +154,14 @@ impl World {
         let net = &mut self.net;
         net.happens("calm", "");
         net.route = FIRST;
-        // It may go on where nobody is led to it any more. Who has a connection to it, and is offered nothing there, would keep that.
-        let other = net.planes[OTHER].process().map(|process| process.number);
-        let is_left = |of: &Dataplane| other.is_none_or(|other| !of.has_connection(other));
+        // It may go on where nobody is led to it any more, unless one follows it, or has connections to it and follows nobody.
+        let other = net.planes[OTHER].process();
+        let is_left = |of: &Dataplane| {
+            other.is_none_or(|other| match of.follows() {
+                Some(followed) => followed != other.deciding.control(),
+                None => !of.has_connection(other.number),
+            })
+        };
         if !self.dataplanes.iter().all(is_left) || net.rng.bool() {
             net.stop(OTHER, false);
         }

@@ -12,6 +12,7 @@ mod operators;
 mod refusal;
 mod settings;
 
+use std::future;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, HeaderValue, ORIGIN};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use rowmill_link::CONTROL_HEADER;
 use rowmill_state::State;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
@@ -76,7 +78,7 @@ fn ago(passed: Duration) -> String {
 #[derive(OpenApi)]
 #[openapi(info(
     title = "rowmill-control",
-    description = "The control plane of rowmill: what dataplanes tell it, and what operators ask of it.\n\nEvery refusal is an object whose `error` is a sentence."
+    description = "The control plane of rowmill: what dataplanes tell it, and what operators ask of it.\n\nEvery answer says whose it is in the header `rowmill-control`: the `control` of its policies. Every refusal is an object whose `error` is a sentence."
 ))]
 struct Interface;
 
@@ -118,6 +120,7 @@ pub fn description() -> String {
 /// All that is answered, to visitors that the requests' extensions tell of. `warnings`: what whoever runs this should know.
 pub(crate) fn router(planning: Planning, deltas: Deltas, warnings: Warnings) -> Router {
     let (router, _) = described().split_for_parts();
+    let control = HeaderValue::from_str(&planning.control).expect("drawn as hexadecimal digits");
     router
         .fallback(async || {
             Refusal::new(
@@ -133,9 +136,18 @@ pub(crate) fn router(planning: Planning, deltas: Deltas, warnings: Warnings) -> 
         })
         .layer(middleware::from_fn(no_browsers))
         .layer(middleware::from_fn(in_json))
+        .layer(middleware::map_response(move |response| {
+            future::ready(named(response, control.clone()))
+        }))
         .layer(Extension(warnings))
         .layer(Extension(deltas))
         .with_state(planning)
+}
+
+/// Whose an answer is stands in it.
+fn named(mut response: Response, control: HeaderValue) -> Response {
+    response.headers_mut().insert(CONTROL_HEADER, control);
+    response
 }
 
 /// What axum itself refuses, such as names that are no UTF-8, is said as everything else is.

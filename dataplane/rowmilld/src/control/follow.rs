@@ -1,7 +1,7 @@
 //! Which policy is obeyed where several are offered: pure, with the time passed in.
 //!
 //! A dataplane follows one control plane as long as that answers. Another one, which an address may lead to by mistake, is refused until
-//! the one before has been silent for [`SILENCE`], so that two of them don't pull it to and fro.
+//! the one before has been silent for [`SILENCE`], so that two of them don't pull it to and fro. Nor is a connection to another one kept.
 
 use core::time::Duration;
 
@@ -39,6 +39,8 @@ pub enum Offer {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Follower {
     followed: Option<Followed>,
+    /// Who was asked for a policy last, if that is known.
+    asked: Option<String>,
 }
 
 impl Follower {
@@ -56,13 +58,40 @@ impl Follower {
         }
     }
 
-    /// There was no policy on a connection.
-    pub fn answered(&mut self, connection: u64, now: Duration) {
-        if let Some(followed) = &mut self.followed
-            && followed.connection == connection
-        {
-            followed.heard = now;
+    /// There was no policy on a connection, from `control` where it said who it is.
+    ///
+    /// # Errors
+    /// Where it is not who is followed, a sentence that says so: another connection may lead to that one.
+    pub fn answered(
+        &mut self,
+        control: Option<&str>,
+        connection: u64,
+        now: Duration,
+    ) -> Result<(), String> {
+        self.asked = control.map(str::to_owned);
+        let Some(followed) = &mut self.followed else {
+            return Ok(());
+        };
+        match control {
+            Some(control) if control != followed.control => {
+                return Err(format!(
+                    "control plane {control} answers, without a policy for this dataplane, and {} is followed: two of them answer at one \
+                     address; stop one",
+                    followed.control
+                ));
+            }
+            None if connection != followed.connection => {}
+            _ => followed.heard = now,
         }
+        Ok(())
+    }
+
+    /// Whom else all should be told that was told to `control`: the one that is followed, or before one is, the one that policies are
+    /// asked for.
+    pub fn wants(&self, control: &str) -> Option<&str> {
+        let followed = self.followed.as_ref().map(|followed| &followed.control);
+        let wanted = followed.or(self.asked.as_ref())?;
+        (wanted != control).then_some(wanted)
     }
 
     /// There was one.
@@ -72,6 +101,7 @@ impl Follower {
         connection: u64,
         now: Duration,
     ) -> Offer {
+        self.asked = Some(control.into());
         let is_taken = match &self.followed {
             None => true,
             Some(followed) if followed.control == control => order > followed.order,
@@ -152,8 +182,8 @@ mod tests {
             "{other:?}"
         );
         assert_eq!(follower.after(2), order(0, 0), "it is another's connection");
-        follower.answered(2, s(20));
-        follower.answered(1, s(25));
+        assert_eq!(follower.answered(None, 2, s(20)), Ok(()));
+        assert_eq!(follower.answered(None, 1, s(25)), Ok(()));
         let other = follower.offered(("b", order(9, 9)), 2, s(54));
         assert!(matches!(other, Offer::Refused(_)));
         assert_eq!(follower.offered(("b", order(1, 1)), 2, s(55)), Offer::Taken);
@@ -163,5 +193,33 @@ mod tests {
         );
         let first = follower.offered(("a", order(7, 1)), 3, s(60));
         assert!(matches!(first, Offer::Refused(_)));
+    }
+
+    #[test]
+    fn connections_to_another_one_are_not_kept() {
+        let mut follower = Follower::default();
+        assert_eq!(follower.wants("a"), None);
+        // Before one is followed, reports go where policies are asked for.
+        assert_eq!(follower.answered(Some("a"), 1, s(0)), Ok(()));
+        assert_eq!(
+            (follower.wants("a"), follower.wants("b")),
+            (None, Some("a"))
+        );
+        follower.offered(("b", order(1, 1)), 2, s(1));
+        assert_eq!(
+            (follower.wants("a"), follower.wants("b")),
+            (Some("b"), None)
+        );
+        let why = follower.answered(Some("a"), 1, s(2)).unwrap_err();
+        assert!(
+            why.contains("a answers") && why.contains("b is followed"),
+            "{why}"
+        );
+        assert_eq!(follower.wants("b"), None, "it is followed still");
+        // That one is heard by whatever connection.
+        assert_eq!(follower.answered(Some("b"), 3, s(20)), Ok(()));
+        let other = follower.offered(("a", order(9, 9)), 1, s(49));
+        assert!(matches!(other, Offer::Refused(_)));
+        assert_eq!(follower.offered(("a", order(1, 1)), 1, s(50)), Offer::Taken);
     }
 }

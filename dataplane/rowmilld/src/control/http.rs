@@ -6,6 +6,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::time::{Duration, Instant};
 
+use rowmill_link::{CONTROL_HEADER, is_name};
 use rowmill_trust::{Token, TrustError, explain};
 
 use super::stream::Stream;
@@ -51,6 +52,8 @@ pub(crate) struct Answer {
     pub(crate) body: Vec<u8>,
     /// The connection that it came by: another number for each.
     pub(crate) connection: u64,
+    /// The control plane that has answered, if it says so.
+    pub(crate) control: Option<String>,
 }
 
 /// What is sent.
@@ -190,6 +193,7 @@ impl Client {
             code: head.code,
             body: read[head.end..end].to_vec(),
             connection: self.connection,
+            control: head.control,
         })
     }
 }
@@ -233,6 +237,7 @@ struct Head {
     length: usize,
     /// Whether the connection ends after it.
     ends: bool,
+    control: Option<String>,
 }
 
 /// Reads the head of an answer, as soon as all of it is there.
@@ -261,6 +266,9 @@ fn parse(bytes: &[u8]) -> Result<Option<Head>, &'static str> {
         end,
         length,
         ends: ends || response.version != Some(1),
+        control: of(CONTROL_HEADER)
+            .filter(|name| is_name(name))
+            .map(str::to_owned),
     }))
 }
 

@@ -79,12 +79,14 @@ pub(super) fn follow(peer: &Peer, view: &ControlView) {
         let failed = match outcome {
             Err(error) => Some(error.to_string()),
             Ok(answer) if answer.code == 204 => {
-                view.no_news(answer.connection);
-                pauses = Pauses::new();
-                if asked.elapsed() < HURRY {
-                    thread::sleep(REPORT);
+                let outcome = view.no_news(answer.control.as_deref(), answer.connection);
+                if outcome.is_ok() {
+                    pauses = Pauses::new();
+                    if asked.elapsed() < HURRY {
+                        thread::sleep(REPORT);
+                    }
                 }
-                None
+                outcome.err()
             }
             Ok(answer) if answer.code == 200 => match parse(&answer.body) {
                 Ok(policy) => match view.offered(policy, answer.connection) {
@@ -134,13 +136,14 @@ pub(super) fn tell(peer: &Peer, teller: &Teller, mut sampler: Sampler, view: &Co
             let report = teller.report(peer.instance, applied, is_changing);
             let outcome = post(&mut client, peer, "report", "application/json", &report);
             view.reported(outcome.as_ref().err().map(|why| &**why));
+            stays(&mut client, &outcome, view);
             if view.is_offered_another() {
                 // This connection may be to the one that is not followed, and would be kept for good.
                 client.hang_up();
             }
             report_due = now + REPORT;
             match outcome {
-                Ok(()) => pauses = Pauses::new(),
+                Ok(_) => pauses = Pauses::new(),
                 Err(_) => report_due += pauses.next(),
             }
         }
@@ -152,6 +155,7 @@ pub(super) fn tell(peer: &Peer, teller: &Teller, mut sampler: Sampler, view: &Co
                 let outcome = post(&mut client, peer, "samples", MEDIA_TYPE, &bytes);
                 let (sent, lost) = sampler.sent(&body, outcome.is_ok());
                 view.sampled(sent, lost);
+                stays(&mut client, &outcome, view);
                 if let Err(why) = outcome {
                     view.failed(&why);
                     samples_due = now + pauses.next();
@@ -163,16 +167,27 @@ pub(super) fn tell(peer: &Peer, teller: &Teller, mut sampler: Sampler, view: &Co
     }
 }
 
+/// Keeps a connection only to who should be told.
+fn stays(client: &mut Client, outcome: &Result<Option<String>, String>, view: &ControlView) {
+    if let Ok(control) = outcome
+        && let Err(why) = view.told(control.as_deref())
+    {
+        view.failed(&why);
+        client.hang_up();
+    }
+}
+
+/// Returns the control plane that took it, if it said who it is.
 fn post(
     client: &mut Client,
     peer: &Peer,
     what: &str,
     kind: &str,
     bytes: &[u8],
-) -> Result<(), String> {
+) -> Result<Option<String>, String> {
     let answer = client.ask(|_| peer.path(what), Body::Of(kind, bytes), PATIENCE);
     match answer {
-        Ok(answer) if answer.code == 204 => Ok(()),
+        Ok(answer) if answer.code == 204 => Ok(answer.control),
         Ok(answer) => {
             // What is shown of it may be another by now, which is read for each connection.
             client.hang_up();
@@ -235,6 +250,7 @@ mod tests {
                 code: 409,
                 body: body.into(),
                 connection: 1,
+                control: None,
             };
             refusal(&peer, &answer)
         };

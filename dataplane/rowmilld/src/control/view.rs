@@ -79,10 +79,26 @@ impl ControlView {
         self.stand().follower.after(connection)
     }
 
-    /// There is none newer.
-    pub(super) fn no_news(&self, connection: u64) {
+    /// There is none newer. Returns why not to ask on that connection again, if so.
+    pub(super) fn no_news(&self, control: Option<&str>, connection: u64) -> Result<(), String> {
         let now = self.began.elapsed();
-        self.stand().follower.answered(connection, now);
+        let mut stand = self.stand();
+        let outcome = stand.follower.answered(control, connection, now);
+        if let Err(why) = &outcome {
+            stand.meets_another(why);
+        }
+        outcome
+    }
+
+    /// A report or samples were taken by `control`: why they should have gone to another one, if so.
+    pub(super) fn told(&self, control: Option<&str>) -> Result<(), String> {
+        let stand = self.stand();
+        match control.and_then(|control| Some((control, stand.follower.wants(control)?))) {
+            None => Ok(()),
+            Some((control, wanted)) => Err(format!(
+                "control plane {control} was told what {wanted} should be: two of them answer at one address; stop one"
+            )),
+        }
     }
 
     /// A policy was offered. Returns what becomes of it.
@@ -102,16 +118,13 @@ impl ControlView {
             Offer::Known => stand.other = None,
             Offer::Refused(why) => {
                 stand.counts.refused += 1;
-                if stand.other.is_none() {
-                    tracing::warn!("{why}");
-                }
-                stand.other = Some(why.clone());
+                stand.meets_another(why);
             }
         }
         offer
     }
 
-    /// Whether a policy was refused last: someone else than who is followed answers at the address, at times at least.
+    /// Whether a policy was refused last, or there was none from another one: someone else than who is followed answers at the address, at times at least.
     pub(super) fn is_offered_another(&self) -> bool {
         self.stand().other.is_some()
     }
@@ -302,6 +315,13 @@ impl ControlView {
 }
 
 impl Stand {
+    fn meets_another(&mut self, why: &str) {
+        if self.other.is_none() {
+            tracing::warn!("{why}");
+        }
+        self.other = Some(why.into());
+    }
+
     fn failed(&mut self, why: &str) {
         self.counts.errors += 1;
         self.error = Some(why.into());

@@ -36,16 +36,19 @@ fn path(connection: u64) -> String {
 #[test]
 fn connections_are_kept_and_made_anew() {
     let none = "HTTP/1.1 204 No Content\r\n\r\n";
-    let some = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
-    let (mut client, asked) = serve(vec![vec![some, none], vec![none]]);
+    let some = "HTTP/1.1 200 OK\r\nRowmill-Control: c-1\r\ncontent-length: 2\r\n\r\nok";
+    let odd = "HTTP/1.1 204 No Content\r\nrowmill-control: a/b\r\n\r\n";
+    let (mut client, asked) = serve(vec![vec![some, odd], vec![none]]);
     let answer = client.ask(path, Body::None, PATIENCE).unwrap();
     assert_eq!(
         (answer.code, &*answer.body, answer.connection),
         (200, &b"ok"[..], 1)
     );
+    assert_eq!(answer.control.as_deref(), Some("c-1"));
     let body = Body::Of("text/plain", b"what");
     let answer = client.ask(path, body, PATIENCE).unwrap();
     assert_eq!((answer.code, answer.connection), (204, 1));
+    assert_eq!(answer.control, None, "that is nobody's name");
     // It has hung up.
     let answer = client.ask(path, Body::None, PATIENCE).unwrap();
     assert_eq!((answer.code, answer.connection), (204, 2));
