@@ -26,11 +26,12 @@ fn after_whatever_comes_all_is_as_it_is_wished() {
     if seeds < SEEDS {
         return;
     }
+    // Too rare to be counted on: some ten of 1,000 seeds.
+    all.remove("answer of another");
     // Whatever may come comes often.
     let least = |what: &str| match what {
         "not loaded" | "served several" | "state lost" | "state damaged" => seeds / 16,
         "killed at a start" => seeds / 25,
-        "answer of another" => 0,
         _ => seeds / 5,
     };
     assert!(
@@ -48,12 +49,18 @@ fn a_seed_is_a_run() {
 }
 
 /// Seeds within which each planted mistake shows.
-const SEEDS_TO_FIND: u64 = 1000;
+const SEEDS_TO_FIND: u64 = 50;
+/// The same of one that needs three connections to lead to just these control planes when a storm ends.
+const SEEDS_TO_FIND_RARE: u64 = 1000;
 
 #[test]
 fn planted_mistakes_are_found() {
     for mistake in Mistake::ALL {
-        let found = (1..=SEEDS_TO_FIND).find_map(|seed| run(seed, Some(mistake)).err());
+        let most = match mistake {
+            Mistake::StaysWithAnother => SEEDS_TO_FIND_RARE,
+            _ => SEEDS_TO_FIND,
+        };
+        let found = (1..=most).find_map(|seed| run(seed, Some(mistake)).err());
         let found = found.unwrap_or_else(|| panic!("{mistake:?} was not found"));
         println!("{mistake:?}, seed {}: {}", found.seed, found.violation);
     }
