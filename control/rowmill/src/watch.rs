@@ -288,7 +288,7 @@ fn name(item: &Value, key: &str) -> String {
 }
 
 /// The end, in microseconds, of the bucket below which so many of the times are that came between two histograms of buckets that end
-/// at powers of two.
+/// at powers of two, or that it is beyond all of them.
 fn quantile(before: &Value, now: &Value, quantile: f64) -> String {
     let none = Vec::new();
     let counts: Vec<u64> = (now.as_array().unwrap_or(&none).iter().enumerate())
@@ -304,10 +304,18 @@ fn quantile(before: &Value, now: &Value, quantile: f64) -> String {
         seen += count;
         seen >= wanted
     });
-    bucket.map_or("-".into(), |bucket| {
+    let end = |bucket: usize| {
         let us = 1u64.checked_shl(bucket as u32).unwrap_or(u64::MAX);
         thousands(us)
-    })
+    };
+    match bucket {
+        None => "-".into(),
+        // The last one has no end.
+        Some(bucket) if bucket > 0 && bucket + 1 == counts.len() => {
+            format!("> {}", end(bucket - 1))
+        }
+        Some(bucket) => end(bucket),
+    }
 }
 
 fn new_table(heads: &[&str]) -> Table {
@@ -345,7 +353,7 @@ mod tests {
                     {"table": "a", "tier": "file", "fetched": fetched, "arrived": 0, "late": fetched / 2, "corrupt": fetched / 4,
                         "gone": fetched / 4, "fetch_us": []},
                     {"table": "a", "tier": "copy", "fetched": 3 * fetched, "arrived": 2 * fetched, "late": 0, "corrupt": 0,
-                        "fetch_us": [0, 0, 0, fetched, 0, fetched / 10]}],
+                        "fetch_us": [0, 0, 0, fetched, 0, fetched / 10, 0]}],
                 "tiers": [
                     {"tier": "file", "reads": 3 * hits, "read_bytes": 4096 * hits, "joined": 7 * hits},
                     {"tier": "copy", "reads": hits}],
@@ -379,6 +387,14 @@ mod tests {
             1.0,
         );
         assert!(text.contains('?') && text.contains('-'), "{text}");
+    }
+
+    #[test]
+    fn a_time_beyond_all_buckets_has_no_end() {
+        let now = json!([0, 90, 0, 10]);
+        assert_eq!(quantile(&Value::Null, &now, 0.5), "2");
+        assert_eq!(quantile(&Value::Null, &now, 0.99), "> 4");
+        assert_eq!(quantile(&now, &now, 0.5), "-");
     }
 
     #[test]

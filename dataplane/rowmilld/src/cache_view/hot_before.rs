@@ -12,14 +12,14 @@ pub(super) struct HotBefore(Mutex<Option<Remembered>>);
 struct Remembered {
     /// One table's. Workers that load them have them, too.
     rows: Arc<[WarmRows]>,
-    /// The same among those of other tables, as long as workers load these.
+    /// The same among those of other tables, as long as workers load these; one that is none has them, too, to free them.
     at_start: Option<Weak<[WarmRows]>>,
 }
 
 impl Remembered {
     fn is_loaded(&self) -> bool {
         let at_start = self.at_start.as_ref().map_or(0, Weak::strong_count);
-        Arc::strong_count(&self.rows) == 1 && at_start == 0
+        Arc::strong_count(&self.rows) == 1 && at_start <= 1
     }
 }
 

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex};
 
 use rowmill_cache::WarmRows;
 use serde_json::{Value, json};
@@ -19,8 +19,8 @@ pub struct WarmView {
     written: AtomicU64,
     failures: AtomicU64,
     is_failing: AtomicBool,
-    /// What workers were given at start, until all have loaded it.
-    loading: Weak<[WarmRows]>,
+    /// What workers were given at start, until all have loaded it: it is hundreds of megabytes, which no worker is to free.
+    loading: Mutex<Option<Arc<[WarmRows]>>>,
     /// Why none is kept, if so.
     off: Option<String>,
 }
@@ -34,7 +34,7 @@ impl WarmView {
             written: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             is_failing: AtomicBool::new(false),
-            loading: Arc::downgrade(rows),
+            loading: Mutex::new(Some(Arc::clone(rows))),
             off,
         }
     }
@@ -61,9 +61,11 @@ impl WarmView {
         self.written.load(Relaxed) == 0 && self.path.exists()
     }
 
-    /// Whether rows of the file are still being loaded.
+    /// Whether rows of the file are still being loaded. Once they are not, what listed them is freed by who asks.
     pub(super) fn is_loading(&self) -> bool {
-        self.loading.strong_count() > 0
+        let mut loading = self.loading.lock().expect("a panic ends the process");
+        let _loaded = loading.take_if(|rows| Arc::strong_count(rows) == 1);
+        loading.is_some()
     }
 
     /// The same, or those that were hot in a table when it was cached before.
