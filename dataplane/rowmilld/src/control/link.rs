@@ -199,6 +199,11 @@ fn post(
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+
+    use rowmill_link::{CONTROL_HEADER, Order};
+
     use super::*;
     use crate::config::Credentials;
 
@@ -215,6 +220,65 @@ mod tests {
             whole = (2 * whole).min(PAUSES[1]);
         }
         assert_eq!(whole, PAUSES[1]);
+    }
+
+    /// Takes connections, one after the other, and answers all that comes by each as the control plane that is named for it.
+    fn answer_as(listener: &UnixListener, names: &[&str]) -> Vec<usize> {
+        let answers = names.iter().map(|name| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let answer = format!("HTTP/1.1 204 No Content\r\n{CONTROL_HEADER}: {name}\r\n\r\n");
+            let (mut room, mut count) = ([0; 4096], 0);
+            while stream.read(&mut room).unwrap() > 0 {
+                stream.write_all(answer.as_bytes()).unwrap();
+                count += 1;
+            }
+            count
+        });
+        answers.collect()
+    }
+
+    #[test]
+    fn a_connection_is_kept_to_who_is_followed_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("control.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let peer = Peer {
+            address: format!("unix:{}", socket.display()).parse().unwrap(),
+            credentials: Credentials::default(),
+            name: "a".into(),
+            instance: 1,
+        };
+        let view = ControlView::new("unix:/c", "a");
+        let policy = Policy {
+            control: "followed".into(),
+            order: Order {
+                epoch: 1,
+                version: 1,
+            },
+            tables: Vec::new(),
+            generations: None,
+        };
+        assert_eq!(view.offered(policy, 1), Offer::Taken);
+        let answers = thread::scope(|scope| {
+            let names = ["another", "followed", "another"];
+            let answers = scope.spawn(move || answer_as(&listener, &names));
+            let tell = |client: &mut Client| {
+                let outcome = post(client, &peer, "samples", MEDIA_TYPE, b"samples");
+                stays(client, &outcome, &view);
+                outcome.unwrap().unwrap()
+            };
+            let mut client = Client::new(peer.address.clone(), peer.credentials.clone());
+            assert_eq!(tell(&mut client), "another");
+            let error = view.status()["last_error"].to_string();
+            assert!(error.contains("another was told what followed"), "{error}");
+            for _ in 0..3 {
+                assert_eq!(tell(&mut client), "followed");
+            }
+            client.hang_up();
+            assert_eq!(tell(&mut client), "another");
+            answers.join().unwrap()
+        });
+        assert_eq!(answers, [1, 3, 1]);
     }
 
     #[test]
