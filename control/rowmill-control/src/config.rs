@@ -420,6 +420,15 @@ impl Config {
         if let Some(stream) = &self.deltas.redis {
             self.check_stream(stream)?;
         }
+        if let Some(file) = &self.record.file {
+            let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.into());
+            if real(file) == real(&self.state) {
+                return Err(format!(
+                    "record.file is {}, and so is state, which a recording would be written over: name another file",
+                    file.display()
+                ));
+            }
+        }
         let filter = tracing_subscriber::EnvFilter::try_new(&self.log.filter);
         filter.map(|_| ()).map_err(|error| {
             format!(
@@ -531,6 +540,7 @@ mod tests {
             ("state = 'a'\nlimits.connections = 0", "from 1 to"),
             ("state = 'a'\ndeltas.max_bytes = 0", "from 1 to"),
             ("state = 'a'\ndeltas.watch = 'b'", "set deltas.directory"),
+            ("state = 'a'\nrecord.file = 'a'", "name another file"),
             (
                 "state = 'a'\ndeltas.redis.url = 'redis://127.0.0.1:1'",
                 "set deltas.directory",

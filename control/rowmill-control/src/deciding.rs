@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use rowmill_admission::{
@@ -47,6 +47,37 @@ pub struct Deciding {
     /// What dataplanes told of themselves, as it is kept.
     served: BTreeMap<String, Served>,
     recording: Option<Recording>,
+    unkept: Arc<Unkept>,
+    /// It is no longer where it was.
+    is_away: bool,
+}
+
+/// Why the state can't be kept at present, if so.
+#[derive(Debug, Default)]
+pub struct Unkept(Mutex<Option<String>>);
+
+impl Unkept {
+    /// A sentence.
+    pub fn why(&self) -> Option<String> {
+        self.0
+            .lock()
+            .expect("nobody panics with it in hand")
+            .clone()
+    }
+
+    /// Something was kept or could not be, which is logged when it is otherwise than the time before.
+    fn note(&self, error: Option<&StateError>) {
+        let mut why = self.0.lock().expect("nobody panics with it in hand");
+        let before = why.take();
+        *why = error.map(|error| {
+            format!("what is wished for and decided can't be kept, so that wishes are refused and the next start won't know the rest: {error}")
+        });
+        match (&before, &*why) {
+            (None, Some(why)) => tracing::error!("{why}"),
+            (Some(_), None) => tracing::info!("the state can be kept again"),
+            _ => {}
+        }
+    }
 }
 
 /// Lines that are written as long as there is room for them.
@@ -56,10 +87,10 @@ pub struct Recording {
     left: u64,
 }
 
-fn keep(state: &mut State, what: impl FnOnce(&mut Change)) -> Result<(), StateError> {
+fn changed(what: impl FnOnce(&mut Change)) -> Change {
     let mut change = Change::new();
     what(&mut change);
-    state.change(change)
+    change
 }
 
 impl Deciding {
@@ -85,7 +116,7 @@ impl Deciding {
                     control: drawn()?,
                     ahead: 0,
                 };
-                keep(&mut state, |change| change.put("", &identity))?;
+                state.change(changed(|change| change.put("", &identity)))?;
                 identity
             }
         };
@@ -148,6 +179,8 @@ impl Deciding {
             kept: (now_ns, orders),
             served,
             recording,
+            unkept: Arc::default(),
+            is_away: false,
         };
         for event in known {
             // A recording begins with them, so that it is whole.
@@ -188,7 +221,7 @@ impl Deciding {
             if let Some(settings) = settings {
                 self.planner.check(model, table, settings)?;
             }
-            keep(&mut self.state, |change| match settings.clone() {
+            self.keep(|change| match settings.clone() {
                 Some(settings) => {
                     let (model, table) = (model.clone(), table.clone());
                     change.put(
@@ -235,7 +268,7 @@ impl Deciding {
         self.planner.check_generations(&model, wanted.as_ref())?;
         // So that the next start knows who may serve something else.
         self.keep_policies(now_ns);
-        keep(&mut self.state, |change| match wanted.clone() {
+        self.keep(|change| match wanted.clone() {
             Some(wanted) => change.put(&model, &Generations { wanted }),
             None => change.remove::<Generations>(&model),
         })?;
@@ -254,6 +287,7 @@ impl Deciding {
     /// Has decided what is to be decided each second. Returns whether policies are others than before.
     pub fn turn(&mut self, now_ns: u64) -> bool {
         self.overtake(now_ns);
+        self.look();
         // A turn is refused by nobody.
         self.handle(now_ns, Event::Turn).expect("turns are taken");
         let policies = self.planner.names().filter_map(|name| {
@@ -278,6 +312,30 @@ impl Deciding {
         }
     }
 
+    /// Why the state can't be kept at present, for others to see.
+    pub fn unkept(&self) -> Arc<Unkept> {
+        Arc::clone(&self.unkept)
+    }
+
+    /// Sees whether the state is still where it was.
+    fn look(&mut self) {
+        let there = self.state.look();
+        if there.is_err() || self.is_away {
+            self.unkept.note(there.as_ref().err());
+        }
+        self.is_away = there.is_err();
+    }
+
+    fn keep(&mut self, what: impl FnOnce(&mut Change)) -> Result<(), StateError> {
+        self.change(changed(what))
+    }
+
+    fn change(&mut self, change: Change) -> Result<(), StateError> {
+        let outcome = self.state.change(change);
+        self.unkept.note(outcome.as_ref().err());
+        outcome
+    }
+
     fn handle(&mut self, at_ns: u64, event: Event) -> Result<(), Refused> {
         if let Some(recording) = &mut self.recording {
             recording.write(&Recorded {
@@ -300,7 +358,7 @@ impl Deciding {
         }
         let model = model.into();
         let served = Served { model, newest };
-        match keep(&mut self.state, |change| change.put(&name, &served)) {
+        match self.keep(|change| change.put(&name, &served)) {
             Ok(()) => _ = self.served.insert(name, served),
             Err(error) => tracing::error!(
                 "what {name} serves can't be kept, which is tried again when it reports: the next start won't wait for it until then: {error}"
@@ -315,7 +373,7 @@ impl Deciding {
             let wanted = wanted.clone();
             change.put(model, &Generations { wanted });
         }
-        if let Err(error) = self.state.change(change) {
+        if let Err(error) = self.change(change) {
             tracing::error!(
                 "it can't be kept that a dataplane is heard of again, and is not left out any more: {error}"
             );
@@ -337,7 +395,7 @@ impl Deciding {
             ahead: epoch.saturating_sub(self.state.epoch()),
             ..self.identity.clone()
         };
-        if let Err(error) = keep(&mut self.state, |change| change.put("", &identity)) {
+        if let Err(error) = self.keep(|change| change.put("", &identity)) {
             tracing::error!(
                 "dataplanes that follow another control plane can't be taken over: {error}"
             );
@@ -378,7 +436,7 @@ impl Deciding {
         if orders.is_empty() && forgotten.is_empty() {
             return;
         }
-        match self.state.change(change) {
+        match self.change(change) {
             Ok(()) => {
                 self.kept.1.retain(|name, _| !forgotten.contains(name));
                 self.served.retain(|name, _| !forgotten.contains(name));

@@ -16,7 +16,7 @@ use rowmill_state::{State, StateError};
 use tokio::sync::{oneshot, watch};
 
 use crate::config::Config;
-use crate::deciding::{Deciding, Means, Recording};
+use crate::deciding::{Deciding, Means, Recording, Unkept};
 
 /// What may wait: four bodies of each of as many dataplanes as there are by default.
 const QUEUE: usize = 1024;
@@ -65,6 +65,8 @@ struct Published {
 pub struct Planning {
     commands: SyncSender<Command>,
     published: Arc<Published>,
+    /// Why the state can't be kept at present, if so.
+    pub unkept: Arc<Unkept>,
     /// Who publishes, and the epoch that was begun with.
     pub control: String,
     /// See above.
@@ -109,6 +111,7 @@ pub fn start(config: &Config) -> anyhow::Result<(Planning, JoinHandle<()>)> {
     };
     let deciding = Deciding::begin(means, 0, drawn)?;
     let (control, epoch) = (deciding.control().to_owned(), deciding.planner().epoch());
+    let unkept = deciding.unkept();
     let (changes, watched) = watch::channel(0);
     let published = Arc::new(Published {
         policies: Mutex::default(),
@@ -129,6 +132,7 @@ pub fn start(config: &Config) -> anyhow::Result<(Planning, JoinHandle<()>)> {
         Planning {
             commands,
             published,
+            unkept,
             control,
             epoch,
         },

@@ -89,6 +89,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
         let warnings = Warnings {
             open: warnings.into(),
             state: config.state.as_path().into(),
+            unkept: Arc::clone(&planning.unkept),
         };
         let visits = Visits {
             router: api::router(planning.clone(), Deltas(log), warnings),

@@ -77,8 +77,25 @@ impl Place {
         if change["state"] != "done" {
             bail!("{name} stays as it was: {detail}");
         }
+        // Without the page it is done all the same.
+        let page = fetch(&admin).and_then(|text| parse(&admin, &text));
+        let divided = page.ok().as_ref().and_then(divided);
+        if let Some(divided) = divided.filter(|_| cache_bytes.is_some()) {
+            eprintln!("note: {divided}");
+        }
         print(&format!("{name}: {detail}\n"))
     }
+}
+
+/// Who else gives tables their shares, if somebody does.
+fn divided(page: &Value) -> Option<String> {
+    let control = &page["control"];
+    let _follows = control["followed"]["control"].as_str()?;
+    Some(format!(
+        "the control plane at {} divides the memory of cached tables, and gives this one another share where that is worth more: bound it by \
+         `rowmill policy set MODEL TABLE --min BYTES --max BYTES`",
+        shown(control["address"].as_str().unwrap_or_default())
+    ))
 }
 
 /// Waits until a change is through, and says of `what` how far it is where that takes long. `list` is where the status page has it.
@@ -126,6 +143,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn who_else_gives_shares_is_told() {
+        let mut page = json!({"control": {"address": "unix:/c", "followed": null}});
+        assert_eq!(divided(&page), None);
+        assert_eq!(divided(&json!({})), None);
+        page["control"]["followed"] = json!({"control": "c-1"});
+        let said = divided(&page).unwrap();
+        assert!(
+            said.starts_with("the control plane at unix:/c divides"),
+            "{said}"
+        );
+    }
 
     /// Moves table `a` with an address that gives these answers.
     fn place(to: To, answers: &[&str]) -> Result<()> {

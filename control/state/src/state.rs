@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use redb::{
@@ -78,6 +79,8 @@ pub struct State {
     path: PathBuf,
     /// Whether it is the file that `path` names, which can be opened anew.
     is_file: bool,
+    /// Which file it is: its device and number.
+    identity: Option<(u64, u64)>,
     epoch: u64,
 }
 
@@ -192,6 +195,7 @@ impl State {
             database: Some(opened.map_err(|error| unopened(path, error))?),
             path: path.to_owned(),
             is_file,
+            identity: identity(path),
             epoch: 0,
         };
         let before: Option<Starts> = state.get("")?;
@@ -212,12 +216,29 @@ impl State {
         &self.path
     }
 
+    /// Whether it is still the file that its path names.
+    ///
+    /// # Errors
+    /// If another one is there, or none: what is written would not be there at the next start.
+    pub fn look(&self) -> Result<(), StateError> {
+        match self.is_file && identity(&self.path) != self.identity {
+            true => Err(StateError::Io {
+                path: self.path.clone(),
+                why: std::io::Error::other(
+                    "another file is there than was opened, or none; put it back, or start anew",
+                ),
+            }),
+            false => Ok(()),
+        }
+    }
+
     /// Makes a change: when it returns, all of it is on the disk.
     ///
     /// # Errors
-    /// If the file can't be written: the change may be there or not, as a whole. A later change opens the file anew first, since the
+    /// As [`look`](Self::look), and if the file can't be written: the change may be there or not, as a whole. A later change opens the file anew first, since the
     /// disk may have room again.
     pub fn change(&mut self, change: Change) -> Result<(), StateError> {
+        self.look()?;
         match self.commit(&change) {
             // redb takes nothing more after a failure.
             Err(redb::Error::PreviousIo | redb::Error::DatabaseClosed) if self.is_file => {
@@ -330,6 +351,12 @@ impl State {
             },
         }
     }
+}
+
+/// Which file a path names.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let about = fs::metadata(path).ok()?;
+    Some((about.dev(), about.ino()))
 }
 
 /// Makes an empty file: under another name first, since a file that is made in part is none.

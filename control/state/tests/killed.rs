@@ -242,6 +242,29 @@ fn damage_is_found_and_set_aside_with_the_file_kept() {
 }
 
 #[test]
+fn a_file_that_is_moved_away_is_missed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = kept(folder.path(), 3);
+    let away = folder.path().join("away");
+    let mut state = State::open(&path).unwrap();
+    std::fs::rename(&path, &away).unwrap();
+    for another in [false, true] {
+        if another {
+            std::fs::copy(&away, &path).unwrap();
+        }
+        let said = state.look().unwrap_err().to_string();
+        assert!(said.contains("put it back, or start anew"), "{said}");
+        assert_eq!(state.change(change(4)).unwrap_err().to_string(), said);
+    }
+    std::fs::rename(&away, &path).unwrap();
+    state.look().unwrap();
+    state.change(change(4)).unwrap();
+    drop(state);
+    let state = State::open(&path).unwrap();
+    assert_eq!(state.all::<Share>().unwrap(), expected(4));
+}
+
+#[test]
 fn one_process_at_a_time_has_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = kept(folder.path(), 3);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use rowmill_arena::HugePages;
 use rowmill_cache::store::{
-    Candidate, Epochs, Evicted, Held, Isa, Judge, LimboFull, MISS, PatchError, ResizeError, Room,
-    Shape, Store, Swept, Tags, Ticket, Worker, Writer,
+    Candidate, Drawn, Epochs, Evicted, Held, Isa, Judge, LimboFull, MISS, PatchError, ResizeError,
+    Room, Shape, Store, Swept, Tags, Ticket, Worker, Writer,
 };
 
 /// Rows that there are: some three for each slot, so that sets are full and rows come again.
@@ -572,4 +572,38 @@ fn a_turn_for_which_nobody_waits_finds_nothing() {
     let (store, _writer, _worker) = small();
     let (_, mut others) = Epochs::new(1);
     store.find(others[0].turn(), &[1], &mut [0]);
+}
+
+#[test]
+fn rows_that_are_patched_are_not_drawn() {
+    let (epochs, mut workers) = Epochs::new(1);
+    let shape = Shape::new(64, 1, 8, 8).expect("a shape").of_table(1000);
+    let room = Room {
+        sets: shape.shard_sets(),
+        patched: 100,
+    };
+    let (tags, pages) = (Tags::detect(), HugePages::Off);
+    let made = Store::with_room(shape, room, 5, 1, &epochs, tags, pages);
+    let (store, _writers) = made.expect("memory");
+    let rows: Vec<u32> = (0..200).collect();
+    let mut drawn_of = |threshold: u32| {
+        let (mut drawn, mut places) = (Drawn::new(300), vec![0; rows.len()]);
+        drawn.begin(threshold);
+        store.find_and_draw(workers[0].turn(), &rows, &mut places, &mut drawn);
+        drawn.rows().iter().map(|drawn| drawn.row).collect()
+    };
+    let [all, some]: [Vec<u32>; 2] = [u32::MAX, 1 << 31].map(&mut drawn_of);
+    assert_eq!(all, rows);
+    assert!((50..150).contains(&some.len()), "{some:?}");
+    let changed: Vec<u32> = (0..100).map(|number| 2 * number).collect();
+    store
+        .patch(&changed, &[7; 100 * 8], &mut || {})
+        .expect("room for as many");
+    let odd = |rows: Vec<u32>| {
+        rows.into_iter()
+            .filter(|row| row % 2 == 1)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(drawn_of(u32::MAX), odd(all));
+    assert_eq!(drawn_of(1 << 31), odd(some));
 }

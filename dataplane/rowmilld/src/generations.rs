@@ -32,6 +32,7 @@ use crate::plan::{Choice, bytes_text};
 use crate::progress;
 use crate::remote::Export;
 use crate::service::Sessions;
+use crate::warm;
 
 pub use view::{Held, View};
 
@@ -52,6 +53,8 @@ pub struct Means {
     pub mailboxes: Vec<Arc<Mailbox>>,
     /// Tables that are listed in `[[tables]]`, if some are.
     pub listed: Option<Arc<Listed>>,
+    /// Rows of generations that were wanted most when they were served before, where they are listed in a file.
+    pub warm: Option<warm::Lists>,
     /// Where deltas are kept, if rows can change.
     pub deltas: Option<Arc<deltas::Store>>,
     /// Pages of rows.

@@ -206,6 +206,7 @@ pub fn serve(config: &Config) -> anyhow::Result<()> {
             sessions: Arc::clone(&sessions),
             mailboxes: mailboxes.clone(),
             listed: listed.clone(),
+            warm: warm::Lists::configured(config)?,
             deltas: store.clone(),
             huge_pages,
             verify: config.model.verify,

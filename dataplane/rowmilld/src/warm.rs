@@ -89,6 +89,35 @@ fn refusal(error: &ClaimError) -> anyhow::Error {
     )
 }
 
+/// What the file lists of a generation that comes while another one is served: after a restart that may be the one that was served before.
+#[derive(Debug)]
+pub struct Lists {
+    path: PathBuf,
+    model: String,
+}
+
+impl Lists {
+    /// Those of the file that the configuration names, if it does.
+    ///
+    /// # Errors
+    /// As [`check`].
+    pub(crate) fn configured(config: &Config) -> anyhow::Result<Option<Lists>> {
+        let lists = |path| Lists {
+            path,
+            model: config.model.name(),
+        };
+        Ok(file(config)?.map(lists))
+    }
+
+    /// Rows of a generation by table, those first that are wanted most: none where the file is of another one, or can't be read, which a start
+    /// has told.
+    pub(crate) fn of(&self, generation: u64) -> Vec<WarmTable> {
+        let warm = Warm::read(&self.path).ok().flatten();
+        let warm = warm.filter(|warm| warm.generation == name(&self.model, generation));
+        warm.map_or_else(Vec::new, |warm| warm.tables)
+    }
+}
+
 /// What comes of a file that the configuration names.
 #[derive(Debug, Default)]
 pub(crate) struct Begun {

@@ -394,3 +394,51 @@ fn tables_that_are_cached_again_at_a_time_are_all_loaded_and_stay_listed() {
     assert!(is_loading(&status) && held(&status, 0) < most, "{status:#}");
     all_there(address);
 }
+
+/// A restart serves the generation that is configured, and the one that was served before comes a moment later.
+#[test]
+fn the_rows_of_a_generation_that_is_loaded_after_a_restart_are_there_again() {
+    let place = Place::new();
+    let file = place.path("warm");
+    let spec = |name: &str, format| TableSpec {
+        name: name.into(),
+        rows: 1000,
+        dim: 16,
+        format,
+        kind: TableKind::Dense,
+    };
+    let specs = [spec("f", RowFormat::F32), spec("q", RowFormat::Int8)];
+    generate(place.path("two"), 2, &specs, 1, &silent).unwrap();
+    let config = configure(&place, "", &file);
+    let text = std::fs::read_to_string(&config).unwrap() + "\nallow_changes = true\n";
+    std::fs::write(&config, text).unwrap();
+    let change = |address, what: &str| {
+        let path = format!("/generations/{what}");
+        let (state, detail) = changed(address, &path, "generation_changes");
+        assert_eq!(state, "done", "{detail}");
+        detail
+    };
+    let rows: Vec<u32> = (0..300).collect();
+    let (mut running, address) = ready(&config);
+    change(address, "load?directory=two");
+    change(address, "activate?number=2");
+    look_up(&place, address, &rows);
+    wait_until(address, "list", |status| {
+        status["warm"]["rows"].as_u64() > Some(270)
+    });
+    running.signal(Signal::KILL);
+    assert_eq!(running.code(), None);
+
+    let (running, address) = ready(&config);
+    let said = "they are loaded if that generation is";
+    assert!(running.log.contains(said), "{}", running.log);
+    // What is wanted of the generation that is served meanwhile comes behind.
+    look_up(&place, address, &[997, 998, 999]);
+    let detail = change(address, "load?directory=two");
+    assert!(detail.contains("rows that are or were hot"), "{detail}");
+    change(address, "activate?number=2");
+    let held = status(address)["cache"][0]["held_rows"].as_u64();
+    assert!(held > Some(273), "{held:?}");
+    let asked = [&rows[..], &[997, 998, 999]].concat();
+    assert!(look_up(&place, address, &asked) > 273);
+}

@@ -148,6 +148,9 @@ pub(super) fn disk_full(site: &Site) -> Result<Verdict> {
             let is_told = said.contains("that the disk has room");
             ensure!(is_told, "it is not said why: {said}");
         }
+        let (_, said) = wishes(site, &["status", "control"])?;
+        let is_told = said.contains("can't be kept");
+        ensure!(is_told, "its status does not say so: {said}");
         let served = service.status()?["generation"].take();
         ensure!(served == 1, "{served} is served, which was refused");
         connected(service, true)?;
@@ -174,6 +177,8 @@ pub(super) fn disk_full(site: &Site) -> Result<Verdict> {
 fn has(site: &Site, kept: u32, when: &str) -> Result<()> {
     let (is_set, said) = set(site, "small")?;
     ensure!(is_set, "{when}: {said}");
+    let (_, said) = wishes(site, &["status", "control"])?;
+    ensure!(!said.contains("can't be kept"), "{when}: {said}");
     let (_, said) = wishes(site, &["policy", "show", "--json"])?;
     for number in 0..kept {
         let table = format!("\"t{number}-\"");

@@ -54,13 +54,20 @@ pub(super) fn disk_full(site: &Site) -> Result<Verdict> {
         control_disk.empty()?;
         gives(&files[1])?;
         until_applied(service, 2)?;
-        // The dataplane's, for what comes: it is fetched when there is room.
+        let told = |part: &str| {
+            let said = || wishes(site, &["delta", "log"]).map(|(_, said)| said);
+            let is_told = until(patience(), || said().is_ok_and(|said| said.contains(part)));
+            is_told
+                .with_context(|| format!("the control plane does not say `{part}`: {:?}", said()))
+        };
+        // The dataplane's, for what comes: told on both sides, and it is fetched when there is room.
         fill_own(&own_disk, bytes / 2)?;
         gives(&files[2])?;
         says(service, "No space left", |control| {
             let deltas = control["deltas"].as_str().unwrap_or_default();
             deltas.contains("cannot write") && deltas.contains("No space left")
         })?;
+        told("could not be fetched")?;
         ensure!(applied(service)? == 2, "it is applied, and was not kept");
         looker.all_are(2)?;
         own_disk.empty()?;
@@ -69,12 +76,6 @@ pub(super) fn disk_full(site: &Site) -> Result<Verdict> {
         // And for what is kept of what has come: told on both sides; an operator who has made room has it applied at once.
         fill_own(&own_disk, bytes + bytes / 2)?;
         gives(&files[3])?;
-        let told = |part: &str| {
-            let said = || wishes(site, &["delta", "log"]).map(|(_, said)| said);
-            let is_told = until(patience(), || said().is_ok_and(|said| said.contains(part)));
-            is_told
-                .with_context(|| format!("the control plane does not say `{part}`: {:?}", said()))
-        };
         told("cannot keep it in")?;
         ensure!(applied(service)? == 3, "it is applied, and was not kept");
         looker.all_are(3)?;

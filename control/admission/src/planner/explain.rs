@@ -230,6 +230,22 @@ impl Planner {
             if let Some(short) = pins.and_then(|pins| pins.short) {
                 warnings.push(format!("{dataplane}: {short}"));
             }
+            let of = &self.dataplanes[dataplane];
+            let least = |(table, own): (&String, &Holding)| {
+                let least = match table == name {
+                    true => settings.min_bytes,
+                    false => self.settings.get(&(model.into(), table.clone()))?.min_bytes,
+                };
+                Some(least?.min(own.seen.rows.saturating_mul(own.seen.slot_bytes)))
+            };
+            let all = of.tables.iter().filter_map(least);
+            let all = all.fold(0, u64::saturating_add);
+            if settings.min_bytes.is_some() && all > of.report.arena_bytes {
+                warnings.push(format!(
+                    "{dataplane}: its tables are to have {all} bytes at least (min_bytes), and its arena has {}: it is not divided anew as long as that is so",
+                    of.report.arena_bytes
+                ));
+            }
         }
         SettingsView {
             model: model.into(),

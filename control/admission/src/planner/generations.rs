@@ -61,7 +61,7 @@ pub struct ModelGenerations {
     /// Names of dataplanes that were left out since they were not heard of, and have not been since.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub without: Vec<String>,
-    /// How often a wish was given again while a dataplane could not do it, or had not told that it has: it tries at once then.
+    /// How often one was to be loaded, or a wish was given again while a dataplane could not do it, or had not told that it has: it tries at once then.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub tries: u32,
 }
@@ -179,7 +179,13 @@ impl Planner {
         }
         let mut wanted = match known {
             Some(known) => known,
-            None => served(model, &dataplanes)?,
+            None => {
+                let activated = match wish {
+                    GenerationWish::Activate(number) => Some(number),
+                    _ => None,
+                };
+                served(model, &dataplanes, activated)?
+            }
         };
         let mut unheard = self.unheard(now_ns, model);
         for name in without {
@@ -224,6 +230,8 @@ impl Planner {
                     ));
                 }
                 wanted.held.push(number);
+                // Where it was wanted, failed and was not wanted any more since the last policy, it is to be tried again as well.
+                wanted.tries = wanted.tries.wrapping_add(1);
             }
             GenerationWish::Activate(number) if number == newest => {
                 unheard.retain(|of| of.served != Some(number));
@@ -412,10 +420,11 @@ fn refusals(dataplane: &Dataplane) -> impl Iterator<Item = &str> {
     sentences.filter(|sentence| sentence.starts_with("generation "))
 }
 
-/// What dataplanes serve of which nothing is wanted yet.
+/// What dataplanes serve of which nothing is wanted yet, and one that is about to be, where all of them hold it.
 fn served(
     model: &str,
     dataplanes: &BTreeMap<&str, &Dataplane>,
+    activated: Option<u64>,
 ) -> Result<ModelGenerations, Refused> {
     let mut served = dataplanes.iter();
     let Some((first, of)) = served.next() else {
@@ -439,8 +448,13 @@ fn served(
             of.report.generations[0]
         ));
     }
+    // What is held beside it is not wanted, unless it is to be served.
+    let other = activated.filter(|&number| {
+        let mut held = dataplanes.values().map(|of| &of.report.generations);
+        number != newest && held.all(|held| held.contains(&number))
+    });
     Ok(ModelGenerations {
-        held: vec![newest],
+        held: [newest].into_iter().chain(other).collect(),
         newest,
         before: None,
         without: Vec::new(),

@@ -457,7 +457,7 @@ impl Planner {
             if self.tables.len() >= self.limits.tables_max {
                 break;
             }
-            let seed = seed_of(&key);
+            let seed = seed_of(&key.0, &key.1);
             self.tables.entry(key).or_insert_with(|| Table::new(seed));
         }
     }
@@ -531,8 +531,8 @@ fn asked(settings: &Settings, holding: &Holding) -> u64 {
     (part * (bytes / holding.seen.slot_bytes) as f64) as u64
 }
 
-/// A seed of its own for each table, the same at each start (FNV-1a).
-fn seed_of((model, table): &Key) -> u64 {
+/// A seed of its own for each table of a model, the same at each start (FNV-1a).
+fn seed_of(model: &str, table: &str) -> u64 {
     let bytes = model.bytes().chain([0]).chain(table.bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |seed, byte| {
         (seed ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

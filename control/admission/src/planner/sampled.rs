@@ -2,36 +2,42 @@
 
 use std::collections::BTreeMap;
 
-use super::Planner;
-use super::dataplane::Dataplane;
+use super::{Planner, seed_of};
+use crate::hash::hash;
 
 /// Samples a second that a dataplane is asked for at least, and at most. A worker has room for 4,096 in 50 ms.
 const SAMPLES: core::ops::RangeInclusive<f64> = 3_000.0..=60_000.0;
 
+/// A dataplane with so many times the lookups of the one that samples a table samples it instead. To begin anew costs what was learnt.
+const MUCH_MORE: f64 = 4.0;
+/// Fewer lookups a second are none worth a change.
+const IDLE: f64 = 1.0;
+
 impl Planner {
-    /// Chooses which dataplane samples which table.
+    /// Chooses which dataplane samples which table: one that many lookups of it go to, and of those that have about as many any, so that
+    /// tables are spread over them. It stays as long as none has far more.
     pub(super) fn choose_samplers(&mut self, now_ns: u64) {
         for ((model, name), table) in &mut self.tables {
-            let serve = self.dataplanes.iter().filter(|(_, dataplane)| {
-                dataplane.report.model == *model
-                    && dataplane.tables.contains_key(name)
-                    && !dataplane.is_silent(now_ns)
+            let serve = self.dataplanes.iter().filter_map(|(of, dataplane)| {
+                let holding = dataplane.tables.get(name)?;
+                let is_it = dataplane.report.model == *model && !dataplane.is_silent(now_ns);
+                is_it.then_some((of, dataplane.instance, holding.usual))
             });
-            let present = table.sampler.clone();
-            let rank = |(name_of, of): &(&String, &Dataplane)| {
-                let chosen = present
-                    .as_ref()
-                    .is_some_and(|(name, instance)| name == *name_of && *instance == of.instance);
-                (chosen, of.tables[name].lookups.unwrap_or(0.0))
+            let rank = |&(of, _, usual): &(&String, u128, f64)| {
+                let about = usual.max(IDLE).log2() as u32;
+                (about, drawn(name, of))
             };
-            let best = serve.max_by(|a, b| {
-                let (a, b) = (rank(a), rank(b));
-                a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+            let Some(best) = serve.clone().max_by_key(rank) else {
+                continue;
+            };
+            let most = serve.clone().map(|(.., usual)| usual).fold(IDLE, f64::max);
+            let stays = table.sampler.as_ref().is_some_and(|(of, instance)| {
+                let mut serve = serve.clone();
+                let present = serve.find(|known| (known.0, known.1) == (of, *instance));
+                present.is_some_and(|(.., usual)| most <= MUCH_MORE * usual.max(IDLE))
             });
-            if let Some((sampler, dataplane)) = best
-                && !rank(&(sampler, dataplane)).0
-            {
-                table.sampled_by(sampler, dataplane.instance);
+            if !stays {
+                table.sampled_by(best.0, best.1);
             }
         }
     }
@@ -84,4 +90,9 @@ impl Planner {
             table.aim(now_ns, part.max(sizes), most);
         }
     }
+}
+
+/// A number of a table and a dataplane that says nothing of either.
+fn drawn(table: &str, dataplane: &str) -> u64 {
+    hash(seed_of(table, dataplane), 0)
 }

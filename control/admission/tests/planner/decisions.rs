@@ -95,13 +95,11 @@ fn of_two_that_serve_a_table_one_samples_it_and_both_divide() {
         .iter()
         .position(|of| of.name == sampler)
         .unwrap();
-    let (policy, other) = (
-        world.planner.policy(&sampler).cloned(),
-        &world.dataplanes[1 - at].name,
-    );
-    let other = other.clone();
+    let other = world.dataplanes[1 - at].name.clone();
     world.silent = vec![at];
-    world.run(8);
+    world.run(5);
+    let policy = world.planner.policy(&sampler).cloned();
+    world.run(3);
     let table = world.planner.table(world.now_ns, "m", "a").unwrap();
     assert_eq!(table.sampled_by, Some(other));
     assert!(
@@ -122,6 +120,72 @@ fn of_two_that_serve_a_table_one_samples_it_and_both_divide() {
         shares(world.planner.policy(&sampler).unwrap()),
         shares(&policy.unwrap())
     );
+}
+
+/// Where each dataplane is asked for what it is asked for, the one that samples a table is one that is asked for it.
+#[test]
+fn who_is_asked_for_a_table_samples_it() {
+    let none = Traffic { lookups: 0, ..BUSY };
+    let sampler = |world: &World, table: &str| {
+        let view = world.planner.table(world.now_ns, "m", table).unwrap();
+        (view.sampled_by.unwrap(), view.weight)
+    };
+    for (busy, idle) in [("x", "y"), ("y", "x")] {
+        let mut both = [dataplane(busy, 3), dataplane(idle, 4)];
+        for table in ["a", "b"] {
+            both[1].ask(table, none);
+        }
+        let mut world = World::new(both.into());
+        world.run(12);
+        for table in ["a", "b"] {
+            let (of, weight) = sampler(&world, table);
+            assert_eq!(of, busy, "of {table}");
+            assert!(weight > 500.0, "{weight} of {table}");
+        }
+        assert!(world.dataplanes[0].rows("a") > 14_000);
+        // All of it goes to the other one from now on.
+        for table in ["a", "b"] {
+            world.dataplanes[0].ask(table, none);
+        }
+        world.dataplanes[1].ask("a", BUSY);
+        world.dataplanes[1].ask("b", FLAT);
+        world.run(1);
+        assert_eq!(sampler(&world, "a").0, busy, "it may be a pause");
+        world.run(19);
+        for table in ["a", "b"] {
+            let (of, weight) = sampler(&world, table);
+            assert_eq!(of, idle, "of {table}");
+            assert!(weight > 500.0, "{weight} of {table}");
+        }
+        assert!(world.dataplanes[1].rows("a") > 14_000);
+    }
+}
+
+#[test]
+fn tables_are_spread_over_dataplanes_that_are_asked_alike() {
+    let names: Vec<String> = (0..16).map(|table| format!("t{table}")).collect();
+    let little = Traffic {
+        lookups: 2_000,
+        ..FLAT
+    };
+    let tables: Vec<(&str, u64, Traffic)> = names
+        .iter()
+        .map(|name| (&**name, 1_000_000, little))
+        .collect();
+    let of = |at: u128| Simulated::new(&format!("d{at}"), at, 32_000, &tables);
+    let mut world = World::new((1..=4).map(of).collect());
+    world.run(4);
+    for of in &world.dataplanes {
+        let count = names.iter().filter(|name| of.threshold(name) > 0).count();
+        assert!((1..=8).contains(&count), "{}: {count} of 16", of.name);
+    }
+    let chosen = |world: &World| {
+        let tables = world.planner.tables(world.now_ns).into_iter();
+        tables.map(|table| table.sampled_by).collect::<Vec<_>>()
+    };
+    let before = chosen(&world);
+    world.run(10);
+    assert_eq!(chosen(&world), before, "they stay");
 }
 
 #[test]
@@ -493,6 +557,28 @@ fn settings_are_followed_and_explained() {
             .pinned
             .is_empty()
     );
+}
+
+#[test]
+fn shares_that_an_arena_has_no_room_for_are_warned_of() {
+    let mut world = World::new(vec![dataplane("x", 3)]);
+    world.run(2);
+    let warned = |world: &World, table: &str, least: u64| {
+        let settings: Settings = settings(&format!(r#"{{"min_bytes":{least}}}"#)).unwrap();
+        let warnings = world.planner.settings_view("m", table, &settings).warnings;
+        warnings.into_iter().find(|why| why.contains("min_bytes"))
+    };
+    // Of 16,000 rows.
+    assert_eq!(warned(&world, "a", 1_000_000), None);
+    let why = "x: its tables are to have 10000000 bytes at least (min_bytes), and its arena has 1600000: it is not divided anew as long as that is so";
+    assert_eq!(warned(&world, "a", u64::MAX).as_deref(), Some(why));
+    world.tell(Event::Settings {
+        model: "m".into(),
+        table: "b".into(),
+        settings: settings(r#"{"min_bytes":1000000}"#),
+    });
+    let why = warned(&world, "a", 1_000_000).unwrap();
+    assert!(why.contains("2000000 bytes"), "{why}");
 }
 
 #[test]

@@ -106,3 +106,23 @@ fn a_table_that_nobody_asks_keeps_next_to_nothing_after_ten_seconds() {
     // The last few rows would gain the others too little for a move.
     assert!(after <= 600, "{after} rows");
 }
+
+#[test]
+fn a_table_that_is_asked_in_the_place_of_another_has_its_share_after_ten_seconds() {
+    let [all, nothing] = [50_000, 0].map(|lookups| zipf(lookups, 150_000, 0));
+    let tables = [("before", 150_000, all), ("after", 150_000, nothing)];
+    let mut world = World::new(vec![Simulated::new("a", 3, 12_000, &tables)]);
+    world.run(30);
+    let rows = |world: &World| ["before", "after"].map(|table| world.dataplanes[0].rows(table));
+    let [before, after] = rows(&world);
+    assert!(before > 11_000 && after < 600, "{before} and {after}");
+    world.dataplanes[0].ask("before", nothing);
+    world.dataplanes[0].ask("after", all);
+    let hits = world.run(40);
+    // Nine tenths of what it has in the end.
+    let (least, settled) = (hits[0].min(hits[1]), mean(&hits[30..]));
+    let part = (hits[9] - least) / (settled - least);
+    let [before, after] = rows(&world);
+    assert!(after > 11_000 && before < 600, "{before} and {after}");
+    assert!(part >= 0.9, "{part:.3}: {hits:.3?}");
+}

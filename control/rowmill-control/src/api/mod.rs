@@ -31,6 +31,7 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::deciding::Unkept;
 use crate::planning::Planning;
 
 pub(crate) use deltas::Deltas;
@@ -43,6 +44,8 @@ pub(crate) struct Warnings {
     pub(crate) open: Arc<[String]>,
     /// The state's file: damaged ones that were found in its place lie beside it.
     pub(crate) state: Arc<Path>,
+    /// Why it can't be kept at present, if so.
+    pub(crate) unkept: Arc<Unkept>,
 }
 
 impl Warnings {
@@ -59,7 +62,9 @@ impl Warnings {
                 ago(changed.elapsed().unwrap_or_default())
             )
         });
-        self.open.iter().cloned().chain(lost).collect()
+        let unkept = self.unkept.why();
+        let open = self.open.iter().cloned();
+        open.chain(lost).chain(unkept).collect()
     }
 }
 

@@ -64,6 +64,11 @@ impl Drawn {
         self.dropped
     }
 
+    /// Keeps those at such positions of what was drawn.
+    pub(super) fn keep(&mut self, is_kept: impl Fn(usize) -> bool) {
+        self.rows.retain(|row| is_kept(row.position as usize));
+    }
+
     pub(super) fn push(&mut self, row: DrawnRow) {
         // No memory is taken here.
         if self.rows.len() < self.room {

@@ -176,7 +176,8 @@ impl Store {
         self.find_and_draw(turn, rows, places, &mut Drawn::nothing())
     }
 
-    /// The same, and draws those that are to be.
+    /// The same, and draws those that are to be; but none that are [patched](Self::patch): these are there whatever the sets have room for,
+    /// and what is drawn is to tell how much room that should be.
     ///
     /// # Panics
     /// As [`find`](Self::find).
@@ -203,6 +204,10 @@ impl Store {
             }
         };
         let patched = self.patches.put(rows, places, MISS);
+        if !drawn.rows().is_empty() && self.patched() > 0 {
+            let slots = self.memory.patched();
+            drawn.keep(|position| !slots.contains(&places[position]));
+        }
         Found::new(&self.memory, places, misses - patched)
     }
 

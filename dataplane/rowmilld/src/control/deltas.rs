@@ -27,6 +27,8 @@ use crate::places::Stand;
 const LOOK: Duration = Duration::from_secs(1);
 /// One that could not be applied is tried again after a while, since what it lacks may be there by then: first and longest, it doubles each time.
 const AGAIN: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(3600)];
+/// One that could not be written here is fetched again after so long: there may be room.
+const UNKEPT: Duration = Duration::from_secs(5);
 
 /// What reports tell.
 #[derive(Clone, Debug, Default)]
@@ -70,6 +72,14 @@ struct Failed {
     at: Instant,
     pause: Duration,
     why: String,
+}
+
+/// Why a delta is not there.
+enum Unfetched {
+    /// The control plane can't be asked, or refuses.
+    Told(String),
+    /// It can't be written here.
+    Unkept(String),
 }
 
 impl Failed {
@@ -151,8 +161,19 @@ impl Fetcher {
                             }
                         }
                     }
-                    Err(why) => {
+                    Err(Unfetched::Told(why)) => {
                         client.hang_up();
+                        refused.push(why);
+                    }
+                    Err(Unfetched::Unkept(why)) => {
+                        // The rest of the answer is still to come.
+                        client.hang_up();
+                        let why = format!(
+                            "delta {sequence} of generation {generation} could not be fetched: {why}"
+                        );
+                        failed.insert(generation, Failed::now(sequence, UNKEPT, why.clone()));
+                        self.told.failed(&failed);
+                        self.told.set(why.clone());
                         refused.push(why);
                     }
                 }
@@ -177,26 +198,30 @@ impl Fetcher {
     }
 
     /// Brings a delta to a file; none where there is none yet.
-    fn fetch(&self, client: &mut Client, of: &str) -> Result<Option<PathBuf>, String> {
+    fn fetch(&self, client: &mut Client, of: &str) -> Result<Option<PathBuf>, Unfetched> {
         let path = self.deltas.incoming();
         let mut file: Option<File> = None;
         let mut at = 0;
         loop {
             let piece = |_| self.peer.path(&format!("{of}&at={at}"));
             let answer = client.ask(piece, Body::None, PATIENCE);
-            let answer = answer.map_err(|error| error.to_string())?;
+            let answer = answer.map_err(|error| Unfetched::Told(error.to_string()))?;
             match answer.code {
                 204 if at == 0 => return Ok(None),
                 200 if answer.body.is_empty() => break,
                 200 => {}
-                _ => return Err(refusal(&self.peer, &answer)),
+                _ => return Err(Unfetched::Told(refusal(&self.peer, &answer))),
             }
             at += answer.body.len() as u64;
             if at > MAX_DELTA_BYTES {
-                return Err("a delta has no end".into());
+                return Err(Unfetched::Told("a delta has no end".into()));
             }
-            let written = write(&mut file, &path, &answer.body);
-            written.map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+            if let Err(error) = write(&mut file, &path, &answer.body) {
+                // What there is of it is in the way of others on a full disk.
+                let _removed = fs::remove_file(&path);
+                let why = format!("cannot write {}: {error}", path.display());
+                return Err(Unfetched::Unkept(why));
+            }
         }
         Ok(Some(path))
     }

@@ -66,6 +66,9 @@ impl Means {
             "generation 0 cannot be told from the newest by requests, whatever that is: give generations numbers from 1 on (`rowmill table ... \
              --generation`)"
         );
+        // Now, as it is about to be written over with rows of the newest.
+        let before = self.warm.as_ref().map(|lists| lists.of(number));
+        let before = before.unwrap_or_default();
         let coming = self.listed.as_ref();
         let coming = coming.map(|listed| listed.coming(&generation));
         let coming = coming.transpose()?;
@@ -132,8 +135,9 @@ impl Means {
         let mut warmed = String::new();
         if let Some(listed) = &self.listed {
             let tell = |rows| self.tell_in(SHORT, side, turnover::Stage::Keep(rows), running);
-            let (hot, given) = listed.warm(side, &tell, running);
-            warmed = format!(", {given} of {hot} rows that are hot in its cache");
+            let (hot, given) = listed.warm(side, &before, &tell, running);
+            let or_were = if before.is_empty() { "" } else { " or were" };
+            warmed = format!(", {given} of {hot} rows that are{or_were} hot in its cache");
         }
         let detail = format!(
             "generation {number} of {} is held, {} loaded{warmed} in {:.1} s; it is served when it is activated, or named",

@@ -1,13 +1,16 @@
-//! The cache of a generation that comes is warmed with the rows that are hot in the newest.
+//! The cache of a generation that comes is warmed with the rows that were hot in it when it was served before, as far as that is known, and with
+//! those that are hot in the newest.
 //!
 //! The thread that brings it reads them from the file and gives workers a few at a time, which put them into empty slots between two of their
 //! turns: reading them would cost a worker ten times as much, and requests that are in progress wait for what it does.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rowmill_cache::warm::WarmTable;
 use rowmill_engine::Side;
 use rowmill_table::{PAGE_BYTES, PageChecksums, ResidentTable, TableInfo};
 use rustix::fs::{Advice, fadvise};
@@ -81,10 +84,12 @@ impl Drop for Source {
 }
 
 impl Listed {
-    /// Gives workers the rows of a side's generation that are hot in the newest, by `tell`, for a while. Returns how many there were, and are.
+    /// Gives workers the rows of a side's generation that were hot `before`, and that are in the newest, by `tell`, for a while. Returns how many
+    /// there were, and are.
     pub(crate) fn warm(
         &self,
         side: Side,
+        before: &[WarmTable],
         tell: &dyn Fn(Rows),
         running: &dyn Fn(String),
     ) -> (usize, usize) {
@@ -105,7 +110,12 @@ impl Listed {
             let slots = u64::from(store.shape().slots());
             let most = slots.min(slots * MOST_ROWS / all.max(1));
             let table = |model: &Model| model.tables.tables()[model.number(view)].clone();
-            let rows = renumbered(&store.hot(most as usize), &table(&newest), &table(&other));
+            let (newest, after) = (table(&newest), table(&other));
+            let hot_now = renumbered(&store.hot(most as usize), &newest, &after);
+            let before = before.iter().find(|table| table.name == view.name);
+            let before = before.map_or(&[][..], |table| &table.rows);
+            let mut rows = both(before, hot_now, &after);
+            rows.truncate(most as usize);
             hot += rows.len();
             let gives = |rows: Rows| {
                 running(format!("loading rows that are hot, {given} so far"));
@@ -150,6 +160,19 @@ impl Listed {
         }
         Ok(())
     }
+}
+
+/// Rows that were hot in a table before, and behind them others that are now.
+fn both(before: &[u32], mut now: Vec<u32>, table: &ResidentTable) -> Vec<u32> {
+    let is_there = |row: &&u32| **row < table.lookup_count();
+    let mut rows: Vec<u32> = before.iter().filter(is_there).copied().collect();
+    if rows.is_empty() {
+        return now;
+    }
+    let known: HashSet<u32> = rows.iter().copied().collect();
+    now.retain(|row| !known.contains(row));
+    rows.append(&mut now);
+    rows
 }
 
 /// The numbers that rows of one generation's table have in another one's: those of the same ids.

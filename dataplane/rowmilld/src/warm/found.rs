@@ -73,7 +73,7 @@ pub(super) fn find(
     };
     if warm.generation != name {
         let why = format!(
-            "{at} is of {}, and this is {name}, whose rows may have other numbers; it stays until there are rows of this one to list",
+            "{at} is of {}, and this is {name}, whose rows may have other numbers; they are loaded if that generation is, and it stays until there are rows of this one to list",
             warm.generation
         );
         return none(Choice::warning(WHAT, "none", why));
