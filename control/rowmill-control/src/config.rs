@@ -421,7 +421,14 @@ impl Config {
             self.check_stream(stream)?;
         }
         if let Some(file) = &self.record.file {
-            let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.into());
+            // Neither may be there yet.
+            let real = |path: &Path| {
+                let folder = path.parent().filter(|folder| *folder != Path::new(""));
+                let folder = folder.unwrap_or(Path::new(".")).canonicalize().ok();
+                let named = folder.zip(path.file_name());
+                let named = named.map_or_else(|| path.into(), |(folder, name)| folder.join(name));
+                named.canonicalize().unwrap_or(named)
+            };
             if real(file) == real(&self.state) {
                 return Err(format!(
                     "record.file is {}, and so is state, which a recording would be written over: name another file",
@@ -541,6 +548,7 @@ mod tests {
             ("state = 'a'\ndeltas.max_bytes = 0", "from 1 to"),
             ("state = 'a'\ndeltas.watch = 'b'", "set deltas.directory"),
             ("state = 'a'\nrecord.file = 'a'", "name another file"),
+            ("state = 'a'\nrecord.file = './a'", "name another file"),
             (
                 "state = 'a'\ndeltas.redis.url = 'redis://127.0.0.1:1'",
                 "set deltas.directory",

@@ -50,6 +50,8 @@ pub struct Deciding {
     unkept: Arc<Unkept>,
     /// It is no longer where it was.
     is_away: bool,
+    /// When something was written last only to see whether that can be.
+    tried_ns: u64,
 }
 
 /// Why the state can't be kept at present, if so.
@@ -67,12 +69,14 @@ impl Unkept {
 
     /// Something was kept or could not be, which is logged when it is otherwise than the time before.
     fn note(&self, error: Option<&StateError>) {
-        let mut why = self.0.lock().expect("nobody panics with it in hand");
-        let before = why.take();
-        *why = error.map(|error| {
+        let now = error.map(|error| {
             format!("what is wished for and decided can't be kept, so that wishes are refused and the next start won't know the rest: {error}")
         });
-        match (&before, &*why) {
+        let before = {
+            let mut why = self.0.lock().expect("nobody panics with it in hand");
+            std::mem::replace(&mut *why, now.clone())
+        };
+        match (before, now) {
             (None, Some(why)) => tracing::error!("{why}"),
             (Some(_), None) => tracing::info!("the state can be kept again"),
             _ => {}
@@ -181,6 +185,7 @@ impl Deciding {
             recording,
             unkept: Arc::default(),
             is_away: false,
+            tried_ns: 0,
         };
         for event in known {
             // A recording begins with them, so that it is whole.
@@ -287,7 +292,7 @@ impl Deciding {
     /// Has decided what is to be decided each second. Returns whether policies are others than before.
     pub fn turn(&mut self, now_ns: u64) -> bool {
         self.overtake(now_ns);
-        self.look();
+        self.look(now_ns);
         // A turn is refused by nobody.
         self.handle(now_ns, Event::Turn).expect("turns are taken");
         let policies = self.planner.names().filter_map(|name| {
@@ -317,13 +322,20 @@ impl Deciding {
         Arc::clone(&self.unkept)
     }
 
-    /// Sees whether the state is still where it was.
-    fn look(&mut self) {
+    /// Sees whether the state is still where it was, and, where it could not be kept, whether it can be now.
+    fn look(&mut self, now_ns: u64) {
         let there = self.state.look();
         if there.is_err() || self.is_away {
             self.unkept.note(there.as_ref().err());
         }
         self.is_away = there.is_err();
+        let is_due = now_ns.saturating_sub(self.tried_ns) >= KEEP_EVERY_NS;
+        if is_due && !self.is_away && self.unkept.why().is_some() {
+            self.tried_ns = now_ns;
+            let identity = self.identity.clone();
+            // What came of it is noted.
+            let _kept = self.keep(|change| change.put("", &identity));
+        }
     }
 
     fn keep(&mut self, what: impl FnOnce(&mut Change)) -> Result<(), StateError> {

@@ -77,11 +77,12 @@ impl Place {
         if change["state"] != "done" {
             bail!("{name} stays as it was: {detail}");
         }
-        // Without the page it is done all the same.
-        let page = fetch(&admin).and_then(|text| parse(&admin, &text));
-        let divided = page.ok().as_ref().and_then(divided);
-        if let Some(divided) = divided.filter(|_| cache_bytes.is_some()) {
-            eprintln!("note: {divided}");
+        if cache_bytes.is_some() {
+            // Without the page it is done all the same.
+            let page = fetch(&admin).and_then(|text| parse(&admin, &text));
+            if let Some(divided) = page.ok().as_ref().and_then(divided) {
+                note(&format!("note: {divided}"));
+            }
         }
         print(&format!("{name}: {detail}\n"))
     }

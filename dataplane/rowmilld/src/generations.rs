@@ -53,8 +53,10 @@ pub struct Means {
     pub mailboxes: Vec<Arc<Mailbox>>,
     /// Tables that are listed in `[[tables]]`, if some are.
     pub listed: Option<Arc<Listed>>,
-    /// Rows of generations that were wanted most when they were served before, where they are listed in a file.
-    pub warm: Option<warm::Lists>,
+    /// The model's name.
+    pub model: String,
+    /// Rows of a generation that were wanted most when it was served before, where a start has found that.
+    pub warm: warm::Lists,
     /// Where deltas are kept, if rows can change.
     pub deltas: Option<Arc<deltas::Store>>,
     /// Pages of rows.

@@ -26,6 +26,7 @@ use crate::files::{self, Identity, Watch};
 use crate::mailbox::{Mailbox, Move};
 use crate::remote::Remotes;
 use crate::room::{Memory, Needs};
+pub(crate) use warm::MOST_ROWS;
 
 /// How often it is looked for what workers give back.
 const LOOK: Duration = Duration::from_millis(1);

@@ -7,8 +7,8 @@ mod found;
 mod view;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -19,6 +19,7 @@ use crate::cache_view::{CacheView, TableView};
 use crate::claim::{self, Claim, ClaimError};
 use crate::config::{Config, Placement};
 use crate::generations::View;
+use crate::listed::MOST_ROWS;
 use crate::plan::{Choice, Plan};
 use found::{Found, find};
 pub use view::WarmView;
@@ -89,32 +90,37 @@ fn refusal(error: &ClaimError) -> anyhow::Error {
     )
 }
 
-/// What the file lists of a generation that comes while another one is served: after a restart that may be the one that was served before.
-#[derive(Debug)]
-pub struct Lists {
-    path: PathBuf,
-    model: String,
-}
+/// What a start has found in the file of a generation that is not the one it serves: after a restart that may be loaded soon. (The file itself is
+/// written over with rows of the one that is served.)
+#[derive(Debug, Default)]
+pub struct Lists(Mutex<Option<Arc<Warm>>>);
 
 impl Lists {
-    /// Those of the file that the configuration names, if it does.
-    ///
-    /// # Errors
-    /// As [`check`].
-    pub(crate) fn configured(config: &Config) -> anyhow::Result<Option<Lists>> {
-        let lists = |path| Lists {
-            path,
-            model: config.model.name(),
-        };
-        Ok(file(config)?.map(lists))
+    /// Keeps as much of it as a generation that comes is given.
+    fn keep(&self, mut warm: Warm) {
+        let all: usize = warm.tables.iter().map(|table| table.rows.len()).sum();
+        for table in &mut warm.tables {
+            let part = table.rows.len() as u64 * MOST_ROWS / (all as u64).max(MOST_ROWS);
+            table.rows.truncate(part as usize);
+            table.rows.shrink_to_fit();
+        }
+        *self.lock() = Some(Arc::new(warm));
     }
 
-    /// Rows of a generation by table, those first that are wanted most: none where the file is of another one, or can't be read, which a start
-    /// has told.
-    pub(crate) fn of(&self, generation: u64) -> Vec<WarmTable> {
-        let warm = Warm::read(&self.path).ok().flatten();
-        let warm = warm.filter(|warm| warm.generation == name(&self.model, generation));
-        warm.map_or_else(Vec::new, |warm| warm.tables)
+    /// What is known of a generation, rows of each table in the order in which they are wanted.
+    pub(crate) fn of(&self, model: &str, generation: u64) -> Option<Arc<Warm>> {
+        let warm = self.lock();
+        let is_it = |warm: &&Arc<Warm>| warm.generation == name(model, generation);
+        warm.as_ref().filter(is_it).cloned()
+    }
+
+    /// It has been loaded.
+    pub(crate) fn forget(&self) {
+        *self.lock() = None;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Warm>>> {
+        self.0.lock().expect("a panic ends the process")
     }
 }
 
@@ -127,6 +133,8 @@ pub(crate) struct Begun {
     pub(crate) view: Option<Arc<WarmView>>,
     /// What was found in it.
     pub(crate) choice: Option<Choice>,
+    /// The same of another generation.
+    pub(crate) lists: Lists,
 }
 
 /// Where the configuration names a file: gives the workers what it lists, and keeps it from now on.
@@ -156,7 +164,12 @@ pub(crate) fn begin(
         lists,
         choice,
         foreign,
+        another,
     } = find(&path, &name, cache, |table| table.store().is_some());
+    let before = Lists::default();
+    if let Some(another) = another {
+        before.keep(another);
+    }
     for part in parts {
         part.worker.warm(&rows);
     }
@@ -183,6 +196,7 @@ pub(crate) fn begin(
         keeper,
         view: Some(view),
         choice: Some(choice),
+        lists: before,
     })
 }
 

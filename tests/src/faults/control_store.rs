@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use super::Verdict;
 use super::control::{control_plane, control_plane_at, kill, says};
 use super::operator::{following, wishes, wishes_until};
-use super::site::{Service, Site};
+use super::site::{Service, Site, patience, until};
 use super::small_disk::{self, SmallDisk};
 use super::watch::beside_an_innocent;
 
@@ -148,13 +148,24 @@ pub(super) fn disk_full(site: &Site) -> Result<Verdict> {
             let is_told = said.contains("that the disk has room");
             ensure!(is_told, "it is not said why: {said}");
         }
-        let (_, said) = wishes(site, &["status", "control"])?;
-        let is_told = said.contains("can't be kept");
-        ensure!(is_told, "its status does not say so: {said}");
+        // Something small may find room in between.
+        let mut said = String::new();
+        let mut is_told = || -> Result<bool> {
+            set(site, &format!("t{kept}-"))?;
+            said = wishes(site, &["status", "control"])?.1;
+            Ok(said.contains("can't be kept"))
+        };
+        let told = until(patience(), || is_told().unwrap_or(false));
+        told.with_context(|| format!("its status does not say so: {said}"))?;
         let served = service.status()?["generation"].take();
         ensure!(served == 1, "{served} is served, which was refused");
         connected(service, true)?;
         disk.empty()?;
+        let is_over = || {
+            let said = wishes(site, &["status", "control"]).map(|(_, said)| said);
+            said.is_ok_and(|said| !said.contains("can't be kept"))
+        };
+        until(2 * patience(), is_over).context("its status goes on saying that it can't keep")?;
         has(site, kept, "there is room")?;
         kill(&mut running)?;
         running = control_plane_at(site, &state)?;
@@ -177,8 +188,6 @@ pub(super) fn disk_full(site: &Site) -> Result<Verdict> {
 fn has(site: &Site, kept: u32, when: &str) -> Result<()> {
     let (is_set, said) = set(site, "small")?;
     ensure!(is_set, "{when}: {said}");
-    let (_, said) = wishes(site, &["status", "control"])?;
-    ensure!(!said.contains("can't be kept"), "{when}: {said}");
     let (_, said) = wishes(site, &["policy", "show", "--json"])?;
     for number in 0..kept {
         let table = format!("\"t{number}-\"");

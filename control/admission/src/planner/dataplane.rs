@@ -8,14 +8,14 @@ use rowmill_link::{Placement, Policy, Report, TableReport};
 use super::Refused;
 use super::claims::checked;
 
-/// A table that was not asked for so long has no traffic, whatever it had before: it would take a quarter of a minute to fade.
-const QUIET_NS: u64 = 3_000_000_000;
 /// Half of what is known of a table's traffic is forgotten in this time: a shift of traffic between tables is acted on at once.
 const TRAFFIC_HALF_LIFE_NS: f64 = 1e9;
 /// The same of the part of lookups that was found, as it is now and as it was before.
 const FOUND_HALF_LIFE_NS: [f64; 2] = [1e9, 8e9];
 /// Half of a table's traffic before a pause is forgotten in this time, where it is asked who is to sample it.
 const PAUSE_HALF_LIFE_NS: f64 = 3e9;
+/// More lookups a second are a claim that is not believed there.
+const USUAL_MOST: f64 = 1e10;
 /// The present hits are compared with those before only if so many lookups stand behind them.
 const SHIFT_LOOKUPS: f64 = 1_000.0;
 /// By how much they have to differ, beside what chance does to them: requests look rows up in batches, so that it does more than it would
@@ -50,8 +50,6 @@ pub(crate) struct Holding {
     pub(crate) lookups: Option<f64>,
     /// The same, and before a pause.
     pub(crate) usual: f64,
-    /// For so long it was not asked.
-    quiet_ns: u64,
     /// The part of lookups that was found, as it is and as it was before.
     found: [Option<f64>; 2],
     /// The share that is wanted, or none where it is left as the dataplane has it.
@@ -121,7 +119,6 @@ impl Dataplane {
                 seen: seen.clone(),
                 lookups: None,
                 usual: 0.0,
-                quiet_ns: 0,
                 found: [None; 2],
                 wanted_bytes: None,
                 refused_until_ns: 0,
@@ -161,16 +158,9 @@ impl Holding {
         let (lookups, passed) = (lookups as f64, passed_ns as f64);
         let rate = lookups / (passed / 1e9);
         let left = |half_life: f64| 0.5_f64.powf(passed / half_life);
-        self.quiet_ns = match lookups {
-            0.0 => self.quiet_ns.saturating_add(passed_ns),
-            _ => 0,
-        };
-        let now = match self.quiet_ns {
-            ..QUIET_NS => faded(self.lookups, rate, left(TRAFFIC_HALF_LIFE_NS)),
-            _ => 0.0,
-        };
+        let now = faded(self.lookups, rate, left(TRAFFIC_HALF_LIFE_NS));
         self.lookups = Some(now);
-        self.usual = (self.usual * left(PAUSE_HALF_LIFE_NS)).max(now);
+        self.usual = (self.usual * left(PAUSE_HALF_LIFE_NS)).max(now.min(USUAL_MOST));
         if lookups == 0.0 || hits as f64 > lookups {
             return false;
         }

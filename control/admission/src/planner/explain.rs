@@ -1,5 +1,7 @@
 //! What is known and why something is as it is, for people.
 
+use std::collections::BTreeMap;
+
 use rowmill_link::Admission;
 use serde::{Deserialize, Serialize};
 
@@ -206,14 +208,35 @@ impl Planner {
 
     /// Settings of all tables that have some, also of those that no dataplane has.
     pub fn all_settings(&self) -> Vec<SettingsView> {
+        let mut sums = BTreeMap::new();
         let views = self.settings.iter();
         views
-            .map(|((model, table), settings)| self.settings_view(model, table, settings))
+            .map(|((model, table), settings)| self.view_of(model, table, settings, &mut sums))
             .collect()
     }
 
     /// Settings that a table would have.
     pub fn settings_view(&self, model: &str, name: &str, settings: &Settings) -> SettingsView {
+        self.view_of(model, name, settings, &mut BTreeMap::new())
+    }
+
+    /// Bytes that the tables of a dataplane are to have at least by their settings.
+    fn least_of(&self, of: &Dataplane) -> u64 {
+        let least = of.tables.iter().filter_map(|(table, own)| {
+            let key = (of.report.model.clone(), table.clone());
+            Some(own.least(self.settings.get(&key)?.min_bytes?))
+        });
+        least.fold(0, u64::saturating_add)
+    }
+
+    /// The same, with what the settings of each dataplane's tables come to, as far as that is known.
+    fn view_of(
+        &self,
+        model: &str,
+        name: &str,
+        settings: &Settings,
+        sums: &mut BTreeMap<String, u64>,
+    ) -> SettingsView {
         let serving = self.dataplanes.iter();
         let serving = serving.filter(|(_, of)| of.report.model == model);
         let holdings = serving.filter_map(|(of, own)| Some((of, own.tables.get(name)?)));
@@ -230,17 +253,20 @@ impl Planner {
             if let Some(short) = pins.and_then(|pins| pins.short) {
                 warnings.push(format!("{dataplane}: {short}"));
             }
-            let of = &self.dataplanes[dataplane];
-            let least = |(table, own): (&String, &Holding)| {
-                let least = match table == name {
-                    true => settings.min_bytes,
-                    false => self.settings.get(&(model.into(), table.clone()))?.min_bytes,
-                };
-                Some(least?.min(own.seen.rows.saturating_mul(own.seen.slot_bytes)))
+            let Some(wanted) = settings.min_bytes else {
+                continue;
             };
-            let all = of.tables.iter().filter_map(least);
-            let all = all.fold(0, u64::saturating_add);
-            if settings.min_bytes.is_some() && all > of.report.arena_bytes {
+            let of = &self.dataplanes[dataplane];
+            let all = *sums
+                .entry(dataplane.clone())
+                .or_insert_with(|| self.least_of(of));
+            let key = (model.to_owned(), name.to_owned());
+            let present = self.settings.get(&key).and_then(|of| of.min_bytes);
+            let present = present.map_or(0, |least| own.least(least));
+            let all = all
+                .saturating_sub(present)
+                .saturating_add(own.least(wanted));
+            if all > of.report.arena_bytes {
                 warnings.push(format!(
                     "{dataplane}: its tables are to have {all} bytes at least (min_bytes), and its arena has {}: it is not divided anew as long as that is so",
                     of.report.arena_bytes
@@ -423,6 +449,13 @@ impl Planner {
                 .map(|moved| move_view(now_ns, moved))
                 .collect(),
         }
+    }
+}
+
+impl Holding {
+    /// What is had at least of so many bytes: no more than all rows.
+    fn least(&self, bytes: u64) -> u64 {
+        bytes.min(self.seen.rows.saturating_mul(self.seen.slot_bytes))
     }
 }
 

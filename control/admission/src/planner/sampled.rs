@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Planner, seed_of};
+use super::{Planner, TURN_NS, seed_of};
 use crate::hash::hash;
 
 /// Samples a second that a dataplane is asked for at least, and at most. A worker has room for 4,096 in 50 ms.
@@ -10,7 +10,11 @@ const SAMPLES: core::ops::RangeInclusive<f64> = 3_000.0..=60_000.0;
 
 /// A dataplane with so many times the lookups of the one that samples a table samples it instead. To begin anew costs what was learnt.
 const MUCH_MORE: f64 = 4.0;
-/// Fewer lookups a second are none worth a change.
+/// But not sooner than so long after that one was chosen, if it is asked at all.
+const STAYS_NS: u64 = 10 * TURN_NS;
+/// Of those with half of the most lookups, or more, any may be chosen.
+const ABOUT: f64 = 0.5;
+/// Fewer lookups a second are none.
 const IDLE: f64 = 1.0;
 
 impl Planner {
@@ -19,25 +23,25 @@ impl Planner {
     pub(super) fn choose_samplers(&mut self, now_ns: u64) {
         for ((model, name), table) in &mut self.tables {
             let serve = self.dataplanes.iter().filter_map(|(of, dataplane)| {
-                let holding = dataplane.tables.get(name)?;
                 let is_it = dataplane.report.model == *model && !dataplane.is_silent(now_ns);
-                is_it.then_some((of, dataplane.instance, holding.usual))
+                let holding = is_it.then(|| dataplane.tables.get(name))??;
+                Some((of, dataplane.instance, holding.usual))
             });
-            let rank = |&(of, _, usual): &(&String, u128, f64)| {
-                let about = usual.max(IDLE).log2() as u32;
-                (about, drawn(name, of))
-            };
-            let Some(best) = serve.clone().max_by_key(rank) else {
-                continue;
-            };
             let most = serve.clone().map(|(.., usual)| usual).fold(IDLE, f64::max);
-            let stays = table.sampler.as_ref().is_some_and(|(of, instance)| {
+            let present = table.sampler.as_ref().and_then(|(of, instance)| {
                 let mut serve = serve.clone();
-                let present = serve.find(|known| (known.0, known.1) == (of, *instance));
-                present.is_some_and(|(.., usual)| most <= MUCH_MORE * usual.max(IDLE))
+                serve.find(|known| (known.0, known.1) == (of, *instance))
             });
-            if !stays {
-                table.sampled_by(best.0, best.1);
+            let stays = present.is_some_and(|(.., usual)| {
+                let is_new = now_ns < table.sampler_since_ns.saturating_add(STAYS_NS);
+                most <= MUCH_MORE * usual.max(IDLE) || is_new && usual >= IDLE
+            });
+            if stays {
+                continue;
+            }
+            let about = serve.filter(|(.., usual)| usual.max(IDLE) >= ABOUT * most);
+            if let Some((of, instance, _)) = about.max_by_key(|(of, ..)| drawn(name, of)) {
+                table.sampled_by(now_ns, of, instance);
             }
         }
     }
@@ -64,9 +68,10 @@ impl Planner {
                 wanted.push(None);
                 continue;
             };
-            let lookups = holding.lookups.unwrap_or(0.0);
             let equal = of.report.arena_bytes / of.tables.len() as u64 / holding.seen.slot_bytes;
             table.asked(passed_ns, holding.lookups);
+            // Where nobody asks for it for a moment its sizes stay known: whoever may have its share has to know what that would cost.
+            let lookups = table.traffic;
             let wants = table.wants(equal.min(holding.seen.rows));
             let holdings = self
                 .dataplanes

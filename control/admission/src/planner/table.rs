@@ -34,6 +34,8 @@ pub(crate) struct Table {
     pub(crate) frequent: Frequent,
     /// The dataplane that samples it, and its instance.
     pub(crate) sampler: Option<(String, u128)>,
+    /// Since when.
+    pub(crate) sampler_since_ns: u64,
     /// Rows in the order in which they would be pinned.
     pub(crate) ranking: Vec<u32>,
     ranked_ns: u64,
@@ -42,7 +44,7 @@ pub(crate) struct Table {
     seed: u64,
     most: u64,
     /// Lookups a second, and before a pause.
-    traffic: f64,
+    pub(crate) traffic: f64,
     aimed: bool,
     /// Samples that were taken, and those that were not there.
     pub(crate) taken: u64,
@@ -57,6 +59,7 @@ impl Table {
             model: Model::new(Sampling::new(RATE_FIRST), 0, seed),
             frequent: Frequent::default(),
             sampler: None,
+            sampler_since_ns: 0,
             ranking: Vec::new(),
             ranked_ns: 0,
             spared: None,
@@ -71,8 +74,9 @@ impl Table {
     }
 
     /// Another dataplane samples it, or another start of one: its hash is another one, so that what was sampled has no sequel.
-    pub(crate) fn sampled_by(&mut self, dataplane: &str, instance: u128) {
+    pub(crate) fn sampled_by(&mut self, now_ns: u64, dataplane: &str, instance: u128) {
         self.sampler = Some((dataplane.into(), instance));
+        self.sampler_since_ns = now_ns;
         self.model = Model::new(self.model.sampling(), self.most, self.seed);
     }
 

@@ -27,7 +27,7 @@ use crate::places::Stand;
 const LOOK: Duration = Duration::from_secs(1);
 /// One that could not be applied is tried again after a while, since what it lacks may be there by then: first and longest, it doubles each time.
 const AGAIN: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(3600)];
-/// One that could not be written here is fetched again after so long: there may be room.
+/// One that could not be written here is fetched again after so long, which doubles up to a minute: there may be room.
 const UNKEPT: Duration = Duration::from_secs(5);
 
 /// What reports tell.
@@ -136,7 +136,8 @@ impl Fetcher {
                 let fetched = self.fetch(&mut client, &of);
                 is_asked = true;
                 match fetched {
-                    Ok(None) => {}
+                    // It is not there any more.
+                    Ok(None) => _ = failed.remove(&generation),
                     Ok(Some(file)) => {
                         let name = format!(
                             "{sequence} of generation {generation} that the control plane at {} sent",
@@ -166,12 +167,11 @@ impl Fetcher {
                         refused.push(why);
                     }
                     Err(Unfetched::Unkept(why)) => {
-                        // The rest of the answer is still to come.
-                        client.hang_up();
                         let why = format!(
                             "delta {sequence} of generation {generation} could not be fetched: {why}"
                         );
-                        failed.insert(generation, Failed::now(sequence, UNKEPT, why.clone()));
+                        let pause = same.map_or(UNKEPT, |same| (2 * same.pause).min(AGAIN[0]));
+                        failed.insert(generation, Failed::now(sequence, pause, why.clone()));
                         self.told.failed(&failed);
                         self.told.set(why.clone());
                         refused.push(why);

@@ -66,9 +66,6 @@ impl Means {
             "generation 0 cannot be told from the newest by requests, whatever that is: give generations numbers from 1 on (`rowmill table ... \
              --generation`)"
         );
-        // Now, as it is about to be written over with rows of the newest.
-        let before = self.warm.as_ref().map(|lists| lists.of(number));
-        let before = before.unwrap_or_default();
         let coming = self.listed.as_ref();
         let coming = coming.map(|listed| listed.coming(&generation));
         let coming = coming.transpose()?;
@@ -135,8 +132,13 @@ impl Means {
         let mut warmed = String::new();
         if let Some(listed) = &self.listed {
             let tell = |rows| self.tell_in(SHORT, side, turnover::Stage::Keep(rows), running);
-            let (hot, given) = listed.warm(side, &before, &tell, running);
+            let before = self.warm.of(&self.model, number);
+            let before = before.as_ref().map_or(&[][..], |warm| &warm.tables);
+            let (hot, given) = listed.warm(side, before, &tell, running);
             let or_were = if before.is_empty() { "" } else { " or were" };
+            if !before.is_empty() {
+                self.warm.forget();
+            }
             warmed = format!(", {given} of {hot} rows that are{or_were} hot in its cache");
         }
         let detail = format!(

@@ -4,7 +4,6 @@
 //! The thread that brings it reads them from the file and gives workers a few at a time, which put them into empty slots between two of their
 //! turns: reading them would cost a worker ten times as much, and requests that are in progress wait for what it does.
 
-use std::collections::HashSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
@@ -25,7 +24,7 @@ const IN_ORDER: usize = 16_384;
 /// Rows that a worker keeps between two turns: each takes about half a microsecond.
 const ROWS: usize = 16;
 /// Rows of all tables together: about as many as are given in that time, with some 100 MB for their numbers.
-const MOST_ROWS: u64 = 1 << 22;
+pub(crate) const MOST_ROWS: u64 = 1 << 22;
 /// What is not loaded by then comes when it is asked for.
 const MOST: Duration = Duration::from_secs(60);
 
@@ -169,8 +168,9 @@ fn both(before: &[u32], mut now: Vec<u32>, table: &ResidentTable) -> Vec<u32> {
     if rows.is_empty() {
         return now;
     }
-    let known: HashSet<u32> = rows.iter().copied().collect();
-    now.retain(|row| !known.contains(row));
+    let mut known = rows.clone();
+    known.sort_unstable();
+    now.retain(|row| known.binary_search(row).is_err());
     rows.append(&mut now);
     rows
 }

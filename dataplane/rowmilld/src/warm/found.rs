@@ -22,6 +22,8 @@ pub(super) struct Found {
     pub(super) choice: Choice,
     /// Why no list is to be written there, where it is no file of ours or can't be read.
     pub(super) foreign: Option<String>,
+    /// All that it lists, where that is of another generation of the model.
+    pub(super) another: Option<Warm>,
 }
 
 /// Reads what a file lists of the tables that are cached.
@@ -36,6 +38,7 @@ pub(super) fn find(
         lists: Vec::new(),
         choice,
         foreign: None,
+        another: None,
     };
     let foreign = |why: String| Found {
         foreign: Some(why.clone()),
@@ -72,11 +75,21 @@ pub(super) fn find(
         Err(error) => return none(Choice::warning(WHAT, "none", error.to_string())),
     };
     if warm.generation != name {
+        let model = |name: &str| name.rsplit_once(',').map(|(model, _)| model.to_owned());
+        let is_same = model(&warm.generation) == model(name);
+        let loaded = if is_same {
+            "they are loaded if that generation is, and "
+        } else {
+            ""
+        };
         let why = format!(
-            "{at} is of {}, and this is {name}, whose rows may have other numbers; they are loaded if that generation is, and it stays until there are rows of this one to list",
+            "{at} is of {}, and this is {name}, whose rows may have other numbers; {loaded}it stays until there are rows of this one to list",
             warm.generation
         );
-        return none(Choice::warning(WHAT, "none", why));
+        return Found {
+            another: is_same.then_some(warm),
+            ..none(Choice::warning(WHAT, "none", why))
+        };
     }
     let listed: usize = warm.tables.iter().map(|table| table.rows.len()).sum();
     let (mut rows, mut lists, mut texts) = (Vec::new(), Vec::new(), Vec::new());
@@ -121,6 +134,7 @@ pub(super) fn find(
         lists,
         choice,
         foreign: None,
+        another: None,
     }
 }
 
