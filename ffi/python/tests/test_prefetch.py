@@ -55,6 +55,8 @@ def test_it_is_checked_and_keeps_nothing(client, schema):
             client.prefetch(schema, one, deadline=1.0)
         except rowmill.BusyError:
             client.lookup(schema, one)
+    while client.stats()["pending"]:
+        time.sleep(0.001)
     # Nobody hears that the dataplane has refused it.
     client.prefetch(schema, {**one, "user": (np.array([10**9]), np.array([1]))})
     while client.stats()["pending"]:
