@@ -241,7 +241,7 @@ pub(super) fn killed(site: &Site) -> Result<Verdict> {
         let again = asking.come_from_there(service)?;
         let (mut lost, mut tries) = (lost_before, 0);
         // All of them may have come before it dies.
-        while lost == lost_before {
+        while lost <= lost_before {
             tries += 1;
             ensure!(
                 tries <= TRIES,
