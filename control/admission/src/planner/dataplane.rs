@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use rowmill_link::{Placement, Policy, Report, TableReport};
+use rowmill_link::{Order, Placement, Policy, Report, TableReport};
 
 use super::Refused;
 use super::claims::checked;
@@ -36,6 +36,8 @@ pub(crate) struct Dataplane {
     /// Its cached tables.
     pub(crate) tables: BTreeMap<String, Holding>,
     pub(crate) policy: Option<Arc<Policy>>,
+    /// Of the first policy that wants the generations which the last one does.
+    pub(crate) generations_order: Order,
     /// When it was first heard of, or a popularity was last seen to be another one: after that more is moved at once.
     pub(crate) shifted_ns: Option<u64>,
     /// What its shares wait for, a sentence.
@@ -82,6 +84,7 @@ impl Dataplane {
             body: 0,
             tables: BTreeMap::new(),
             policy: None,
+            generations_order: Order::default(),
             shifted_ns: Some(now_ns),
             state: "it has reported once".into(),
         };

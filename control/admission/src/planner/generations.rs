@@ -110,7 +110,10 @@ pub struct HoldingView {
     /// That its deltas are others than those that are kept for it, a sentence for each generation.
     #[serde(default)]
     pub diverged: Vec<String>,
-    /// What of its policy could not be done.
+    /// Whether it has told something since it was told what is wanted now.
+    #[serde(default)]
+    pub answered: bool,
+    /// What of that could not be done.
     pub refused: Vec<String>,
 }
 
@@ -251,7 +254,7 @@ impl Planner {
                     ));
                 }
                 are_heard(&unheard, Some(newest))?;
-                is_there(number, &dataplanes)?;
+                self.is_there(number, &dataplanes)?;
                 (wanted.newest, wanted.before) = (number, Some(newest));
             }
             GenerationWish::Rollback => {
@@ -261,7 +264,7 @@ impl Planner {
                     ));
                 };
                 are_heard(&unheard, Some(newest))?;
-                is_there(before, &dataplanes)?;
+                self.is_there(before, &dataplanes)?;
                 (wanted.newest, wanted.before) = (before, None);
             }
             GenerationWish::Unload(number) if number == newest => {
@@ -397,7 +400,8 @@ impl Planner {
             settled: wanted.is_none() || !heard.is_empty() && missing.is_empty(),
             missing,
             dataplanes: of_model
-                .map(|(name, of)| HoldingView {
+                .map(|(name, of)| (name, of, self.has_answered(of)))
+                .map(|(name, of, answered)| HoldingView {
                     dataplane: name.clone(),
                     heard_s_ago: now_ns.saturating_sub(of.heard_ns) / TURN_NS,
                     held: of.report.generations.clone(),
@@ -406,10 +410,61 @@ impl Planner {
                     delta: of.report.deltas_change.clone(),
                     // The planner knows nothing of what is kept.
                     diverged: Vec::new(),
-                    refused: refusals(of).map(String::from).collect(),
+                    answered,
+                    refused: match answered {
+                        true => refusals(of).map(String::from).collect(),
+                        false => Vec::new(),
+                    },
                 })
                 .collect(),
         }
+    }
+
+    /// Whether each dataplane holds a generation.
+    fn is_there(
+        &self,
+        number: u64,
+        dataplanes: &BTreeMap<&str, &Dataplane>,
+    ) -> Result<(), Refused> {
+        if dataplanes.is_empty() {
+            return impossible(
+                "no dataplane that serves it was heard of in the last seconds: try again when all of them are"
+                    .into(),
+            );
+        }
+        let lacks = |of: &Dataplane| !of.report.generations.contains(&number);
+        let mut lacking = dataplanes.iter().filter(|(_, of)| lacks(of));
+        let Some((name, of)) = lacking.next() else {
+            return Ok(());
+        };
+        let more = match lacking.count() {
+            0 => String::new(),
+            more => format!(", nor do {more} others"),
+        };
+        // What it tells of another generation, or told of an earlier wish, is not why.
+        let own = format!("generation {number}:");
+        let refused = refusals(of).find(|why| why.starts_with(&own));
+        let change = of.report.generations_change.as_deref();
+        let why = refused.or(change.filter(|change| change.contains(&own)));
+        let why = match why.filter(|_| self.has_answered(of)) {
+            Some(why) => format!(" ({why})"),
+            None => String::new(),
+        };
+        impossible(format!(
+            "`{name}` does not hold generation {number} yet{why}{more}: try again when all of them do"
+        ))
+    }
+
+    /// Whether a dataplane has told something since it was told what is wanted now: what it refused before was of something else.
+    fn has_answered(&self, of: &Dataplane) -> bool {
+        let wanted = self.generations.get(&of.report.model);
+        let wanted = wanted.map(ModelGenerations::policy);
+        let told = of.policy.as_ref();
+        let applied = of.report.policy.as_ref();
+        told.is_some_and(|told| told.generations == wanted)
+            && applied.is_some_and(|applied| {
+                applied.control == self.control && applied.order >= of.generations_order
+            })
     }
 }
 
@@ -476,34 +531,5 @@ fn are_heard(unheard: &[Unheard], served: Option<u64>) -> Result<(), Refused> {
     };
     impossible(format!(
         "`{name}` was not heard of for {for_s} s and may serve {served} still{more}: wait until it is, or go on without it (`without`, or --without {name})"
-    ))
-}
-
-/// Whether each dataplane holds a generation.
-fn is_there(number: u64, dataplanes: &BTreeMap<&str, &Dataplane>) -> Result<(), Refused> {
-    if dataplanes.is_empty() {
-        return impossible(
-            "no dataplane that serves it was heard of in the last seconds: try again when all of them are"
-                .into(),
-        );
-    }
-    let lacks = |of: &Dataplane| !of.report.generations.contains(&number);
-    let mut lacking = dataplanes.iter().filter(|(_, of)| lacks(of));
-    let Some((name, of)) = lacking.next() else {
-        return Ok(());
-    };
-    let more = match lacking.count() {
-        0 => String::new(),
-        more => format!(", nor do {more} others"),
-    };
-    let why = match refusals(of).next() {
-        Some(why) => format!(" ({why})"),
-        None => match &of.report.generations_change {
-            Some(change) => format!(" ({change})"),
-            None => String::new(),
-        },
-    };
-    impossible(format!(
-        "`{name}` does not hold generation {number} yet{why}{more}: try again when all of them do"
     ))
 }

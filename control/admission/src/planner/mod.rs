@@ -325,12 +325,12 @@ impl Planner {
         let least = self.order.epoch + 1;
         claims::is_within("the epoch", epoch, least, claims::ORDER_MAX)?;
         self.order = Order { epoch, version: 0 };
-        let policies = self
-            .dataplanes
-            .values_mut()
-            .filter_map(|of| of.policy.as_mut());
-        for policy in policies {
+        for dataplane in self.dataplanes.values_mut() {
+            let Some(policy) = &mut dataplane.policy else {
+                continue;
+            };
             self.order.version += 1;
+            dataplane.generations_order = self.order;
             let (tables, generations) = (policy.tables.clone(), policy.generations.clone());
             *policy = Arc::new(Policy {
                 control: self.control.clone(),
@@ -503,6 +503,10 @@ impl Planner {
                 continue;
             }
             self.order.version += 1;
+            let told = dataplane.policy.as_ref();
+            if told.is_none_or(|told| told.generations != generations) {
+                dataplane.generations_order = self.order;
+            }
             dataplane.policy = Some(Arc::new(Policy {
                 control: self.control.clone(),
                 order: self.order,

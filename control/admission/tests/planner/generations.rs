@@ -232,6 +232,41 @@ fn one_that_can_not_be_loaded_changes_nothing_and_says_why() {
 }
 
 #[test]
+fn what_was_refused_before_a_wish_says_nothing_of_it() {
+    let mut world = World::new(vec![dataplane("x", 3), dataplane("y", 4)]);
+    world.dataplanes[0].has_not = Some(7);
+    world.run(2);
+    let told = |world: &World| {
+        let of = world.planner.model(world.now_ns, "m").dataplanes.remove(0);
+        (of.answered, of.refused.len())
+    };
+    wish(&mut world, GenerationWish::Load(7)).unwrap();
+    world.run(3);
+    assert_eq!(told(&world), (true, 1));
+    wish(&mut world, GenerationWish::Unload(7)).unwrap();
+    wish(&mut world, GenerationWish::Load(2)).unwrap();
+    let lacks =
+        "`x` does not hold generation 2 yet, nor do 1 others: try again when all of them do";
+    let activate = GenerationWish::Activate(2);
+    assert_eq!(told(&world), (false, 0));
+    assert_eq!(wish(&mut world, activate).unwrap_err(), lacks);
+    // Nor when it is published, until the dataplane is heard of.
+    world.silent.push(0);
+    world.run(2);
+    assert_eq!(told(&world), (false, 0));
+    world.silent.clear();
+    world.run(3);
+    assert_eq!(told(&world), (true, 0));
+    // All is published anew, which they are to be asked of as well.
+    let epoch = world.planner.epoch() + 1;
+    world.tell(Event::Epoch(epoch));
+    assert_eq!(told(&world), (false, 0));
+    world.run(2);
+    assert_eq!(told(&world), (true, 0));
+    assert_eq!(held(&world), [[1, 2], [1, 2]]);
+}
+
+#[test]
 fn who_is_not_heard_of_is_reckoned_with_until_it_is_left_out_or_forgotten() {
     let mut world = World::new(vec![dataplane("x", 3), dataplane("y", 4)]);
     world.run(2);

@@ -14,7 +14,7 @@ use crate::output::{note, print, shown};
 
 /// How often it is looked what came of a wish.
 const LOOK: Duration = Duration::from_millis(500);
-/// What could not be done is believed when it is told for so long: dataplanes report once a second, and the last wish's may be meant before.
+/// What could not be done is believed when it is told for so long: a control plane of another version may tell what was refused before the wish.
 const BELIEVED: Duration = Duration::from_secs(5);
 /// How often it is told what is waited for.
 const TOLD: Duration = Duration::from_secs(3);
@@ -68,7 +68,7 @@ impl GenerationCommand {
             if is_done(&page) {
                 return print(&list(&page));
             }
-            if let Some(why) = refusal(&page) {
+            if let Some(why) = refusal(&page, asked(&wish, &page)) {
                 let since: Instant = *refused_since.get_or_insert_with(Instant::now);
                 if since.elapsed() >= BELIEVED {
                     if let Some(number) = loaded {
@@ -159,11 +159,22 @@ fn is_done(page: &Value) -> bool {
     page["settled"] == true || missing.all(is_left_out) && dataplanes(page).any(is_there)
 }
 
-/// Who could not do something, and why.
-fn refusal(page: &Value) -> Option<String> {
+/// The generation that a wish is about.
+fn asked<'v>(wish: &'v Value, page: &'v Value) -> &'v Value {
+    let mut named = ["load", "activate", "unload"].iter();
+    let named = named.find_map(|kind| wish.get(kind));
+    named.unwrap_or(&page["wanted"]["newest"])
+}
+
+/// Who could not do what was asked for with this generation, and why. One that is silent, or has not told anything since, may yet.
+fn refusal(page: &Value, number: &Value) -> Option<String> {
     let waited = |of: &&Value| !has(&page["wanted"]["without"], text(of, "dataplane"));
-    dataplanes(page).filter(waited).find_map(|of| {
-        let why = of["refused"].as_array()?.first()?.as_str()?;
+    let begin = format!("generation {number}:");
+    let answering = |of: &&Value| is_heard(of) && has_answered(of);
+    let mut answering = dataplanes(page).filter(waited).filter(answering);
+    answering.find_map(|of| {
+        let mut refused = of["refused"].as_array()?.iter();
+        let why = refused.find_map(|why| why.as_str().filter(|why| why.starts_with(&begin)))?;
         Some(format!("{}: {}", shown(text(of, "dataplane")), shown(why)))
     })
 }
@@ -171,15 +182,24 @@ fn refusal(page: &Value) -> Option<String> {
 /// Seconds after which a dataplane that says nothing may be left out, as the control plane has it.
 const SILENT_S: u64 = 5;
 
+fn is_heard(of: &Value) -> bool {
+    matches!(of["heard_s_ago"].as_u64(), Some(..SILENT_S))
+}
+
+/// Whether it has told something since the last wish, as far as the control plane says that.
+fn has_answered(of: &Value) -> bool {
+    of["answered"] != false
+}
+
 /// Who is not there yet.
 fn waited_for(page: &Value) -> String {
     let of_one = |name: &str| {
         let known = dataplanes(page).find(|of| text(of, "dataplane") == name);
         let heard_s_ago = known.and_then(|of| of["heard_s_ago"].as_u64());
         let stands = match (known, heard_s_ago) {
-            (Some(of), Some(..SILENT_S)) => match text(of, "change") {
-                "" => "nothing is told yet".into(),
-                change => shown(change),
+            (Some(of), _) if is_heard(of) => match text(of, "change") {
+                change if has_answered(of) && !change.is_empty() => shown(change),
+                _ => "nothing is told yet".into(),
             },
             (_, ago) => {
                 let ago = ago.map_or("since the control plane started".into(), |s| {
@@ -264,9 +284,10 @@ mod tests {
             waited_for(&page),
             "waiting for y: load generation 2: under way: 40 %"
         );
-        assert_eq!(refusal(&page), None);
+        let two = json!(2);
+        assert_eq!(refusal(&page, &two), None);
         page["dataplanes"][1]["refused"] = json!(["generation 2: no \u{1b}such"]);
-        let why = refusal(&page).unwrap();
+        let why = refusal(&page, &two).unwrap();
         assert!(why.starts_with("y: generation 2: no"), "{why}");
         assert!(!why.contains('\u{1b}'));
         let text = list(&page);
@@ -278,6 +299,27 @@ mod tests {
         ] {
             assert!(text.contains(part), "{text}");
         }
+    }
+
+    #[test]
+    fn a_refusal_of_something_else_does_not_count() {
+        let mut page = page();
+        let load = json!({"load": 2});
+        let refused = |page: &Value| refusal(page, asked(&load, page));
+        let (seven, two) = ("generation 7: damaged", "generation 2: damaged");
+        page["dataplanes"][1]["refused"] = json!([seven]);
+        assert_eq!(refused(&page), None, "of another generation");
+        page["dataplanes"][1]["refused"] = json!([seven, two]);
+        assert_eq!(refused(&page).unwrap(), "y: generation 2: damaged");
+        page["dataplanes"][1]["heard_s_ago"] = json!(5);
+        assert_eq!(refused(&page), None, "it is silent");
+        page["dataplanes"][1]["heard_s_ago"] = json!(0);
+        page["dataplanes"][1]["answered"] = json!(false);
+        assert_eq!(refused(&page), None, "of an earlier wish");
+        page["dataplanes"][1]["change"] = json!("load generation 7: failed: damaged");
+        assert_eq!(waited_for(&page), "waiting for y: nothing is told yet");
+        let rollback = json!("rollback");
+        assert_eq!(*asked(&rollback, &page), json!(1), "what is to be served");
     }
 
     #[test]

@@ -141,12 +141,16 @@ impl Keeper {
 
     /// Begins the next change, once the one before is through.
     pub(super) fn go_on(&mut self, order: Order, view: &ControlView) {
+        let next = |keeper: &Keeper| next(keeper.wanted.as_ref()?, &keeper.holder.held());
         if let Some((number, wish)) = &self.under_way {
             let changes = self.holder.generations.changes();
             let change = changes.iter().find(|change| change.number == *number);
             match change {
                 Some(change) if change.state == Stand::Running => return,
-                Some(change) if change.state == Stand::Failed => {
+                // What is not wanted any more is not told of.
+                Some(change)
+                    if change.state == Stand::Failed && next(self).as_ref() == Some(wish) =>
+                {
                     let (wish, why) = (wish.clone(), change.detail.clone());
                     self.fail(wish, why, order, view);
                 }
@@ -154,11 +158,7 @@ impl Keeper {
             }
             self.under_way = None;
         }
-        let wish = self
-            .wanted
-            .as_ref()
-            .and_then(|wanted| next(wanted, &self.holder.held()));
-        let Some(wish) = wish else {
+        let Some(wish) = next(self) else {
             if let Some(failed) = self.failed.take() {
                 view.no_more(&failed.why);
             }
@@ -177,8 +177,11 @@ impl Keeper {
 
     fn fail(&mut self, wish: Wish, why: String, order: Order, view: &ControlView) {
         let why = format!("generation {}: could not {wish}: {why}", number_of(&wish));
-        let is_known = self.failed.as_ref().is_some_and(|known| known.why == why);
-        if !is_known {
+        let known = self.failed.take().map(|known| known.why);
+        if known.as_ref() != Some(&why) {
+            if let Some(other) = known {
+                view.no_more(&other);
+            }
             view.refuse(order, why.clone());
         }
         let at = Instant::now();
