@@ -99,8 +99,20 @@ impl GenerationCommand {
         }
     }
 
+    /// What of this a control plane may want otherwise, as far as it is known before it is done.
+    fn asked(&self) -> Option<Asked> {
+        Some(match self {
+            GenerationCommand::Load { source, .. } => Asked::Held(source.parse().ok()?),
+            GenerationCommand::Activate { number, .. } => Asked::Served(*number),
+            GenerationCommand::Rollback { .. } => Asked::Before,
+            GenerationCommand::Unload { number, .. } => Asked::Gone(*number),
+            GenerationCommand::List { .. } => return None,
+        })
+    }
+
     /// Does it with one dataplane.
     fn run_here(self) -> Result<()> {
+        let asked = self.asked();
         let (path, at) = match self {
             GenerationCommand::Load { source, at } => (format!("load?{}", query(&source)), at),
             GenerationCommand::Activate { number, at } => (format!("activate?number={number}"), at),
@@ -112,6 +124,8 @@ impl GenerationCommand {
             }
         };
         let admin = &at.admin;
+        // Once it is done it may have been taken back already.
+        let before = fetch(admin).and_then(|text| parse(admin, &text));
         let (code, text) = post(admin, &format!("/generations/{path}"))?;
         if !(200..300).contains(&code) {
             bail!("{}", shown(text.trim()));
@@ -125,31 +139,49 @@ impl GenerationCommand {
         if change["state"] != "done" {
             bail!("everything is as it was: {detail}");
         }
-        // Without the page it is done all the same.
-        let page = fetch(admin).and_then(|text| parse(admin, &text));
-        if let Some(note) = page.ok().as_ref().and_then(taken_back) {
+        let asked = asked.or_else(|| Some(Asked::Held(loaded(&detail)?)));
+        let note = before.ok().zip(asked);
+        if let Some(note) = note.and_then(|(page, asked)| taken_back(&page, asked)) {
             eprintln!("note: {note}");
         }
         print(&format!("{detail}\n"))
     }
 }
 
-/// What a control plane makes of a change that it was not asked for; none where it wants what there is now.
-fn taken_back(page: &Value) -> Option<String> {
+/// What one dataplane was asked for.
+#[derive(Clone, Copy)]
+enum Asked {
+    Held(u64),
+    Served(u64),
+    /// The one is served that was before.
+    Before,
+    Gone(u64),
+}
+
+/// The number of a generation that was loaded, from what is told of that.
+fn loaded(detail: &str) -> Option<u64> {
+    let number = detail.strip_prefix("generation ")?.split(' ').next()?;
+    number.parse().ok()
+}
+
+/// What a control plane makes of what it was not asked for, from the page before that was done; none where it wants the same.
+fn taken_back(page: &Value, asked: Asked) -> Option<String> {
     let control = &page["control"];
     let newest = control["generations"]["newest"].as_u64()?;
     let held = control["generations"]["held"].as_array()?;
-    let others = held.iter().filter_map(Value::as_u64);
-    let others: BTreeSet<u64> = others.filter(|&number| number != newest).collect();
-    let here = page["generations"].as_array().into_iter().flatten();
-    let here: Vec<u64> = here.filter_map(|one| one["generation"].as_u64()).collect();
-    if let Some((first, rest)) = here.split_first()
-        && *first == newest
-        && rest.iter().copied().collect::<BTreeSet<_>>() == others
-    {
+    let held: BTreeSet<u64> = held.iter().filter_map(Value::as_u64).collect();
+    let is_wanted = match asked {
+        Asked::Held(number) => held.contains(&number),
+        Asked::Served(number) => number == newest,
+        // Two are held, the one that is served first.
+        Asked::Before => page["generations"][1]["generation"] == newest,
+        Asked::Gone(number) => !held.contains(&number),
+    };
+    if is_wanted {
         return None;
     }
-    let others: Vec<String> = others.iter().map(u64::to_string).collect();
+    let others = held.iter().filter(|&&number| number != newest);
+    let others: Vec<String> = others.map(u64::to_string).collect();
     let beside = match others.is_empty() {
         true => "none".into(),
         false => others.join(", "),
@@ -224,7 +256,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs a command with an address that expects this request, and then status pages, and gives these answers.
+    /// Runs a command with an address that expects this request, and a status page before it and others after it, and gives these answers.
     fn run(
         command: impl FnOnce(At) -> GenerationCommand,
         asked: &str,
@@ -233,13 +265,14 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let admin = listener.local_addr().expect("bound").to_string();
         let asked = format!("POST /generations/{asked} HTTP/1.1\r\n");
-        let answers = answers.to_vec();
+        let before = "HTTP/1.1 200 OK\r\n\r\n{}".to_owned();
+        let answers: Vec<String> = [before].iter().chain(answers).cloned().collect();
         let answerer = std::thread::spawn(move || {
             for (at, answer) in answers.iter().enumerate() {
                 let (mut stream, _) = listener.accept().expect("a visitor");
                 let mut head = [0; 4096];
                 let read = stream.read(&mut head).expect("a request");
-                let wanted = if at == 0 {
+                let wanted = if at == 1 {
                     asked.as_str()
                 } else {
                     "GET /status HTTP/1.1\r\n"
@@ -275,19 +308,25 @@ mod tests {
             "address": "unix:/run/c.sock",
             "generations": {"held": [2, 1], "newest": 2},
         }});
-        let note = taken_back(&page).expect("it is told");
+        page["generations"] = json!([{"generation": 2}, {"generation": 1}]);
+        let note = taken_back(&page, Asked::Before).expect("it is told");
         assert!(
             note.contains("unix:/run/c.sock has generation 2 served here and 1 held"),
             "{note}"
         );
-        let here = |numbers: [u64; 2]| json!(numbers.map(|number| json!({"generation": number})));
-        page["generations"] = here([1, 2]);
-        assert!(taken_back(&page).is_some(), "1 is served");
-        page["generations"] = here([2, 1]);
-        assert_eq!(taken_back(&page), None, "as it wants");
+        for other in [Asked::Held(3), Asked::Served(1), Asked::Gone(1)] {
+            assert!(taken_back(&page, other).is_some());
+        }
+        for same in [Asked::Held(1), Asked::Served(2), Asked::Gone(3)] {
+            assert_eq!(taken_back(&page, same), None);
+        }
+        page["generations"] = json!([{"generation": 1}, {"generation": 2}]);
+        assert_eq!(taken_back(&page, Asked::Before), None, "as it wants");
         page["control"]["generations"] = Value::Null;
-        assert_eq!(taken_back(&page), None);
-        assert_eq!(taken_back(&json!({})), None);
+        assert_eq!(taken_back(&page, Asked::Served(1)), None);
+        assert_eq!(taken_back(&json!({}), Asked::Served(1)), None);
+        assert_eq!(loaded("generation 3 of /m/g is held, 1 KiB"), Some(3));
+        assert_eq!(loaded("held"), None);
     }
 
     #[test]
