@@ -596,8 +596,13 @@ impl Log {
         );
         match last.chain(before) {
             Some(own) if own == chain => None,
+            // What tells none from any others is the generation's fingerprint.
+            Some(own) if before == 0 => Some(format!(
+                "serves another {of} (fingerprint {chain:08x}) than the deltas that are kept here were made for ({own:08x}): it gets none of them; \
+                 load the generation there that they were made for, or move away those that are kept here and start the control plane anew"
+            )),
             Some(_) => Some(format!(
-                "has applied other deltas to {of} than the {before} that are kept here, or serves another generation of that number: it gets none \
+                "has applied other deltas to {of} than the first {before} that are kept here, or serves another generation of that number: it gets none \
                  after them; move away its deltas, or those that are kept here, and start it anew"
             )),
             None => Some(format!(

@@ -182,6 +182,14 @@ fn who_has_applied_others_gets_none_after_them() {
     asked(&control, 2, others);
     let (diverged, _) = shown(&control);
     assert!(diverged.contains("other deltas"), "{diverged}");
+    // It has applied none: it is the generation that is another one.
+    asked(&control, 1, base ^ 1);
+    let (diverged, _) = shown(&control);
+    let other = format!(
+        "it serves another generation 1 of model m (fingerprint {:08x}) than the deltas that are kept here were made for ({base:08x})",
+        base ^ 1
+    );
+    assert!(diverged.contains(&other), "{diverged}");
     assert_eq!(
         control.log().matches("dataplane `a` has applied").count(),
         2
