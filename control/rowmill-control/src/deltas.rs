@@ -337,9 +337,9 @@ impl Log {
         told.extend(self.diverged(&is_there));
         let followers = self.followers();
         let failed = followers.failed(Instant::now());
-        let failed = failed.filter(|(dataplane, _)| is_there(dataplane));
-        told.extend(failed.map(|(dataplane, why)| {
-            format!("dataplane `{dataplane}` takes no deltas until this is mended: {why}")
+        let failed = failed.filter(|(dataplane, ..)| is_there(dataplane));
+        told.extend(failed.map(|(dataplane, model, why)| {
+            format!("dataplane `{dataplane}` takes no deltas of this generation of model {model} until this is mended: {why}")
         }));
         told
     }

@@ -439,7 +439,7 @@ fn a_dataplane_that_can_t_apply_one_is_told_of_until_it_can() {
         "é".repeat(9_000)
     );
     let told = report(Some(&why))[0].as_str().unwrap().to_owned();
-    let begins = "dataplane `a` takes no deltas until this is mended: delta 1 of generation 1 could not be applied: é";
+    let begins = "dataplane `a` takes no deltas of this generation of model m until this is mended: delta 1 of generation 1 could not be applied: é";
     assert!(told.starts_with(begins) && told.len() < 700, "{told}");
     assert_eq!(report(None), json!([]));
 }

@@ -104,13 +104,15 @@ impl Followers {
         is_new
     }
 
-    /// Dataplanes to which the next delta can't be applied, each with why.
-    pub(super) fn failed(&self, now: Instant) -> impl Iterator<Item = (&str, &str)> {
+    /// Dataplanes to which the next delta can't be applied, each with its model and why.
+    pub(super) fn failed(&self, now: Instant) -> impl Iterator<Item = (&str, &str, &str)> {
         let heard = self
             .held
             .iter()
             .filter(move |(_, (heard, _))| now.duration_since(*heard) < SILENT);
-        heard.filter_map(|(dataplane, (_, holds))| Some((&**dataplane, holds.failed.as_deref()?)))
+        heard.filter_map(|(dataplane, (_, holds))| {
+            Some((&**dataplane, &*holds.model, holds.failed.as_deref()?))
+        })
     }
 
     /// All dataplanes whose deltas are others than those that are kept, with their model, and a phrase that continues "the dataplane ...".
