@@ -344,15 +344,10 @@ impl<P: Probe, S: Sets> Pass<'_, P, S> {
     /// Draws rows whose primary sets are known. `first` is where they begin.
     #[inline(always)]
     fn draw(&self, rows: &[u32], sets: &[Block], first: usize, drawn: &mut Drawn) {
-        let mut lowest = [u32::MAX; BLOCK];
-        for sets in sets {
-            for (lowest, &set) in lowest.iter_mut().zip(sets) {
-                *lowest = set.min(*lowest);
-            }
-        }
-        let below = |any, &set: &u32| any | (set < self.drawn_below);
-        if lowest.iter().fold(false, below) {
-            self.draw_each(rows, sets.as_flattened(), first, drawn);
+        let sets = sets.as_flattened();
+        let lowest = sets.iter().fold(u32::MAX, |lowest, &set| lowest.min(set));
+        if lowest < self.drawn_below {
+            self.draw_each(rows, sets, first, drawn);
         }
     }
 
