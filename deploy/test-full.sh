@@ -67,7 +67,7 @@ stage lab 1800 make lab
 stage lab-tests 1200 deploy/lab/selftest.py
 stage rxe 1200 make test-rxe FILTER='^(device|faults$|serve|gpu|capi|syscalls)'
 stage rxe-native 900 make test-rxe FILTER='^faults-native'
-stage rxe-pairs 900 make test-rxe FILTER='^(pair|rdma|remote)'
+stage rxe-pairs 900 make test-rxe FILTER='^(pair|rdma|remote|exporter)'
 stage rxe-bench 600 make bench-rxe
 stage run 900 make run
 
