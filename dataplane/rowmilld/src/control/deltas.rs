@@ -116,7 +116,8 @@ impl Fetcher {
                     .any(|of| next(of) == (*generation, failed.sequence))
             });
             self.told.failed(&failed);
-            let (mut is_applied, mut is_asked, mut refused) = (false, false, Vec::new());
+            let (mut is_applied, mut is_asked, mut is_answered) = (false, false, false);
+            let mut refused = Vec::new();
             for tables in tables {
                 let (generation, sequence) = (tables.generation(), tables.delta() + 1);
                 let same = failed.get(&generation);
@@ -135,6 +136,7 @@ impl Fetcher {
                 }
                 let fetched = self.fetch(&mut client, &of);
                 is_asked = true;
+                is_answered |= fetched.is_ok();
                 match fetched {
                     // It is not there any more.
                     Ok(None) => _ = failed.remove(&generation),
@@ -186,7 +188,8 @@ impl Fetcher {
                     false => Ok(()),
                 });
             }
-            if is_refused {
+            // Whose deltas come don't wait for those of another generation, which are asked for as often then.
+            if is_refused && !is_answered {
                 pauses.wait();
                 continue;
             }
