@@ -25,7 +25,7 @@ pub(crate) enum GenerationCommand {
     Load {
         /// Its number, to be found among the directories beside that of the model; or its directory, which is beside that of the model
         /// unless it begins with /
-        #[arg(value_name = "NUMBER|DIR")]
+        #[arg(value_name = "NUMBER|DIR", allow_negative_numbers = true)]
         source: String,
         #[command(flatten)]
         at: At,
@@ -33,6 +33,7 @@ pub(crate) enum GenerationCommand {
     /// Serve a generation that is held: requests that name none get it from now on, for all tables at once
     Activate {
         /// Its number
+        #[arg(allow_negative_numbers = true)]
         number: u64,
         #[command(flatten)]
         at: At,
@@ -45,6 +46,7 @@ pub(crate) enum GenerationCommand {
     /// Give up a generation that is held and not served, when no request uses it any more
     Unload {
         /// Its number
+        #[arg(allow_negative_numbers = true)]
         number: u64,
         #[command(flatten)]
         at: At,

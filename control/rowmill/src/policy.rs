@@ -52,14 +52,14 @@ pub(crate) struct Set {
     /// Its name
     table: String,
     /// Its share is at least so large, in each dataplane: 512MiB, 2GiB
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, allow_hyphen_values = true)]
     min: Option<u64>,
     /// And at most so large
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, allow_hyphen_values = true)]
     max: Option<u64>,
     /// This part of its share, from 0 to 0.7, is kept for the rows that were sampled most often: 2,048 of a table at most, and only
     /// rows that are sampled (`rowmill policy explain` says how many are)
-    #[arg(long, value_name = "PART", value_parser = parse_part)]
+    #[arg(long, value_name = "PART", value_parser = parse_part, allow_negative_numbers = true)]
     pinned: Option<f64>,
     /// Which rows that were missed come into the cache: `built`, what the dataplane takes for worth it, or `pinned`, none but pinned
     /// ones, as for a table that is scanned: what is not filled by those stays empty

@@ -29,7 +29,9 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     if bytes >= 1.0 && bytes < 2f64.powi(63) {
         Ok(bytes as u64)
     } else {
-        Err(usage())
+        Err(format!(
+            "a size is at least a byte and less than 8 EiB, which `{text}` is not"
+        ))
     }
 }
 
@@ -110,6 +112,8 @@ mod tests {
         ] {
             assert!(parse_bytes(text).is_err(), "{text}");
         }
+        let none = parse_bytes("0MiB").unwrap_err();
+        assert!(none.contains("at least a byte"), "{none}");
     }
 
     #[test]

@@ -32,7 +32,12 @@ pub(crate) struct Watch {
     #[command(flatten)]
     control: Control,
     /// Seconds from one table to the next
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 1.0,
+        allow_negative_numbers = true
+    )]
     interval: f64,
     /// End after so many tables
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]

@@ -137,6 +137,32 @@ fn to_watch_nothing_is_refused() {
 }
 
 #[test]
+fn numbers_that_can_not_be_are_told_and_not_taken_for_options() {
+    let set = ["policy", "set", "m", "items"];
+    for (words, option, said) in [
+        (&set[..], &["--min", "-5MiB"][..], "a size is a number"),
+        (&set, &["--max", "0MiB"], "a size is at least a byte"),
+        (&set, &["--pinned", "-0.1"], "write a part of all"),
+        (&["watch"], &["--interval", "-1"], "--interval is -1"),
+        (
+            &["generation"],
+            &["load", "-1", "--model", "m"],
+            "write one",
+        ),
+        (
+            &["generation"],
+            &["unload", "-1"],
+            "invalid digit found in string",
+        ),
+    ] {
+        let ended = rowmill(&[words, option].concat(), Stdio::null());
+        let stderr = String::from_utf8_lossy(&ended.stderr);
+        assert!(!ended.status.success());
+        assert!(stderr.contains(said), "{option:?}: {stderr}");
+    }
+}
+
+#[test]
 fn certificates_for_development_are_made_once() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().expect("a folder");

@@ -44,8 +44,9 @@ impl GenerationCommand {
     /// Does it with all dataplanes of a model, waits until all are through, and says what came of it.
     pub(super) fn run_everywhere(&self, at: &At, model: &str) -> Result<()> {
         let (control, without) = (&at.control, &at.without);
+        let wish = self.wish()?;
         let before = of(control, model)?;
-        let Some(wish) = self.wish()? else {
+        let Some(wish) = wish else {
             ensure!(without.is_empty(), "a list shows all: leave --without out");
             return print(&list(&before));
         };
