@@ -137,6 +137,11 @@ impl Dataplane {
         lines.iter().any(|line| line.process == Some(process))
     }
 
+    /// Whether it asks that process for policies.
+    pub(super) fn asks(&self, process: u64) -> bool {
+        self.policies.process == Some(process)
+    }
+
     /// What can't be done.
     pub(super) fn refusals(&self) -> Vec<String> {
         let all = self.refused.iter().cloned();

@@ -158,10 +158,13 @@ impl Net {
             if !process.is_some_and(|process| process.pass(ns)) {
                 continue;
             }
+            if at == FIRST {
+                // Also of a turn in which it is killed: what it forgot may be kept.
+                let process = self.planes[FIRST].process().expect("it is awake");
+                self.books.turned(process);
+            }
             let turned = self.ask(at, |deciding, now_ns| deciding.turn(now_ns));
             if turned.is_some() && at == FIRST {
-                let process = self.planes[FIRST].process().expect("it has just answered");
-                self.books.turned(process);
                 self.read_stream();
             }
         }

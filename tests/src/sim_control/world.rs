@@ -154,11 +154,12 @@ impl World {
         let net = &mut self.net;
         net.happens("calm", "");
         net.route = FIRST;
-        // It may go on where nobody is led to it any more, unless one follows it, or has connections to it and follows nobody.
+        // It may go on where nobody is led to it any more, unless one follows it, or may come to: who follows nobody and has connections to
+        // it, and who asks it for policies while the one that is followed is silent.
         let other = net.planes[OTHER].process();
         let is_left = |of: &Dataplane| {
             other.is_none_or(|other| match of.follows() {
-                Some(followed) => followed != other.deciding.control(),
+                Some(followed) => followed != other.deciding.control() && !of.asks(other.number),
                 None => !of.has_connection(other.number),
             })
         };
