@@ -1,6 +1,6 @@
 //! The client's end of TLS.
 
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -20,8 +20,10 @@ pub struct ClientFiles {
     pub own: Option<(PathBuf, PathBuf)>,
 }
 
-/// A stream inside TLS.
-pub type Secured<S> = StreamOwned<ClientConnection, S>;
+/// A stream inside TLS. Where the other side has said why it hangs up, what fails next tells that ([`explain`](crate::explain)), be it a write;
+/// what it had answered before can be read.
+#[derive(Debug)]
+pub struct Secured<S: Read + Write>(StreamOwned<ClientConnection, S>);
 
 impl ClientFiles {
     /// Reads them.
@@ -56,7 +58,7 @@ impl ClientFiles {
 ///
 /// # Errors
 /// The stream's, or TLS', which [`explain`](crate::explain) tells of. What the other side thinks of this side's certificate is known only when
-/// something is read.
+/// something is read or written.
 pub fn connect<S: Read + Write>(
     config: &Arc<ClientConfig>,
     host: &str,
@@ -66,10 +68,67 @@ pub fn connect<S: Read + Write>(
     let connection = ClientConnection::new(Arc::clone(config), name);
     let mut connection = connection.map_err(io::Error::other)?;
     while connection.is_handshaking() {
-        let (read, written) = connection.complete_io(&mut stream)?;
+        let done = connection.complete_io(&mut stream);
+        let (read, written) = done.map_err(|error| told(&mut connection, &mut stream, error))?;
         if (read, written) == (0, 0) {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+            return Err(ErrorKind::UnexpectedEof.into());
         }
     }
-    Ok(StreamOwned::new(connection, stream))
+    Ok(Secured(StreamOwned::new(connection, stream)))
+}
+
+/// What the other side said before it hung up, if it said something; otherwise what this side met. A server of TLS 1.3 can refuse a
+/// certificate after the client's handshake has ended; what the client writes then meets a closed connection, with the reason unread.
+fn told(connection: &mut ClientConnection, stream: &mut impl Read, met: io::Error) -> io::Error {
+    let hung_up = [
+        ErrorKind::BrokenPipe,
+        ErrorKind::ConnectionReset,
+        ErrorKind::ConnectionAborted,
+    ];
+    if !hung_up.contains(&met.kind()) {
+        return met;
+    }
+    // It ends: at the stream's end, or since the connection takes no more than its buffer holds.
+    while let Ok(1..) = connection.read_tls(stream) {
+        if let Err(error) = connection.process_new_packets() {
+            return io::Error::new(ErrorKind::InvalidData, error);
+        }
+    }
+    met
+}
+
+impl<S: Read + Write> Secured<S> {
+    /// The stream below.
+    pub fn get_mut(&mut self) -> &mut S {
+        &mut self.0.sock
+    }
+
+    /// See [`told`].
+    fn tell<T>(&mut self, done: io::Result<T>) -> io::Result<T> {
+        done.map_err(|error| told(&mut self.0.conn, &mut self.0.sock, error))
+    }
+}
+
+impl<S: Read + Write> Read for Secured<S> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        // Before it reads it writes what it had not written, which may be wanted no more: what had come before that is still read.
+        let read = self.0.read(bytes);
+        self.tell(read)
+            .or_else(|met| match self.0.conn.reader().read(bytes) {
+                Ok(count @ 1..) => Ok(count),
+                _ => Err(met),
+            })
+    }
+}
+
+impl<S: Read + Write> Write for Secured<S> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.0.write(bytes);
+        self.tell(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let flushed = self.0.flush();
+        self.tell(flushed)
+    }
 }

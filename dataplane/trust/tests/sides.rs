@@ -163,6 +163,50 @@ fn what_is_wrong_with_the_other_side_is_said() {
 }
 
 #[test]
+fn what_it_said_before_it_hung_up_is_told_by_a_write_that_fails() {
+    let papers = Papers::new();
+    let server = papers.server("a", &valid()).read().unwrap();
+    let stranger = ClientFiles {
+        ca: papers.path("ca"),
+        own: None,
+    };
+    let (here, there) = UnixStream::pair().unwrap();
+    let serving = thread::spawn(move || {
+        let mut stream = StreamOwned::new(ServerConnection::new(server).unwrap(), there);
+        stream.read_exact(&mut [0]).unwrap_err();
+    });
+    let mut stream = connect(&stranger.read().unwrap(), "a", here).unwrap();
+    // It has hung up.
+    serving.join().unwrap();
+    let met = stream.write_all(b"hello").and_then(|()| stream.flush());
+    assert!(why(met.map(|()| String::new())).contains("wants a client certificate"));
+}
+
+#[test]
+fn what_it_answered_before_it_hung_up_is_read() {
+    let papers = Papers::new();
+    let server = papers.server("a", &valid()).read().unwrap();
+    let client = papers.client("rowmill://operator/o", &valid());
+    let (here, there) = UnixStream::pair().unwrap();
+    let serving = thread::spawn(move || {
+        let mut stream = StreamOwned::new(ServerConnection::new(server).unwrap(), there);
+        stream.read_exact(&mut [0; 5]).unwrap();
+        stream.write_all(b"enough").unwrap();
+        stream.flush().unwrap();
+    });
+    let mut stream = connect(&client.read().unwrap(), "a", here).unwrap();
+    stream.write_all(b"hello").unwrap();
+    stream.flush().unwrap();
+    serving.join().unwrap();
+    let met = stream.write_all(b"more").and_then(|()| stream.flush());
+    met.unwrap_err();
+    let mut word = [0; 6];
+    stream.read_exact(&mut word).unwrap();
+    assert_eq!(&word, b"enough");
+    stream.read_exact(&mut word).unwrap_err();
+}
+
+#[test]
 fn who_speaks_no_tls_is_found_out() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

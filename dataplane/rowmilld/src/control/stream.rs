@@ -86,7 +86,7 @@ impl Stream {
     pub(super) fn set_until(&mut self, until: Instant) {
         match self {
             Stream::Plain(stream) => stream.until = until,
-            Stream::Secured(stream) => stream.sock.until = until,
+            Stream::Secured(stream) => stream.get_mut().until = until,
         }
     }
 }
