@@ -19,7 +19,7 @@ use rowmill_arena::{DirectFile, DirectReader, FileId, HugePages, PageCache, Read
 use rowmill_client::{Batch, Ticket};
 use rowmill_table::{Generation, PAGE_BYTES};
 
-use crate::driver::{Driver, histogram, median, pin_to_first_cpu, quantile_us, record};
+use crate::driver::{Driver, histogram, median, pin_beside, quantile_us, record};
 use crate::machine;
 use crate::model::Model;
 use crate::report::{Measurement, Reporter};
@@ -287,7 +287,7 @@ pub(crate) fn run(reporter: &mut Reporter) -> Result<()> {
         "[workers]\ncpus = 1\n[cache]\nbudget_ms = 10000\n[[tables]]\nname = \"rows\"\nplacement = \"cached\"\ncache_bytes = {CACHE_BYTES}\n"
     );
     let service = Service::start(&model.directory, &extra)?;
-    pin_to_first_cpu()?;
+    pin_beside(&service)?;
     let (schema, _) = model.schema(BAGS);
     let driver = |name| Driver::new(service.connect(name)?, schema.clone(), BAGS, DEPTH);
     let mut scene = Scene {

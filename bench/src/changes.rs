@@ -21,7 +21,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rowmill_client::Batch;
 
-use crate::driver::{Driver, histogram, median, pin_to_first_cpu, quantile_us};
+use crate::driver::{Driver, histogram, median, pin_beside, quantile_us};
 use crate::model::{Model, shown};
 use crate::report::{Measurement, Reporter};
 use crate::service::Service;
@@ -140,7 +140,7 @@ fn run_with(rows: Rows, reporter: &mut Reporter) -> Result<()> {
     }
     let folder = tempfile::tempdir().context("a folder for deltas")?;
     let mut scene = Scene::new(folder.path(), rows)?;
-    pin_to_first_cpu()?;
+    pin_beside(&scene.service)?;
     // All that is asked for has been, and is there.
     while scene.next < 2 * REQUESTS {
         scene.round(Kind::Nothing, 0)?;

@@ -8,6 +8,7 @@ use hdrhistogram::Histogram;
 use rowmill_client::{AnyPort, Batch, BoundSchema, RequestOptions, Session, Target, Ticket, Wait};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use crate::service::Service;
 use crate::workload::Query;
 
 /// Latencies in nanoseconds up to a minute, at three significant digits.
@@ -35,11 +36,26 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Pins this thread to the first CPU it may use: workers take the last ones.
+/// Pins this thread to the first CPU it may use.
 pub(crate) fn pin_to_first_cpu() -> Result<()> {
+    pin_where(|_| true)
+}
+
+/// Pins this thread to the first CPU it may use where no worker of the service is; anywhere if there is none.
+pub(crate) fn pin_beside(service: &Service) -> Result<()> {
+    let status = service.status()?;
+    let workers = status["workers"].as_array().context("its workers")?;
+    let theirs: Vec<_> = workers
+        .iter()
+        .map(|worker| worker["cpu"].as_u64())
+        .collect();
+    pin_where(|cpu| !theirs.contains(&Some(cpu as u64)))
+}
+
+fn pin_where(fits: impl Fn(usize) -> bool) -> Result<()> {
     let allowed = sched_getaffinity(None).context("the CPUs this process may use")?;
     let mut one = CpuSet::new();
-    if let Some(first) = (0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu)) {
+    if let Some(first) = (0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu) && fits(cpu)) {
         one.set(first);
         sched_setaffinity(None, &one).context("pinning to a CPU")?;
     }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 use rowmill_client::{AnyPort, Session, Wait};
 
-use crate::driver::{histogram, pin_to_first_cpu, quantile_us, record};
+use crate::driver::{histogram, pin_beside, quantile_us, record};
 use crate::model::Model;
 use crate::report::{Measurement, Reporter};
 use crate::service::Service;
@@ -50,7 +50,7 @@ pub(crate) fn round_trips(
 pub(crate) fn run(full: bool, reporter: &mut Reporter) -> Result<()> {
     let (model, _) = Model::dlrm_v2(MODEL_BYTES)?;
     let service = Service::start(&model.directory, "[workers]\ncpus = 1\n")?;
-    pin_to_first_cpu()?;
+    pin_beside(&service)?;
     let mut session = service.connect("bench null").context("connecting")?;
     let count = if full { 1_000_000 } else { 200_000 };
     let cases = [

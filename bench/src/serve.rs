@@ -12,7 +12,7 @@ use rowmill_client::{Schema, Wait};
 use rowmill_pooling::{Isa, Kernels};
 use rowmill_table::Resident;
 
-use crate::driver::{Driver, histogram, median, pin_to_first_cpu, quantile_us, record};
+use crate::driver::{Driver, histogram, median, pin_beside, quantile_us, record};
 use crate::model::{self, Model};
 use crate::null;
 use crate::open_loop;
@@ -57,7 +57,7 @@ impl Bench {
         let (schema, row_bytes) = model.schema(1024);
         let workload = Workload::dlrm_v2(&model.rows(), 1);
         let tables = model.load()?;
-        pin_to_first_cpu()?;
+        pin_beside(&service)?;
         let kernels = Kernels::new(Isa::detect().isa);
         Ok(Bench {
             service,

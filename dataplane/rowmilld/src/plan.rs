@@ -1,23 +1,24 @@
 //! What will be done, decided and checked before anything is served: which CPUs and kernels, whether
 //! the generation opens and fits the memory, where clients connect. `--check` prints it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rowmill_arena::guards_holes;
 use rowmill_pooling::{Isa, UnknownIsa};
 use rowmill_port::shm::socket_path;
-use rowmill_table::{Generation, TableError};
+use rowmill_table::{Generation, TableError, TableInfo};
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
-use rustix::thread::{CpuSet, sched_getaffinity};
 use serde::Serialize;
 
 use crate::cache::CachePlan;
-use crate::config::{AdminAddress, Config, Cpus, IsaChoice};
+use crate::config::{AdminAddress, Config, IsaChoice};
 use crate::descriptors;
+use crate::interrupts;
 use crate::ports::Port;
 use crate::remote;
 use crate::room::Memory;
+use crate::seats;
 use crate::waiting;
 
 /// Something that was chosen, for people: logged at start, shown by `--check` and in `/status`.
@@ -156,7 +157,10 @@ impl Plan {
                 generation.dir().display()
             ),
         ));
-        let seats = seats(config, &allowed_cpus()?, &mut choices)?;
+        let files = read_while_serving(config, &generation);
+        let disturbed = interrupts::cpus_of(&files);
+        let (seats, chosen) = seats::choose(config, &seats::allowed()?, &disturbed)?;
+        choices.push(chosen);
         let isa = choose_isa(config.workers.isa, &mut choices)?;
         let cache = CachePlan::make(config, &generation, seats.len())?;
         if let Some(fault) = config.lanes_fault(seats.len()) {
@@ -207,6 +211,17 @@ impl Plan {
     }
 }
 
+/// What rows are read from while they are served.
+fn read_while_serving(config: &Config, generation: &Generation) -> Vec<PathBuf> {
+    let listed = |info: &&TableInfo| config.tables.iter().any(|table| table.name == info.name);
+    let tables = generation.tables().iter().filter(listed);
+    let mut files: Vec<PathBuf> = tables.map(|info| generation.path(info)).collect();
+    if !files.is_empty() {
+        files.extend(config.cache.next_tier.clone());
+    }
+    files
+}
+
 fn describe_staging(config: &Config, workers: usize) -> Choice {
     let (rdma, all) = (&config.rdma, config.rdma.worker_bytes() * workers as u64);
     Choice::new(
@@ -248,70 +263,6 @@ fn check_socket(endpoint: &str) -> Result<Choice, PlanError> {
         endpoint,
         "shared memory: clients on this host, no copy of results",
     ))
-}
-
-/// The CPUs this process may use, ascending.
-fn allowed_cpus() -> Result<Vec<usize>, PlanError> {
-    let set = sched_getaffinity(None)
-        .map_err(|errno| PlanError::Cpus(format!("sched_getaffinity: {errno}")))?;
-    Ok((0..CpuSet::MAX_CPU)
-        .filter(|&cpu| set.is_set(cpu))
-        .collect())
-}
-
-fn seats(
-    config: &Config,
-    allowed: &[usize],
-    choices: &mut Vec<Choice>,
-) -> Result<Vec<Option<usize>>, PlanError> {
-    let pin = config.workers.pin;
-    let (cpus, why) = match &config.workers.cpus {
-        Cpus::List(list) => (list.clone(), "workers.cpus lists them".to_owned()),
-        Cpus::Count(count) => (last(allowed, *count), format!("workers.cpus = {count}")),
-        Cpus::Auto => {
-            // A control group's quota can be less than the CPUs it allows.
-            let usable = std::thread::available_parallelism().map_or(1, usize::from);
-            let count = usable.min(allowed.len()).saturating_sub(1).max(1);
-            let why = format!("{usable} CPUs can be used, and one is left for everything else");
-            (last(allowed, count), why)
-        }
-    };
-    if pin && cpus.len() > allowed.len() {
-        return Err(PlanError::Cpus(format!(
-            "{} workers are to be pinned, and this process may use {} CPUs ({}); lower the number, \
-             or set workers.pin = false",
-            cpus.len(),
-            allowed.len(),
-            list_text(allowed)
-        )));
-    }
-    if let Some(cpu) = cpus.iter().find(|cpu| pin && !allowed.contains(cpu)) {
-        return Err(PlanError::Cpus(format!(
-            "CPU {cpu} is not one that this process may use ({}); list others",
-            list_text(allowed)
-        )));
-    }
-    let workers = format!("{} on CPU {}", cpus.len(), list_text(&cpus));
-    choices.push(if !pin {
-        let why =
-            format!("{why}; workers.pin = false: the kernel may move them, which costs caches");
-        Choice::warning("workers", format!("{}, not pinned", cpus.len()), why)
-    } else if cpus.len() == allowed.len() {
-        let why =
-            format!("{why}; no CPU is left for clients and control, which will interrupt workers");
-        Choice::warning("workers", workers, why)
-    } else {
-        Choice::new("workers", workers, why)
-    });
-    Ok(cpus.into_iter().map(|cpu| pin.then_some(cpu)).collect())
-}
-
-/// The last `count` CPUs; where there are fewer, numbers that are refused or, unpinned, not used.
-fn last(allowed: &[usize], count: usize) -> Vec<usize> {
-    let beyond = count.saturating_sub(allowed.len());
-    let mut cpus = allowed[allowed.len().saturating_sub(count)..].to_vec();
-    cpus.extend(CpuSet::MAX_CPU..CpuSet::MAX_CPU + beyond);
-    cpus
 }
 
 fn choose_isa(wanted: IsaChoice, choices: &mut Vec<Choice>) -> Result<Isa, PlanError> {
@@ -425,52 +376,9 @@ pub fn bytes_text(bytes: u64) -> String {
     }
 }
 
-fn list_text(cpus: &[usize]) -> String {
-    cpus.iter()
-        .map(usize::to_string)
-        .collect::<Vec<_>>()
-        .join(", ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn config(more: &str) -> Config {
-        let text = format!("[model]\ndirectory = \"/m\"\n{more}");
-        Config::parse(&text, Path::new("r.toml")).unwrap()
-    }
-
-    #[test]
-    fn workers_take_the_last_cpus() {
-        let on = |text: &str, allowed: &[usize]| {
-            let config = config(&format!("[workers]\n{text}"));
-            seats(&config, allowed, &mut Vec::new()).map_err(|error| error.to_string())
-        };
-        assert_eq!(on("cpus = 1", &[0, 1]), Ok(vec![Some(1)]));
-        assert_eq!(on("cpus = 2", &[0, 2, 5]), Ok(vec![Some(2), Some(5)]));
-        assert_eq!(on("cpus = 2", &[4, 5]), Ok(vec![Some(4), Some(5)]));
-        assert_eq!(on("cpus = [5, 4]", &[4, 5, 6]), Ok(vec![Some(5), Some(4)]));
-        assert_eq!(on("cpus = \"auto\"", &[3]), Ok(vec![Some(3)]));
-        let error = on("cpus = 3", &[4, 5]).unwrap_err();
-        assert!(
-            error.contains("this process may use 2 CPUs (4, 5)"),
-            "{error}"
-        );
-        let error = on("cpus = [7]", &[4, 6]).unwrap_err();
-        assert!(
-            error.contains("CPU 7 is not one that this process may use (4, 6)"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn unpinned_workers_may_be_more_than_the_cpus() {
-        let mut choices = Vec::new();
-        let config = config("[workers]\ncpus = 4\npin = false");
-        assert_eq!(seats(&config, &[0, 1], &mut choices).unwrap(), [None; 4]);
-        assert!(choices[0].warning, "{choices:?}");
-    }
 
     #[test]
     fn endpoints_need_a_place_for_their_socket() {

@@ -10,7 +10,7 @@ use serde::de::{self, Deserializer, SeqAccess, Visitor};
 pub enum Cpus {
     /// All CPUs but one.
     Auto,
-    /// As many workers, on the last CPUs this process may use.
+    /// As many workers, on the last CPUs this process may use, but for those that a disk's interrupts come to.
     Count(usize),
     /// One worker on each of these CPUs.
     List(Vec<usize>),
