@@ -76,10 +76,11 @@ struct Cli {
     /// rdma: send only one in N of a round's requests
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     share: u16,
-    /// cache, demo: replay this file of row ids (one a line) instead of generated ones
+    /// cache, demo: replay this file of row ids (one a line, below 2147483647) instead of generated ones, which `--case trace=zipf` and the
+    /// like choose from
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// cache: rows that the cache holds, instead of several sizes
+    /// cache: rows that the cache holds, those on their way among them, instead of several sizes; 112 at least
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(112..))]
     rows: Option<u32>,
     /// cache: one policy instead of all

@@ -26,7 +26,7 @@ pub(crate) struct Place {
     /// first when it becomes cached
     to: To,
     /// The bytes of memory that it has when it is cached: rows, and 8 bytes a row besides. Default: as many as it had
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     cache_bytes: Option<u64>,
     /// The admin address of rowmilld, whose configuration has admin.allow_changes
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7401")]

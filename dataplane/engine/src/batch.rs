@@ -26,6 +26,8 @@ use crate::slot::Slot;
 pub(crate) struct Made {
     /// Bytes of rows read and results written.
     pub(crate) bytes: u64,
+    /// What was done besides, in the bytes that take as long: parking bags, looking for rows to prefetch.
+    pub(crate) besides: u64,
     /// Rows read.
     pub(crate) rows: u64,
     /// The slice that is now placed, when it is not the last.
@@ -36,6 +38,13 @@ pub(crate) struct Made {
     pub(crate) held: bool,
     /// Whether all that can be done next waits for rows, or for room to park a bag.
     pub(crate) waits: bool,
+}
+
+impl Made {
+    /// What it cost, in bytes.
+    pub(crate) fn cost(&self) -> u64 {
+        self.bytes + self.besides
+    }
 }
 
 /// What a micro-batch is done with.

@@ -60,7 +60,7 @@ pub struct Engine {
     pub(crate) cached: Cached,
     /// Bytes of the next micro-batch.
     pub(crate) budget: u64,
-    /// When the last micro-batch began, and its bytes; `None` after an idle turn.
+    /// When the last micro-batch began, and its bytes; `None` after an idle turn, or one that parked bags, which tells no rate.
     pub(crate) last: Option<(u64, u64)>,
     /// When rows were last taken.
     pub(crate) rows_ns: u64,

@@ -88,17 +88,18 @@ pub(crate) fn next(
     made: &mut Made,
 ) -> ArrayVec<Piece, PIECES> {
     let mut pieces = ArrayVec::new();
-    while made.bytes < work.budget && slot.walk.feature < panel.features.end && !pieces.is_full() {
+    while made.cost() < work.budget && slot.walk.feature < panel.features.end && !pieces.is_full() {
         let feature = &schema.features[slot.walk.feature as usize];
         let home = work.cached.homes.of(slot.side, feature.table);
         let is_cached = work.cached.worker.is_cached(home);
-        let left = work.budget - made.bytes;
+        let left = work.budget - made.cost();
         let most_ids = match is_cached {
             true if slot.walk.parked > 0 => work.cached.lookups(home).min(parkable(left)),
             true => work.cached.lookups(home),
             false => u32::MAX,
         };
         let next = fitting(slot, feature, left, most_ids);
+        let before = pieces.len();
         let taken = if is_cached {
             look_up(work, slot, (feature, home), next, &mut pieces, made)
         } else {
@@ -114,7 +115,8 @@ pub(crate) fn next(
             pieces.push(next);
             next
         };
-        made.bytes += bytes(feature, &taken);
+        let pooled = pieces[before..].iter().map(|piece| bytes(feature, piece));
+        made.bytes += pooled.sum::<u64>();
         let walk = &mut slot.walk;
         slot.spans[walk.feature as usize].next_id += taken.ids;
         walk.done += taken.vectors;
@@ -228,7 +230,7 @@ fn look_up(
     let mut hits = 0;
     for i in 0..next.vectors {
         // Parking costs more than the pooling that the bags were counted for.
-        if made.bytes >= work.budget {
+        if made.cost() >= work.budget {
             break;
         }
         let ids = match feature.mode {
@@ -255,7 +257,7 @@ fn look_up(
             let slice = slot.walk.slices;
             slot.unplaced[slice as usize] += 1;
             let missed = places.iter().filter(|&&place| place == MISS).count() as u64;
-            made.bytes += u64::from(ids) * PARKED_BYTES + missed * MISSED_BYTES;
+            made.besides += u64::from(ids) * PARKED_BYTES + missed * MISSED_BYTES;
             slot.walk.parked += 1;
             let bag = Bag {
                 id,

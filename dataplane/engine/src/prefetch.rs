@@ -32,7 +32,7 @@ pub(crate) fn run(work: &mut Work<'_>, slot: &mut Slot, schema: &BoundSchema) ->
     let mut spans = slot.spans[..schema.features.len()].iter();
     Made {
         // Finding a row touches two lines or so, and asking its owner as many.
-        bytes: u64::from(PREFETCH_IDS - left) * 256,
+        besides: u64::from(PREFETCH_IDS - left) * 256,
         finished: spans.all(|s| s.next_id == s.ids_from + s.ids),
         ..Made::default()
     }

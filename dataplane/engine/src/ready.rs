@@ -23,7 +23,7 @@ pub(crate) fn pool(
     made: &mut Made,
 ) -> Result<(), Denied> {
     while let Some(bag) = work.cached.parked.first(&slot.ready) {
-        if made.bytes >= work.budget {
+        if made.cost() >= work.budget {
             break;
         }
         match pool_one(work, slot, schema, &bag, memory) {

@@ -27,6 +27,15 @@ pub enum Turn {
     },
 }
 
+/// What a micro-batch was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Done {
+    /// Bytes of rows read and results written.
+    bytes: u64,
+    /// Whether there was nothing besides, so that the time it took tells the memory's rate.
+    is_pure: bool,
+}
+
 /// Which requests in progress can't go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stuck {
@@ -50,9 +59,10 @@ impl Engine {
         let are_due = now_ns.saturating_sub(self.rows_ns) >= wait_ns;
         let mut has_moved = are_due && self.take_rows(now_ns, memory);
         let outcome = self.work_next(now_ns, memory);
-        self.last = outcome.ok().map(|bytes| (now_ns, bytes));
+        let pure = outcome.ok().filter(|done| done.is_pure);
+        self.last = pure.map(|done| (now_ns, done.bytes));
         match outcome {
-            Ok(bytes) => return Turn::Worked { bytes },
+            Ok(Done { bytes, .. }) => return Turn::Worked { bytes },
             Err(_) if are_due => {}
             Err(_) => has_moved = self.take_rows(now_ns, memory),
         }
@@ -66,8 +76,8 @@ impl Engine {
         }
     }
 
-    /// Does one micro-batch of the request whose turn it is, or of the first after it that can go on. Returns its bytes.
-    fn work_next(&mut self, now_ns: u64, memory: &mut impl Memory) -> Result<u64, Stuck> {
+    /// Does one micro-batch of the request whose turn it is, or of the first after it that can go on.
+    fn work_next(&mut self, now_ns: u64, memory: &mut impl Memory) -> Result<Done, Stuck> {
         // One that waits for room gives its turn to the next.
         let mut first = None;
         for _ in 0..AHEAD_CONNECTIONS {
@@ -83,8 +93,8 @@ impl Engine {
                 let holder = self.schedule.behind(index, &self.slots, has_staging);
                 worked = holder.and_then(|holder| self.work(now_ns, holder, allowed, memory));
             }
-            if let Some(bytes) = worked {
-                return Ok(bytes);
+            if let Some(done) = worked {
+                return Ok(done);
             }
             let conn = self.slots[index as usize].conn;
             self.schedule.pass(conn);
@@ -149,14 +159,14 @@ impl Engine {
         }
     }
 
-    /// Does one micro-batch of a request. Returns its bytes, or `None` where it has to wait.
+    /// Does one micro-batch of a request, or `None` where it has to wait.
     fn work(
         &mut self,
         now_ns: u64,
         index: u32,
         allowed: u64,
         memory: &mut impl Memory,
-    ) -> Option<u64> {
+    ) -> Option<Done> {
         let slot = &mut self.slots[index as usize];
         let (conn, pooling) = (slot.conn, slot.stage == Stage::Pooling);
         let schema = bound(&self.connections, slot);
@@ -179,31 +189,37 @@ impl Engine {
         let ahead = self.schedule.upcoming(index, &self.slots);
         let ahead = ahead.filter(|_| pooling && outcome.is_ok());
         self.counters.micro_batches += 1;
-        let mut bytes = match outcome {
+        let mut done = match outcome {
             Err(refusal) => {
                 // A refusal costs the whole turn: otherwise a client whose requests are all refused at
                 // their last id would keep everybody else waiting.
                 self.schedule.charge(conn, allowed, self.budget);
                 self.finish(now_ns, index, refusal, memory);
-                0
+                Done {
+                    bytes: 0,
+                    is_pure: true,
+                }
             }
             Ok(made) => {
                 self.counters.rows += made.rows;
                 self.counters.bytes += made.bytes;
-                let cost = made.bytes.max(TURN_BYTES);
+                let cost = made.cost().max(TURN_BYTES);
                 self.schedule.charge(conn, cost, self.budget);
                 if made.waits {
                     self.schedule.remove(index, &mut self.slots);
                     self.slots[index as usize].stage = Stage::Waiting;
                 }
                 self.announce(now_ns, index, &made, memory);
-                made.bytes
+                Done {
+                    bytes: made.bytes,
+                    is_pure: made.besides == 0,
+                }
             }
         };
         if let Some(ahead) = ahead {
-            bytes += self.check_ahead(now_ns, ahead, memory);
+            done.bytes += self.check_ahead(now_ns, ahead, memory);
         }
-        Some(bytes)
+        Some(done)
     }
 
     /// Checks ids of the request whose turn comes next, so that keys of hashed tables are resolved a

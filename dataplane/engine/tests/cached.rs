@@ -234,7 +234,7 @@ fn who_does_not_wait_any_more_gives_everything_back() {
             if how == 0 { 100 } else { 0 },
         );
         let mut ended = vec![];
-        for turn in 0..30 {
+        for turn in 0..90 {
             let coming = memory
                 .remote
                 .as_mut()
@@ -244,7 +244,7 @@ fn who_does_not_wait_any_more_gives_everything_back() {
             }
             engine.turn(turn, &mut memory);
         }
-        assert_eq!(engine.turn(40, &mut memory), Turn::Blocked);
+        assert_eq!(engine.turn(95, &mut memory), Turn::Blocked);
         assert!(
             engine.cache().held().1 > 100,
             "all of its rows are waited for"

@@ -12,7 +12,7 @@ use rustix::fs::{major, minor};
 use rustix::thread::CpuSet;
 
 /// CPUs that interrupts of the disks below these files come to, ascending. None where each CPU has a queue of its own, or where the kernel
-/// doesn't tell, as of file systems over a network.
+/// doesn't tell: of file systems that are on no block device of their own (btrfs, overlays, networks), and of devices without MSI.
 pub(crate) fn cpus_of(files: &[PathBuf]) -> Vec<usize> {
     let mut cpus = BTreeSet::new();
     let numbers = files
@@ -30,12 +30,6 @@ fn of_device(root: &Path, device: &Path, cpus: &mut BTreeSet<usize>) {
     let Ok(device) = device.canonicalize() else {
         return;
     };
-    let below: Vec<PathBuf> = entries(&device.join("slaves"));
-    if !below.is_empty() {
-        // The kernel lets no device be made of itself.
-        below.iter().for_each(|part| of_device(root, part, cpus));
-        return;
-    }
     // A partition's folder is in its disk's, and that in the controller's.
     let first = |name: &str| {
         device
@@ -43,6 +37,12 @@ fn of_device(root: &Path, device: &Path, cpus: &mut BTreeSet<usize>) {
             .map(|at| at.join(name))
             .find(|at| at.is_dir())
     };
+    let below = first("slaves").map_or_else(Vec::new, |parts| entries(&parts));
+    if !below.is_empty() {
+        // The kernel lets no device be made of itself.
+        below.iter().for_each(|part| of_device(root, part, cpus));
+        return;
+    }
     let (Some(queues), Some(vectors)) = (first("mq"), first("msi_irqs")) else {
         return;
     };
@@ -105,6 +105,7 @@ mod tests {
             fs::write(file, text).unwrap();
         };
         put("sys/devices/pci/nvme0/disk/disk1/partition", "1");
+        fs::create_dir_all(root.path().join("sys/devices/pci/nvme0/disk/slaves")).unwrap();
         for queue in 0..queues {
             put(
                 &format!("sys/devices/pci/nvme0/disk/mq/{queue}/cpu_list"),
@@ -147,14 +148,19 @@ mod tests {
     #[test]
     fn a_volume_is_what_it_is_made_of() {
         let machine = machine(1, "1");
-        let parts = machine.path().join("sys/devices/virtual/dm-0/slaves");
-        fs::create_dir_all(&parts).unwrap();
+        let volume = machine.path().join("sys/devices/virtual/md0");
+        let parts = volume.join("slaves");
+        for folder in [&parts, &volume.join("md0p1")] {
+            fs::create_dir_all(folder).unwrap();
+        }
         symlink(
             machine.path().join("sys/devices/pci/nvme0/disk/disk1"),
             parts.join("disk1"),
         )
         .unwrap();
-        assert_eq!(found(machine.path(), "sys/devices/virtual/dm-0"), [1]);
+        for device in ["sys/devices/virtual/md0", "sys/devices/virtual/md0/md0p1"] {
+            assert_eq!(found(machine.path(), device), [1]);
+        }
     }
 
     #[test]

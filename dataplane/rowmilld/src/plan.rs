@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::cache::CachePlan;
-use crate::config::{AdminAddress, Config, IsaChoice};
+use crate::config::{AdminAddress, Config, IsaChoice, Placement, Table};
 use crate::descriptors;
 use crate::interrupts;
 use crate::ports::Port;
@@ -211,9 +211,13 @@ impl Plan {
     }
 }
 
-/// What rows are read from while they are served.
+/// What rows are, or may come to be, read from while they are served.
 fn read_while_serving(config: &Config, generation: &Generation) -> Vec<PathBuf> {
-    let listed = |info: &&TableInfo| config.tables.iter().any(|table| table.name == info.name);
+    let may_be_cached = |table: &Table| table.placement == Placement::Cached || config.may_change();
+    let listed = |info: &&TableInfo| {
+        let mut tables = config.tables.iter();
+        tables.any(|table| table.name == info.name && may_be_cached(table))
+    };
     let tables = generation.tables().iter().filter(listed);
     let mut files: Vec<PathBuf> = tables.map(|info| generation.path(info)).collect();
     if !files.is_empty() {

@@ -58,17 +58,23 @@ pub(crate) fn choose(
         )));
     }
     let workers = format!("{} on CPU {}", cpus.len(), list_text(&cpus));
-    let why = why + &of_interrupts(&cpus, disturbed);
+    let is_met = cpus.iter().any(|cpu| disturbed.contains(cpu));
     let chosen = if !pin {
         let why =
             format!("{why}; workers.pin = false: the kernel may move them, which costs caches");
         Choice::warning("workers", format!("{}, not pinned", cpus.len()), why)
     } else if cpus.len() == allowed.len() {
-        let why =
-            format!("{why}; no CPU is left for clients and control, which will interrupt workers");
+        let why = format!(
+            "{why}{}; no CPU is left for clients and control, which will interrupt workers",
+            of_interrupts(&cpus, disturbed)
+        );
         Choice::warning("workers", workers, why)
     } else {
-        Choice::new("workers", workers, why)
+        let why = why + &of_interrupts(&cpus, disturbed);
+        match is_met {
+            true => Choice::warning("workers", workers, why),
+            false => Choice::new("workers", workers, why),
+        }
     };
     let seats = cpus.into_iter().map(|cpu| pin.then_some(cpu)).collect();
     Ok((seats, chosen))
@@ -102,7 +108,7 @@ fn of_interrupts(cpus: &[usize], disturbed: &[usize]) -> String {
         true => come(&missed) + ", which is no worker's",
         false => {
             come(&met)
-                + ", a worker's, and hold up its requests: have them come elsewhere (/proc/irq), or give workers other CPUs"
+                + ", a worker's, and hold up its requests: give workers other CPUs, if there are some"
         }
     }
 }
@@ -162,26 +168,27 @@ mod tests {
         };
         let (cpus, why) = of("cpus = 1", &[0, 1], &[1]);
         assert_eq!(cpus, [0]);
-        assert!(
-            why.ends_with("come to CPU 1, which is no worker's"),
-            "{why}"
-        );
+        let is_none = why.ends_with("come to CPU 1, which is no worker's");
+        assert!(is_none, "{why}");
         assert_eq!(of("cpus = 2", &[0, 1, 2, 3], &[2]).0, [1, 3]);
         assert_eq!(of("cpus = 2", &[0, 1, 2, 3], &[0]).0, [2, 3]);
         // Those that it may not use are nobody's here.
         assert_eq!(of("cpus = 2", &[0, 1, 2, 3], &[9]).0, [2, 3]);
         // Where there is no choice, or somebody else has chosen, it is told.
         for (text, chosen) in [("cpus = 2", vec![0, 1]), ("cpus = [1]", vec![1])] {
-            let (cpus, why) = of(text, &[0, 1], &[1]);
-            assert_eq!(cpus, chosen);
-            assert!(why.contains("come to CPU 1, a worker's"), "{why}");
+            let (seats, told) = on(text, &[0, 1], &[1]).unwrap();
+            assert_eq!(seats.into_iter().flatten().collect::<Vec<_>>(), chosen);
+            let is_told = told.why.contains("come to CPU 1, a worker's");
+            assert!(is_told && told.warning, "{told:?}");
         }
     }
 
     #[test]
     fn unpinned_workers_may_be_more_than_the_cpus() {
-        let (seats, chosen) = on("cpus = 4\npin = false", &[0, 1], &[]).unwrap();
+        let (seats, chosen) = on("cpus = 4\npin = false", &[0, 1], &[1]).unwrap();
         assert_eq!(seats, [None; 4]);
         assert!(chosen.warning, "{chosen:?}");
+        // They are wherever the kernel has them.
+        assert!(!chosen.why.contains("interrupts"), "{chosen:?}");
     }
 }

@@ -11,7 +11,7 @@ use rowmill_cache::tier::{
     RemoteTierOptions, Tier,
 };
 use rowmill_port::rdma::remote::ReadLane;
-use rowmill_table::{Generation, TableError};
+use rowmill_table::{Compared, Generation, TableError};
 
 use crate::config::{self, Cache, Failure, Tried};
 use crate::files::{Role, TableFile};
@@ -74,6 +74,8 @@ pub(crate) struct Tiers<'a> {
     files: Vec<FileTable>,
     /// Of each, its copy where the table names the next tier.
     copies: Vec<Option<FileTable>>,
+    /// Files that seem not to be the generation's.
+    strange: Vec<Choice>,
 }
 
 impl Tiers<'_> {
@@ -87,7 +89,7 @@ impl Tiers<'_> {
         tables: impl Iterator<Item = (&'n str, Failure)>,
         tell: &dyn Fn(&Path),
     ) -> anyhow::Result<Tiers<'a>> {
-        let (mut files, mut copies) = (vec![], vec![]);
+        let (mut files, mut copies, mut strange) = (vec![], vec![], vec![]);
         for (name, on_failure) in tables {
             if let Ok(info) = generation.table(name) {
                 tell(&generation.path(info));
@@ -100,6 +102,7 @@ impl Tiers<'_> {
                 _ => "",
             };
             let file = opened.with_context(|| format!("table {name}{advice}"))?;
+            strange.extend(strangeness(&file, generation));
             let folder = cache.next_tier.as_ref().filter(|_| on_failure.next_tier);
             let copy = folder.map(|folder| {
                 let folder = copies_in(folder, generation);
@@ -120,6 +123,7 @@ impl Tiers<'_> {
             cache,
             files,
             copies,
+            strange,
         })
     }
 
@@ -281,8 +285,30 @@ impl Tiers<'_> {
             let why = format!("{why}; the kernel keeps pages of it in memory that nobody counts");
             choices.push(Choice::warning("files", "by way of the page cache", why));
         }
+        choices.extend(self.strange.iter().cloned());
         choices
     }
+
+    /// Tells of files that seem not to be the generation's.
+    pub(crate) fn log_strange(&self) {
+        self.strange.iter().for_each(Choice::log);
+    }
+}
+
+/// What is wrong with a table's file as a whole: rows of it can't be had, which who asks for them would be the first to see.
+fn strangeness(file: &FileTable, generation: &Generation) -> Option<Choice> {
+    let path = generation.path(file.info());
+    let found = match file.compare_pages(generation) {
+        Ok(Compared::Alike) => return None,
+        Ok(Compared::Unlike { others, all }) => format!(
+            "{others} of {all} pages that were looked at don't match their checksums: it is damaged, or of another generation"
+        ),
+        Err(error) => error.to_string(),
+    };
+    let why =
+        format!("{found}; put the right file there, or rows of it will fail as on_failure says");
+    let name = format!("file of {}", file.info().name);
+    Some(Choice::warning(&name, path.display().to_string(), why))
 }
 
 /// With what to do where the kernel does not lock what a worker reads into.

@@ -249,12 +249,14 @@ impl Keeper {
             ended,
         };
         let work = move || {
+            let mut awaited = Awaited::default();
             loop {
                 let waited = wait.recv_timeout(every);
                 // Whose rows they are, unless another became the newest meanwhile.
                 loop {
                     let number = kept.generations.newest().number;
-                    write(&view, &name(&kept.model, number), &kept.cache, &mut claim);
+                    let name = name(&kept.model, number);
+                    write(&view, &name, &kept.cache, &mut awaited, &mut claim);
                     if kept.generations.newest().number == number {
                         break;
                     }
@@ -284,12 +286,55 @@ impl Keeper {
     }
 }
 
+/// Lists that a start has found, of tables of which no row has come since: where a table's file is damaged or gone for a while, none can.
+#[derive(Debug, Default)]
+struct Awaited {
+    generation: String,
+    tables: Option<Vec<WarmTable>>,
+}
+
+impl Awaited {
+    /// The list of a table none of whose rows have come.
+    fn of(&self, table: &str) -> Option<&WarmTable> {
+        let mut lists = self.tables.iter().flatten();
+        lists.find(|list| list.name == table)
+    }
+
+    /// Looks which tables wait for theirs now: once what was found is loaded as far as it can be, and then of those again.
+    fn look(&mut self, view: &WarmView, generation: &str, cache: &CacheView) {
+        let is_empty = |list: &WarmTable| {
+            let table = cache.tables.iter().find(|table| table.name == list.name);
+            table.is_some_and(|table| table.store().is_some_and(|store| store.hot(1).is_empty()))
+        };
+        let found = || {
+            let warm = view.is_as_found().then(|| Warm::read(view.path()));
+            let warm = warm.and_then(|read| read.ok().flatten());
+            let warm = warm.filter(|warm| warm.generation == generation);
+            warm.map_or_else(Vec::new, |warm| warm.tables)
+        };
+        if self.tables.is_none() {
+            self.generation = generation.into();
+        }
+        let tables = self.tables.get_or_insert_with(found);
+        let is_same = self.generation == generation;
+        tables.retain(|list| is_same && !list.rows.is_empty() && is_empty(list));
+    }
+}
+
 /// Writes what is there now, unless the file tells of more: while its rows are being loaded it stays, and what a start found, of whatever
-/// generation, until there are rows. What is not this process's file yet is made that before.
-fn write(view: &WarmView, generation: &str, cache: &CacheView, claim: &mut Option<Claim>) {
+/// generation, until there are rows; and of each table of its generation what it had, until there are some. What is not this process's file yet
+/// is made that before.
+fn write(
+    view: &WarmView,
+    generation: &str,
+    cache: &CacheView,
+    awaited: &mut Awaited,
+    claim: &mut Option<Claim>,
+) {
     if view.is_loading() {
         return;
     }
+    awaited.look(view, generation, cache);
     let slots = |table: &TableView| u64::from(table.share().shape.slots());
     let all: u64 = cache.tables.iter().map(slots).sum();
     let hot = |table: &TableView| {
@@ -301,7 +346,10 @@ fn write(view: &WarmView, generation: &str, cache: &CacheView, claim: &mut Optio
                 let rows = &before[0].rows;
                 rows[..most.min(rows.len())].to_vec()
             }
-            (None, Some(store)) => store.hot(most),
+            (None, Some(store)) => match awaited.of(&table.name) {
+                Some(list) => list.rows[..most.min(list.rows.len())].to_vec(),
+                None => store.hot(most),
+            },
             (None, None) => return None,
         };
         Some(WarmTable {
@@ -313,8 +361,11 @@ fn write(view: &WarmView, generation: &str, cache: &CacheView, claim: &mut Optio
         generation: generation.into(),
         tables: cache.tables.iter().filter_map(hot).collect(),
     };
-    let rows: usize = warm.tables.iter().map(|table| table.rows.len()).sum();
-    if rows == 0 && view.is_as_found() {
+    let lists = || warm.tables.iter();
+    let rows: usize = lists().map(|list| list.rows.len()).sum();
+    if view.is_as_found()
+        && lists().all(|list| list.rows.is_empty() || awaited.of(&list.name).is_some())
+    {
         return;
     }
     let claimed = match claim {
@@ -351,7 +402,7 @@ mod tests {
         let (epochs, _) = Epochs::new(1);
         let shape = Shape::new(512, 1, 4, 4).unwrap();
         let store = || Store::new(shape, 1, 4, &epochs, Tags::detect(), HugePages::Off);
-        let [(store, _), (other, _)] = [store().unwrap(), store().unwrap()];
+        let [(store, mut writers), (other, _)] = [store().unwrap(), store().unwrap()];
         let table = |number, name: &str, store| {
             let kept = cache_view::Kept {
                 rows: 100,
@@ -398,20 +449,29 @@ mod tests {
         assert_eq!(*found.rows, [rows]);
         assert_eq!(found.lists, [(3, vec![5, 99]), (4, vec![5, 99])]);
         let view = WarmView::new(path.clone(), &found.rows, None);
-        write(&view, "m", &cache, &mut None);
+        let mut awaited = Awaited::default();
+        write(&view, "m", &cache, &mut awaited, &mut None);
         assert_eq!(Warm::read(&path).unwrap(), Some(listed));
         for (table, (_, list)) in cache.tables.iter().zip(&found.lists) {
             table.remember(list.clone(), Some(Arc::downgrade(&found.rows)));
         }
         drop(found);
-        let written = || {
-            write(&view, "m", &cache, &mut None);
+        let mut write_as = |generation: &str| {
+            write(&view, generation, &cache, &mut awaited, &mut None);
             let tables = Warm::read(&path).unwrap().unwrap().tables;
             let lists = tables.into_iter().map(|table| (table.name, table.rows));
             lists.collect::<Vec<(String, Vec<u32>)>>()
         };
-        // Of the cached one what is there, and of the other one what was there.
-        assert_eq!(written(), [("a".into(), vec![]), ("b".into(), vec![5, 99])]);
+        let mut written = || write_as("m");
+        // Of the cached one no row has come, and its list stays; and of the other one what was there.
+        let both = [("a".into(), vec![5, 99, 100]), ("b".into(), vec![5, 99])];
+        assert_eq!(written(), both);
+        // One comes.
+        let writer = &mut writers[0];
+        let slot = writer.candidates(8).next().unwrap().slot;
+        let (ticket, _) = writer.begin(8, slot).unwrap();
+        writer.publish(ticket, &[0; 4], 0);
+        assert_eq!(written()[0].1, [8]);
         // It becomes cached again: the list stays until all have loaded it.
         let loading = cache.tables[1].to_load().unwrap();
         cache.tables[1].moved(Some(other), None);
@@ -423,6 +483,6 @@ mod tests {
         cache.tables[1].remember(vec![7], None);
         assert_eq!(written()[1].1, [7]);
         cache.switch(rowmill_engine::Side::B);
-        assert_eq!(written(), []);
+        assert_eq!(write_as("n"), []);
     }
 }

@@ -35,6 +35,34 @@ fn configure(place: &Place, folder: &Path) -> PathBuf {
 }
 
 #[test]
+fn a_file_of_other_rows_is_told_of_before_they_are_asked_for() {
+    let place = Place::new();
+    let (model, other) = (place.path("model"), place.path("other"));
+    fs::remove_dir_all(&model).unwrap();
+    make(&model, 1);
+    make(&other, 2);
+    let config = place.configure(
+        "",
+        &format!(
+            "[cache]\npage_cache = \"allow\"\n[[tables]]\nname = \"f\"\nplacement = \"cached\"\ncache_bytes = 300000\n{MODEST}"
+        ),
+    );
+    let told = || {
+        let (output, stderr) = run(&config, true);
+        assert!(output.status.success(), "{stderr}");
+        let all = String::from_utf8(output.stdout).unwrap() + &stderr;
+        all.contains("file of f") && all.contains("don't match their checksums")
+    };
+    assert!(!told());
+    // As large, and as good a file, of another model.
+    fs::copy(other.join(FILE), model.join(FILE)).unwrap();
+    assert!(told());
+    let (_running, address) = ready(&config);
+    let status = page(address, "/status").1;
+    assert!(status.contains("file of f"), "{status}");
+}
+
+#[test]
 fn what_is_no_copy_is_refused() {
     let place = Place::new();
     let model = place.path("model");

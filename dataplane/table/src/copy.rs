@@ -57,20 +57,59 @@ impl Generation {
                 spec.name, spec.rows, spec.dim, spec.format
             )));
         }
-        let numbers = pages_to_compare(table.page_count());
-        let (all, mut others) = (numbers.clone().count(), 0);
-        let mut page = [0; PAGE_BYTES];
-        for number in numbers {
-            read_at(&file, copy, &mut page, number * PAGE_BYTES as u64)?;
-            others += usize::from(!checksums.is_whole(number, &page));
-        }
-        if others * 2 > all {
-            return Err(is_none(format!(
+        match compare(&file, copy, table, checksums)? {
+            Compared::Alike => Ok(()),
+            Compared::Unlike { others, all } => Err(is_none(format!(
                 "{others} of {all} pages that were compared have other bytes, so it is of another model or generation"
-            )));
+            ))),
         }
-        Ok(())
     }
+
+    /// Compares some pages of a table's own file with their checksums: whether it is the generation's, before its rows are read.
+    ///
+    /// # Errors
+    /// [`TableError::WrongFileSize`], and what can't be read.
+    pub fn compare_pages(
+        &self,
+        table: &TableInfo,
+        checksums: &PageChecksums,
+    ) -> Result<Compared, TableError> {
+        let (file, path) = self.sized_file(&table.file, table.file_bytes)?;
+        compare(&file, &path, table, checksums)
+    }
+}
+
+/// Whether a file has a table's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compared {
+    /// As far as was seen: a few pages may be damaged.
+    Alike,
+    /// Most pages are others.
+    Unlike {
+        /// So many.
+        others: usize,
+        /// Of so many that were compared.
+        all: usize,
+    },
+}
+
+fn compare(
+    file: &File,
+    path: &Path,
+    table: &TableInfo,
+    checksums: &PageChecksums,
+) -> Result<Compared, TableError> {
+    let numbers = pages_to_compare(table.page_count());
+    let (all, mut others) = (numbers.clone().count(), 0);
+    let mut page = [0; PAGE_BYTES];
+    for number in numbers {
+        read_at(file, path, &mut page, number * PAGE_BYTES as u64)?;
+        others += usize::from(!checksums.is_whole(number, &page));
+    }
+    Ok(match others * 2 > all {
+        true => Compared::Unlike { others, all },
+        false => Compared::Alike,
+    })
 }
 
 /// Some of a file's pages behind its header, everywhere in it.
@@ -112,6 +151,14 @@ mod tests {
         let copy = at("copy");
         fs::copy(own.path(table), &copy).unwrap();
         check(&copy).unwrap();
+        let compared = || own.compare_pages(table, &checksums).unwrap();
+        assert_eq!(compared(), Compared::Alike);
+        // Another model's file in its place.
+        let own_file = own.path(table);
+        fs::copy(other.path(other.table("a").unwrap()), &own_file).unwrap();
+        let is_unlike = matches!(compared(), Compared::Unlike { others, all } if others == all);
+        assert!(is_unlike);
+        fs::copy(&copy, own_file).unwrap();
         let damaged = fs::OpenOptions::new().write(true).open(&copy).unwrap();
         damaged.write_all_at(&[9; PAGE_BYTES], 4096).unwrap();
         check(&copy).unwrap();

@@ -44,6 +44,7 @@ mod transcode;
 mod verify;
 mod writer;
 
+pub use copy::Compared;
 pub use delta::{
     DeltaHead, DeltaSection, MAX_DELTA_BYTES, MAX_DELTA_HEAD_BYTES, MAX_MODEL_NAME, delta_chain,
     parse_delta_head,

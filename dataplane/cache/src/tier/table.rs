@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rowmill_arena::{ArenaError, DirectFile, PageCache};
-use rowmill_table::{Generation, PageChecksums, TableError, TableInfo};
+use rowmill_table::{Compared, Generation, PageChecksums, TableError, TableInfo};
 
 use super::failures::FileFailures;
 use super::reads::FileReads;
@@ -67,6 +67,14 @@ impl FileTable {
             failures: Arc::default(),
             reads: Arc::default(),
         })
+    }
+
+    /// Compares some of its pages with their checksums.
+    ///
+    /// # Errors
+    /// As [`Generation::compare_pages`].
+    pub fn compare_pages(&self, generation: &Generation) -> Result<Compared, TableError> {
+        generation.compare_pages(&self.info, &self.checksums)
     }
 
     /// The same for another worker: the checksums and what failed are shared, the descriptor and what it asks for are its own.
