@@ -20,9 +20,10 @@ pub enum Turn {
     Idle,
     /// All requests in progress wait for room or for data of theirs, or there is none and rows are on their way.
     Blocked,
-    /// A micro-batch of this many bytes was done; 0 where rows have come or were asked for, and no micro-batch was done.
+    /// A micro-batch of this many bytes was done; 0 where it only parked bags or looked for rows to prefetch, and where rows have come or
+    /// were asked for, and no micro-batch was done.
     Worked {
-        /// Bytes of rows read and results written, as estimated for the budget.
+        /// Bytes of rows read and results written, and of ids that were checked, as estimated for the budget.
         bytes: u64,
     },
 }

@@ -305,8 +305,9 @@ fn strangeness(file: &FileTable, generation: &Generation) -> Option<Choice> {
         ),
         Err(error) => error.to_string(),
     };
-    let why =
-        format!("{found}; put the right file there, or rows of it will fail as on_failure says");
+    let why = format!(
+        "{found}; put the right file there and start again: until then rows of it fail as on_failure says"
+    );
     let name = format!("file of {}", file.info().name);
     Some(Choice::warning(&name, path.display().to_string(), why))
 }
