@@ -1,6 +1,7 @@
 //! Driving a service: pinned, with latencies recorded from when a request was meant to be sent.
 
 use std::collections::HashMap;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -53,13 +54,29 @@ pub(crate) fn pin_beside(service: &Service) -> Result<()> {
 }
 
 fn pin_where(fits: impl Fn(usize) -> bool) -> Result<()> {
-    let allowed = sched_getaffinity(None).context("the CPUs this process may use")?;
+    let allowed = allowed()?;
     let mut one = CpuSet::new();
     if let Some(first) = (0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu) && fits(cpu)) {
         one.set(first);
         sched_setaffinity(None, &one).context("pinning to a CPU")?;
     }
     Ok(())
+}
+
+/// Lets this thread run where it could at first. What it starts runs where it does: a service that comes after another, beside which
+/// the client was pinned, would share the client's CPU.
+pub(crate) fn unpin() -> Result<()> {
+    sched_setaffinity(None, allowed()?).context("using all CPUs again")
+}
+
+/// The CPUs that this process may use: those of before it pinned anything.
+fn allowed() -> Result<&'static CpuSet> {
+    static ALLOWED: OnceLock<CpuSet> = OnceLock::new();
+    if let Some(allowed) = ALLOWED.get() {
+        return Ok(allowed);
+    }
+    let now = sched_getaffinity(None).context("the CPUs this process may use")?;
+    Ok(ALLOWED.get_or_init(|| now))
 }
 
 /// A session with a schema bound and targets for `depth` requests of up to `bags` samples.

@@ -13,6 +13,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::driver::unpin;
+
 /// How long a service may take to load its tables: 16 GiB at the 0.4 GB/s of a slow disk, and as much
 /// again.
 const START_LIMIT: Duration = Duration::from_secs(90);
@@ -110,6 +112,7 @@ impl Service {
             fs::File::create(folder.path().join("rowmilld.log")).context("the service's log")?;
         clean_up_on_signals()?;
         RUNNING.lock().expect(UNPOISONED).push(folder.path().into());
+        unpin()?;
         let child = Command::new(program("rowmilld")?)
             // The kernel ends it when this thread ends, however that comes about.
             .args(["--leash", &std::process::id().to_string()])
