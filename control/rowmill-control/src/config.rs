@@ -1,15 +1,22 @@
 //! The configuration file. `deploy/rowmill-control.toml` shows every option; an unknown key is an error.
 
+use std::fs::File;
+use std::io::Read;
 use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use rowmill_table::MAX_DELTA_BYTES;
 use rowmill_trust::ServerFiles;
 use rustix::fs::{Access, access};
+use rustix::net::SocketAddrUnix;
 use serde::Deserialize;
 
 use crate::trust::Sources;
+
+/// What a state begins with (redb 4, `page_store/header.rs`).
+const STATE_BEGINS: [u8; 9] = *b"redb\x1a\x0a\xa9\x0d\x0a";
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
@@ -265,6 +272,38 @@ impl Config {
                 )
             })?;
         }
+        self.check_places()
+    }
+
+    /// Whether what it makes itself has no other things in its place.
+    fn check_places(&self) -> anyhow::Result<()> {
+        if let Some(socket) = &self.socket {
+            let at = socket.display();
+            ensure!(
+                SocketAddrUnix::new(socket.as_path()).is_ok(),
+                "socket: {at} is longer than the kernel takes: give a shorter path"
+            );
+            let there = socket.symlink_metadata();
+            ensure!(
+                there.map_or(true, |there| there.file_type().is_socket()),
+                "socket: {at} is there, and no socket: give another path, or move it"
+            );
+        }
+        if let Some(directory) = &self.deltas.directory {
+            ensure!(
+                !directory.exists() || directory.is_dir(),
+                "deltas.directory: {} is no directory: give another path, or move it",
+                directory.display()
+            );
+        }
+        let mut begins = [0; STATE_BEGINS.len()];
+        let whole = File::open(&self.state).and_then(|mut file| file.read_exact(&mut begins));
+        ensure!(
+            whole.is_err() || begins == STATE_BEGINS,
+            "state: {0} begins as no state does: a start would rename it to {0}.damaged-1 and begin a new one: give another path, unless it is a \
+             damaged state",
+            self.state.display()
+        );
         Ok(())
     }
 
@@ -471,6 +510,23 @@ mod tests {
         );
         std::fs::create_dir(folder.path().join("in")).unwrap();
         config.check_files().unwrap();
+        for (option, path, wanted) in [
+            ("socket", "long".repeat(30), "longer than the kernel takes"),
+            ("socket", "log".into(), "no socket"),
+            ("state", "log".into(), "begins as no state does"),
+        ] {
+            std::fs::write(folder.path().join("log"), "something else").unwrap();
+            let state = match option {
+                "state" => String::new(),
+                _ => format!("state = '{own}/s'\n"),
+            };
+            let toml = format!("{option} = '{own}/{path}'\n{state}");
+            let config: Config = toml::from_str(&toml).unwrap();
+            let said = format!("{:#}", config.check_files().expect_err(wanted));
+            assert!(said.contains(option) && said.contains(wanted), "{said}");
+        }
+        let said = format!("{:#}", config.check_files().expect_err("no directory"));
+        assert!(said.contains("is no directory"), "{said}");
         let nowhere: Config = toml::from_str(&format!("state = '{own}/none/s'\n")).unwrap();
         let said = format!("{:#}", nowhere.check_files().expect_err("it is not there"));
         assert!(

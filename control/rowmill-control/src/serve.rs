@@ -2,6 +2,7 @@
 //!
 //! One thread does all of it, and waits for nobody: what is decided is decided on the [`planning`] thread.
 
+use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -243,11 +244,15 @@ impl Drop for Listeners {
 fn bind(path: &Path, mode: u32) -> anyhow::Result<UnixListener> {
     let left = std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
     if left {
-        anyhow::ensure!(
-            std::os::unix::net::UnixStream::connect(path).is_err(),
-            "another process answers there"
-        );
-        std::fs::remove_file(path)?;
+        match std::os::unix::net::UnixStream::connect(path) {
+            Ok(_) => anyhow::bail!("another process answers there"),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path)?;
+            }
+            Err(error) => anyhow::bail!(
+                "a socket is there, and whether another process has it can't be told ({error}): give another path, or remove it if nobody has it"
+            ),
+        }
     }
     let listener = UnixListener::bind(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;

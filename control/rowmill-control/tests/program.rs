@@ -469,6 +469,11 @@ fn a_socket_is_served_too_and_made_anew_after_a_kill() {
     assert!(ask().starts_with("HTTP/1.1 200 "));
     assert!(control.end().success());
     assert!(!socket.exists());
+    // Another kind of socket, which somebody has.
+    let _others = std::os::unix::net::UnixDatagram::bind(&socket).unwrap();
+    let why = Control::try_start_in(&other, &toml).unwrap_err();
+    assert!(why.contains("can't be told"), "{why}");
+    assert!(socket.exists());
 }
 
 #[test]

@@ -39,7 +39,7 @@ pub(crate) struct Dev {
     #[arg(long, value_name = "NAME", value_parser = operator)]
     operator: Vec<Identity>,
     /// Days until all of them expire
-    #[arg(long, default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=825))]
+    #[arg(long, default_value_t = 90, allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(1..=825))]
     days: u64,
     /// Replace files that are there
     #[arg(long)]

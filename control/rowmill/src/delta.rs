@@ -35,7 +35,7 @@ pub(crate) enum DeltaCommand {
         #[arg(long, value_name = "NAME")]
         name: Option<String>,
         /// Its place among the deltas of the generation, counted from 1
-        #[arg(long, value_name = "N")]
+        #[arg(long, value_name = "N", allow_negative_numbers = true)]
         sequence: u64,
         /// A table with the ids of rows, each once, and the rows: f32 or f16 (in safetensors also bf16), stored as the table's are; may be
         /// repeated

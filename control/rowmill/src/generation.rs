@@ -188,11 +188,18 @@ fn taken_back(page: &Value, asked: Asked) -> Option<String> {
         true => "none".into(),
         false => others.join(", "),
     };
-    Some(format!(
-        "the control plane at {} has generation {newest} served here and {beside} held beside it, and what differs is taken back: ask for the \
-         change with --model to have it at all dataplanes of the model",
-        shown(control["address"].as_str().unwrap_or_default())
-    ))
+    let address = shown(control["address"].as_str().unwrap_or_default());
+    let wanted = format!(
+        "the control plane at {address} has generation {newest} served here and {beside} held beside it"
+    );
+    Some(match control["connected"].as_bool() {
+        Some(false) => format!(
+            "{wanted}, and is not heard: this stands until it is, and what differs is taken back then"
+        ),
+        _ => format!(
+            "{wanted}, and what differs is taken back: ask for the change with --model to have it at all dataplanes of the model"
+        ),
+    })
 }
 
 /// What names a generation in a request.
@@ -316,6 +323,9 @@ mod tests {
             note.contains("unix:/run/c.sock has generation 2 served here and 1 held"),
             "{note}"
         );
+        page["control"]["connected"] = false.into();
+        let note = taken_back(&page, Asked::Before).expect("it is told");
+        assert!(note.contains("is not heard: this stands until it is"));
         for other in [Asked::Held(3), Asked::Served(1), Asked::Gone(1)] {
             assert!(taken_back(&page, other).is_some());
         }

@@ -63,7 +63,7 @@ pub(crate) struct Import {
     #[arg(long)]
     seed: Option<u64>,
     /// The generation's number
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     generation: u64,
 }
 

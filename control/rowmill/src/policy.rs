@@ -80,7 +80,7 @@ pub(crate) struct Explain {
     /// Its name
     table: String,
     /// A row of it: why is it in, or out
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     row: Option<u32>,
     #[command(flatten)]
     control: Control,

@@ -52,7 +52,7 @@ pub(crate) struct Generate {
     #[arg(long)]
     shape: Option<String>,
     /// Multiply the rows of the shape's tables (small tables keep at least 1000 rows)
-    #[arg(long, requires = "shape", conflicts_with = "fit", default_value_t = 1.0, value_parser = parse_factor)]
+    #[arg(long, requires = "shape", conflicts_with = "fit", default_value_t = 1.0, value_parser = parse_factor, allow_negative_numbers = true)]
     scale: f64,
     /// Scale the shape down so that all files together have at most this size
     #[arg(long, requires = "shape", value_parser = parse_bytes, value_name = "BYTES")]
@@ -65,10 +65,10 @@ pub(crate) struct Generate {
     #[arg(long, value_name = "NAME:ROWS:DIM:FORMAT[:KIND]", conflicts_with_all = ["shape", "scale", "fit", "format"])]
     table: Vec<TableSpec>,
     /// Values depend on nothing but this, the table's place, the row and the column
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     seed: u64,
     /// The generation's number
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     generation: u64,
 }
 

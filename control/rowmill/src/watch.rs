@@ -40,7 +40,7 @@ pub(crate) struct Watch {
     )]
     interval: f64,
     /// End after so many tables
-    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = value_parser!(u64).range(1..))]
     count: Option<u64>,
 }
 

@@ -75,7 +75,7 @@ pub(crate) struct Tiers<'a> {
     /// Of each, its copy where the table names the next tier.
     copies: Vec<Option<FileTable>>,
     /// Files that seem not to be the generation's.
-    strange: Vec<Choice>,
+    strange: Vec<Strange>,
 }
 
 impl Tiers<'_> {
@@ -285,18 +285,36 @@ impl Tiers<'_> {
             let why = format!("{why}; the kernel keeps pages of it in memory that nobody counts");
             choices.push(Choice::warning("files", "by way of the page cache", why));
         }
-        choices.extend(self.strange.iter().cloned());
+        for (table, path, found) in &self.strange {
+            let why = format!(
+                "{found}; put the right file there and start again: until then rows of it fail as on_failure says"
+            );
+            let path = path.display().to_string();
+            choices.push(Choice::warning(&format!("file of {table}"), path, why));
+        }
         choices
     }
 
-    /// Tells of files that seem not to be the generation's.
-    pub(crate) fn log_strange(&self) {
-        self.strange.iter().for_each(Choice::log);
+    /// Looks whether files seem to be the generation's, before it is loaded beside another one.
+    ///
+    /// # Errors
+    /// Where one does not: then nobody should come to it.
+    pub(crate) fn refuse_strange(&self) -> anyhow::Result<()> {
+        match self.strange.first() {
+            None => Ok(()),
+            Some((table, path, found)) => anyhow::bail!(
+                "table {table}: {}: {found}; put the right file there and load the generation again",
+                path.display()
+            ),
+        }
     }
 }
 
+/// A file that seems not to be the generation's: its table, its path, and what was found.
+type Strange = (String, PathBuf, String);
+
 /// What is wrong with a table's file as a whole: rows of it can't be had, which who asks for them would be the first to see.
-fn strangeness(file: &FileTable, generation: &Generation) -> Option<Choice> {
+fn strangeness(file: &FileTable, generation: &Generation) -> Option<Strange> {
     let path = generation.path(file.info());
     let found = match file.compare_pages(generation) {
         Ok(Compared::Alike) => return None,
@@ -305,11 +323,7 @@ fn strangeness(file: &FileTable, generation: &Generation) -> Option<Choice> {
         ),
         Err(error) => error.to_string(),
     };
-    let why = format!(
-        "{found}; put the right file there and start again: until then rows of it fail as on_failure says"
-    );
-    let name = format!("file of {}", file.info().name);
-    Some(Choice::warning(&name, path.display().to_string(), why))
+    Some((file.info().name.clone(), path, found))
 }
 
 /// With what to do where the kernel does not lock what a worker reads into.

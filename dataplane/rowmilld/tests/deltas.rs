@@ -657,6 +657,10 @@ fn they_are_taken_where_that_is_configured_and_as_far_as_there_is_room() {
     assert!(told.contains("more than its tables.delta_bytes"), "{told}");
     Looker::new(&place, "model").all_are(3);
     assert!(status(address)["cache"][0]["patched_rows"] == CHANGED as u64);
+    // Those that it has change on.
+    done(address, &delta(&place, "model", 4));
+    Looker::new(&place, "model").all_are(4);
+    assert!(status(address)["cache"][0]["patched_rows"] == CHANGED as u64);
     let metrics = page(address, "/metrics").1;
     let line = format!("rowmill_cache_patched_rows{{table=\"f\"}} {CHANGED}");
     assert!(metrics.contains(&line), "{metrics}");

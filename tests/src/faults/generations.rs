@@ -144,13 +144,19 @@ fn last_table(directory: &Path) -> Result<PathBuf> {
     Ok(generation.path(generation.tables().last().context("a table")?))
 }
 
-/// Copies a generation, and changes a byte in the middle of its last table.
-fn damage(from: &Path, to: &Path) -> Result<()> {
+/// Copies a generation.
+fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir(to)?;
     for entry in from.read_dir()? {
         let entry = entry?;
         fs::copy(entry.path(), to.join(entry.file_name()))?;
     }
+    Ok(())
+}
+
+/// Copies a generation, and changes a byte in the middle of its last table.
+fn damage(from: &Path, to: &Path) -> Result<()> {
+    copy(from, to)?;
     let file = last_table(to)?;
     let mut bytes = fs::read(&file)?;
     let at = bytes.len() / 2;
@@ -197,6 +203,30 @@ pub(super) fn damaged(site: &Site) -> Result<Verdict> {
             "{} loads failed and changed nothing",
             2 * cases.len()
         ))
+    })
+}
+
+/// A cached table's file of a generation that is loaded has other rows all over, as that of yet another generation would: it is not loaded, since
+/// who asked for those rows would be the first to see.
+pub(super) fn cached_strange(site: &Site) -> Result<Verdict> {
+    let settings = cached_settings(site)?;
+    let whole = site.generation(2, &[("more", MORE_ROWS)])?;
+    let strange = site.path("strange");
+    copy(&whole, &strange)?;
+    let generation = Generation::open(&strange)?;
+    let file = generation.path(generation.table(COLD)?);
+    let mut bytes = fs::read(&file)?;
+    bytes.iter_mut().step_by(512).for_each(|byte| *byte ^= 0x40);
+    fs::write(&file, bytes)?;
+    beside_an_innocent(site, &settings, |scene| {
+        let service = &*scene.service;
+        let (is_done, said) = command(site, service, &["load", "strange"])?;
+        let is_told = said.contains("everything is as it was") && said.contains("checksums");
+        ensure!(!is_done && is_told, "load strange: {said}");
+        ensure!(held(service)? == [1], "another generation is held");
+        does(site, service, &["load", "generation-2"])?;
+        does(site, service, &["unload", "2"])?;
+        Ok("it was not loaded, the whole one was".to_owned())
     })
 }
 
@@ -365,7 +395,19 @@ pub(super) fn by_control_plane(site: &Site) -> Result<Verdict> {
         running.signal(Signal::KILL)?;
         running.end(patience()).context("it was killed")?;
         ensure!(held(service)? == [2, 1], "2 is not served any more");
+        // What is asked for here while nobody is heard there stands until somebody is.
+        says(service, "not connected", |control| {
+            control["connected"] == false
+        })?;
+        let (is_done, said) = command(site, service, &["rollback"])?;
+        let is_told = said.contains("is not heard: this stands until it is");
+        ensure!(is_done && is_told, "rollback: {said}");
+        for _ in 0..20 {
+            ensure!(held(service)? == [1, 2], "the rollback was taken back");
+            std::thread::sleep(Duration::from_millis(100));
+        }
         running = control_plane(site)?;
+        holds(&[2, 1]).context("what the control plane wants")?;
         says(service, "connected", is_connected)?;
         until(2 * patience(), || {
             wish(&["rollback"]).is_ok_and(|(done, _)| done)

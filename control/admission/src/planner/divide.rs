@@ -88,6 +88,8 @@ fn candidate(
     let most = set(|settings| settings.max_bytes).map_or(most, |max| most.min(max).max(floor));
     let least = set(|settings| settings.min_bytes).map_or(floor, |min| min.clamp(floor, most));
     let known = table.filter(|_| holding.lookups.is_some());
+    // Where only pinned rows come, a share is worth what those have.
+    let pinned = known.and_then(|table| table.pinned_curve(settings?.only_pinned()?));
     let (keeps, waits) = match now_ns < holding.refused_until_ns {
         true => (true, true),
         false => holding.settling(now_ns, dataplane.hurries(now_ns)),
@@ -99,10 +101,13 @@ fn candidate(
         bounds: least.min(most)..=most,
         curve: match holding.lookups {
             Some(lookups) if lookups < IDLE => Some(Curve::new([])),
-            _ => known.and_then(|table| table.model.curve()),
+            _ => pinned.clone().or_else(|| known?.model.curve()),
         },
         samples: known.map_or(0.0, |table| table.model.weight()),
-        spread: known.map_or_else(Spread::default, |table| table.model.spread()),
+        spread: match (known, pinned) {
+            (Some(table), None) => table.model.spread(),
+            _ => Spread::default(),
+        },
         keeps,
         waits,
     }

@@ -100,7 +100,7 @@ pub struct PinsView {
     pub most: u64,
     /// Rows that were sampled twice lately, of those that can be pinned: only rows that are sampled can.
     pub sampled: u64,
-    /// Why fewer are pinned than were asked for, and what that means, in a sentence.
+    /// Why fewer are pinned than were asked for, and what that means, in a sentence; or that nothing else comes into the rest of the share.
     pub short: Option<String>,
 }
 
@@ -466,16 +466,26 @@ fn pins(settings: &Settings, table: &Table, own: &Holding) -> Option<PinsView> {
     }
     let asked = asked(settings, own);
     let (most, sampled) = (PINNED_MAX as u64, table.pinnable());
-    let short = (sampled.min(most) < asked).then(|| {
+    let can = sampled.min(most);
+    let only = settings.only_pinned();
+    let fewer = (can < asked).then(|| {
         let rate = 100.0 * table.model.sampling().rate();
-        let nothing_else = match settings.admission {
-            Some(Admission::Pinned) => "; nothing else comes into the rest, since admission is `pinned`: leave admission at `built`, or bound the share by max_bytes",
-            _ => "",
+        let nothing_else = match only {
+            Some(_) => "; nothing else comes into the rest, since admission is `pinned`: leave admission at `built`, or bound the share by max_bytes",
+            None => "",
         };
         format!(
-            "of {asked} rows that its pinned part has room for {} can be pinned: {most} of a table at most, and of the {rate:.4} % of its rows that are sampled {sampled} were seen often enough{nothing_else}",
-            sampled.min(most)
+            "of {asked} rows that its pinned part has room for {can} can be pinned: {most} of a table at most, and of the {rate:.4} % of its rows that are sampled {sampled} were seen often enough{nothing_else}"
         )
+    });
+    // Where all can be pinned that are to be, and that is a small part.
+    let short = fewer.or_else(|| {
+        let part = only.filter(|&part| part < Settings::PINNED_SHARE_MAX)?;
+        Some(format!(
+            "{:.0} % of its share is for pinned rows, and nothing else comes into the rest, since admission is `pinned`: give a pinned_share of up to {}, or bound the share by max_bytes",
+            100.0 * part,
+            Settings::PINNED_SHARE_MAX
+        ))
     });
     Some(PinsView {
         asked,

@@ -11,12 +11,15 @@ const HALF_LIFE_NS: u64 = 10_000_000_000;
 #[derive(Debug, Default)]
 pub(crate) struct Frequent {
     counts: HashMap<u32, f32>,
+    /// The same of all rows, also of those that are forgotten.
+    all: f64,
     faded_ns: u64,
 }
 
 impl Frequent {
     pub(crate) fn count(&mut self, row: u32) {
         *self.counts.entry(row).or_default() += 1.0;
+        self.all += 1.0;
         if self.counts.len() > ROWS_MAX {
             let kept = self.top(ROWS_MAX / 2);
             self.counts = kept.into_iter().collect();
@@ -27,12 +30,13 @@ impl Frequent {
     pub(crate) fn fade(&mut self, now_ns: u64) {
         while now_ns.saturating_sub(self.faded_ns) >= HALF_LIFE_NS {
             self.faded_ns += HALF_LIFE_NS;
+            self.all *= 0.5;
             self.counts.retain(|_, count| {
                 *count *= 0.5;
                 *count >= 0.25
             });
             if self.counts.is_empty() {
-                self.faded_ns = now_ns;
+                (self.faded_ns, self.all) = (now_ns, 0.0);
             }
         }
     }
@@ -43,6 +47,11 @@ impl Frequent {
         all.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         all.truncate(rows);
         all
+    }
+
+    /// How often rows were sampled lately, all together.
+    pub(crate) fn all(&self) -> f64 {
+        self.all
     }
 
     /// How often a row was sampled lately, if it is known.
@@ -67,6 +76,7 @@ mod tests {
         top.sort_unstable();
         assert_eq!(top, [0, 1, 2, 3, 4, 5, 6]);
         assert_eq!((frequent.of(0), frequent.of(9)), (Some(7143.0), None));
+        assert!((frequent.all() - 100_000.0).abs() < 1e-6);
     }
 
     #[test]
@@ -78,7 +88,9 @@ mod tests {
         frequent.count(2);
         frequent.fade(2 * HALF_LIFE_NS);
         assert_eq!(frequent.top(9), [(1, 2.0), (2, 0.25)]);
+        assert!((frequent.all() - 2.25).abs() < 1e-6);
         frequent.fade(u64::MAX);
         assert_eq!(frequent.top(9), []);
+        assert!(frequent.all() < 1e-6);
     }
 }

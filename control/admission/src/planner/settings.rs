@@ -71,6 +71,12 @@ impl Settings {
         }
     }
 
+    /// The part of the share that is for pinned rows, where no others come.
+    pub(super) fn only_pinned(&self) -> Option<f64> {
+        let part = self.pinned_share.filter(|_| self.pins());
+        part.filter(|_| self.admission == Some(Admission::Pinned))
+    }
+
     /// Whether rows are to be pinned.
     pub(super) fn pins(&self) -> bool {
         self.pinned_share.is_some_and(|part| part > 0.0)

@@ -3,6 +3,7 @@
 use rowmill_link::TableSamples;
 
 use super::frequent::Frequent;
+use crate::curve::{Curve, Point};
 use crate::model::{Model, SLOTS_LEAST};
 use crate::sampling::Sampling;
 
@@ -24,6 +25,8 @@ const SPARED_NS: u64 = 60_000_000_000;
 const RANKING_NS: u64 = 10_000_000_000;
 /// Rows that can be pinned at most: a policy is one body of HTTP.
 pub(crate) const PINNED_MAX: usize = 2048;
+/// Points of the hits that pinned rows have, by their number.
+const PINNED_POINTS: usize = 64;
 /// Rows sampled fewer times lately are not pinned.
 const PINNED_COUNT: f32 = 2.0;
 
@@ -148,6 +151,28 @@ impl Table {
         top.filter(|(_, count)| *count >= PINNED_COUNT).count() as u64
     }
 
+    /// Hits by size where pinned rows come and no others, and are this `part` of the slots: what they had lately of the lookups that were sampled, of
+    /// which there are so many in all lookups. Beyond the last of them a larger share has no more hits. `None` as long as there is none.
+    pub(crate) fn pinned_curve(&self, part: f64) -> Option<Curve> {
+        let sampled = self.model.sampling().rate();
+        let step = self.ranking.len().div_ceil(PINNED_POINTS).max(1);
+        let mut hits = 0.0;
+        let mut points = Vec::new();
+        for (at, chunk) in self.ranking.chunks(step).enumerate() {
+            let counts = chunk.iter().filter_map(|&row| self.frequent.of(row));
+            hits += counts.map(f64::from).sum::<f64>() / self.frequent.all().max(1.0);
+            let pinned = at * step + chunk.len();
+            let rows = (pinned as f64 / part).ceil() as u64;
+            // No cache has more slots, and above some size they don't rise any more.
+            if rows > u32::MAX.into() {
+                break;
+            }
+            let hits = (hits * sampled).min(1.0);
+            points.push(Point { rows, hits });
+        }
+        (!points.is_empty()).then(|| Curve::new(points))
+    }
+
     /// Ranks rows for being pinned, if it is time to. An order that names nearly the same ones is kept.
     pub(crate) fn rank(&mut self, now_ns: u64) {
         if !self.ranking.is_empty() && now_ns < self.ranked_ns.saturating_add(RANKING_NS) {
@@ -228,6 +253,23 @@ mod tests {
         table.aim(SPARED_NS + 5, 4000.0, 1000);
         assert!(rate(&table) > 1.0 / 32.0);
         assert_eq!((table.taken, table.dropped), (197, 3));
+    }
+
+    #[test]
+    fn pinned_rows_have_the_hits_of_those_that_are_sampled() {
+        let mut table = Table::new(1);
+        assert_eq!(table.pinned_curve(0.5), None);
+        let threshold = table.model.sampling().threshold();
+        table.learn(0, &part(1000, 0, threshold));
+        table.rank(0);
+        let curve = table.pinned_curve(0.5).unwrap();
+        // Each of 50 rows has a 50th of what is sampled, a 128th of all.
+        for (rows, part) in [(0, 0.0), (2, 0.02), (50, 0.5), (100, 1.0), (1 << 40, 1.0)] {
+            let hits = curve.at(rows);
+            assert!((hits - part * RATE_FIRST).abs() < 1e-6, "{rows}: {hits}");
+        }
+        assert_eq!(table.pinned_curve(1e-300), None);
+        assert_eq!(table.pinned_curve(1e-8).unwrap().points().len(), 43);
     }
 
     #[test]

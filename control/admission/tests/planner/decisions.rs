@@ -560,6 +560,35 @@ fn settings_are_followed_and_explained() {
 }
 
 #[test]
+fn shares_in_which_only_pinned_rows_come_are_worth_what_those_have() {
+    // Rows of "b" are as likely as one another, and few of them are pinned; rows of "a" are not, and a larger cache finds more of them.
+    let even = Traffic {
+        lookups: 10_000,
+        rows: 12_000,
+        even: true,
+        places: 0,
+    };
+    let tables = [("a", 100_000, BUSY), ("b", 12_000, even)];
+    let shares = |only: Option<&str>| {
+        let mut world = World::new(vec![Simulated::new("x", 3, 16_000, &tables)]);
+        world.tell(Event::Settings {
+            model: "m".into(),
+            table: "b".into(),
+            settings: only.and_then(settings),
+        });
+        world.run(90);
+        let dataplane = &world.dataplanes[0];
+        (dataplane.rows("a"), dataplane.rows("b"))
+    };
+    let (_, all) = shares(None);
+    let (to_a, only) = shares(Some(r#"{"pinned_share":0.1,"admission":"pinned"}"#));
+    assert!(
+        all > 7_000 && only < 2_000 && to_a > 13_000,
+        "{all}, {only}, {to_a}"
+    );
+}
+
+#[test]
 fn shares_that_an_arena_has_no_room_for_are_warned_of() {
     let mut world = World::new(vec![dataplane("x", 3)]);
     world.run(2);

@@ -106,6 +106,8 @@ pub(super) struct Keeper {
     wanted: Option<GenerationsPolicy>,
     under_way: Option<(u64, Wish)>,
     failed: Option<Failed>,
+    /// The last change that was its own, or was made while the control plane was heard. One after that was asked for here while it was not.
+    seen: u64,
 }
 
 impl Keeper {
@@ -115,6 +117,7 @@ impl Keeper {
             wanted: None,
             under_way: None,
             failed: None,
+            seen: 0,
         }
     }
 
@@ -139,8 +142,21 @@ impl Keeper {
         self.wanted = wanted;
     }
 
+    /// Whether something was changed here while the control plane was not heard. That stands until it is: nobody could ask there.
+    fn stands_back(&mut self, view: &ControlView) -> bool {
+        let changes = self.holder.generations.changes();
+        let last = changes.last().map_or(0, |change| change.number);
+        if view.is_connected() {
+            self.seen = last;
+        }
+        last > self.seen
+    }
+
     /// Begins the next change, once the one before is through.
     pub(super) fn go_on(&mut self, order: Order, view: &ControlView) {
+        if self.stands_back(view) {
+            return;
+        }
         let next = |keeper: &Keeper| next(keeper.wanted.as_ref()?, &keeper.holder.held());
         if let Some((number, wish)) = &self.under_way {
             let changes = self.holder.generations.changes();
@@ -169,7 +185,8 @@ impl Keeper {
             return;
         }
         match self.holder.generations.change(wish.clone()) {
-            Ok(number) => self.under_way = number.map(|number| (number, wish)),
+            Ok(Some(number)) => (self.seen, self.under_way) = (number, Some((number, wish))),
+            Ok(None) => {}
             Err(ChangeError::Busy(_)) => {}
             Err(ChangeError::Impossible(why)) => self.fail(wish, why, order, view),
         }

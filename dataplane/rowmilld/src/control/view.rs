@@ -194,6 +194,11 @@ impl ControlView {
         }
     }
 
+    /// Whether it took the last report.
+    pub(super) fn is_connected(&self) -> bool {
+        self.stand().is_connected
+    }
+
     /// It was asked for deltas, or why not.
     pub(super) fn fetched(&self, outcome: Result<(), String>) {
         let mut stand = self.stand();

@@ -128,7 +128,7 @@ impl Listed {
         let mut lanes = lanes.into_iter();
         let reads = &self.means.reads.0[side.index()];
         let tiers = plan.tiers(generation)?.counted_in(reads);
-        tiers.log_strange();
+        tiers.refuse_strange()?;
         let mut homes = vec![u32::MAX; generation.tables().len()];
         for (view, (_, number)) in self.views().iter().zip(&coming.tables) {
             homes[*number] = view.home_on(side) as u32;

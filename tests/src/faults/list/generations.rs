@@ -23,6 +23,12 @@ pub(super) const FAULTS: &[Fault] = &[
         generations::damaged,
     ),
     Fault::new(
+        "generation-cached-strange",
+        "refused; nothing changed",
+        UNHARMED,
+        generations::cached_strange,
+    ),
+    Fault::new(
         "generation-sigkill",
         "the configured generation served again",
         "serves again; the innocent's answers bit-equal until then; nothing leaked",
