@@ -210,13 +210,17 @@ pub(super) fn damaged(site: &Site) -> Result<Verdict> {
 /// who asked for those rows would be the first to see.
 pub(super) fn cached_strange(site: &Site) -> Result<Verdict> {
     let settings = cached_settings(site)?;
-    let whole = site.generation(2, &[("more", MORE_ROWS)])?;
+    let whole = site.generation(2, &[(COLD, COLD_ROWS), ("more", MORE_ROWS)])?;
     let strange = site.path("strange");
     copy(&whole, &strange)?;
     let generation = Generation::open(&strange)?;
     let file = generation.path(generation.table(COLD)?);
     let mut bytes = fs::read(&file)?;
-    bytes.iter_mut().step_by(512).for_each(|byte| *byte ^= 0x40);
+    // But its head, and what ends it.
+    let part = bytes.len() / 16;
+    let rows = part..bytes.len() - part;
+    let rows = bytes[rows].iter_mut().step_by(512);
+    rows.for_each(|byte| *byte ^= 0x40);
     fs::write(&file, bytes)?;
     beside_an_innocent(site, &settings, |scene| {
         let service = &*scene.service;
@@ -345,7 +349,7 @@ pub(super) fn by_control_plane(site: &Site) -> Result<Verdict> {
         return Ok(Verdict::Skipped("rowmill-control is not built".into()));
     }
     let address = operator::address(site);
-    let settings = operator::following(site, site.settings()?);
+    let settings = operator::following(site, settings(site)?);
     site.generation(2, &[("more", MORE_ROWS)])?;
     let others = site.others()?;
     let mut running = control_plane(site)?;
@@ -408,6 +412,8 @@ pub(super) fn by_control_plane(site: &Site) -> Result<Verdict> {
         }
         running = control_plane(site)?;
         holds(&[2, 1]).context("what the control plane wants")?;
+        // It knows of that with the next report.
+        until(2 * patience(), activate).context("activate again")?;
         says(service, "connected", is_connected)?;
         until(2 * patience(), || {
             wish(&["rollback"]).is_ok_and(|(done, _)| done)
