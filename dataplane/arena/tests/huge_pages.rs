@@ -13,7 +13,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 
 const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 
-/// The pool with some pages more, for one test at a time, of this process or another one that locks
+/// The pool with so many pages free and no more, for one test at a time, of this process or another one that locks
 /// the same file; its size is restored when this is dropped.
 struct Pages {
     before: u64,
@@ -33,13 +33,14 @@ impl Pages {
             _file: file,
             _turn: turn,
         };
+        let used = before.saturating_sub(number("free_hugepages"));
         fs::write(
             Path::new(POOL).join("nr_hugepages"),
-            (before + count).to_string(),
+            (used + count).to_string(),
         )
         .ok()?;
-        (number("nr_hugepages") == before + count && number("nr_overcommit_hugepages") == 0)
-            .then_some(pages)
+        let is_so = number("free_hugepages") == count && number("nr_overcommit_hugepages") == 0;
+        is_so.then_some(pages)
     }
 }
 
