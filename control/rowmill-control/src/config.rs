@@ -297,9 +297,11 @@ impl Config {
             );
         }
         let mut begins = [0; STATE_BEGINS.len()];
-        let whole = File::open(&self.state).and_then(|mut file| file.read_exact(&mut begins));
+        let mut begun = || File::open(&self.state)?.read_exact(&mut begins);
+        // What opens only when somebody writes is none.
+        let is_whole = self.state.is_file() && begun().is_ok();
         ensure!(
-            whole.is_err() || begins == STATE_BEGINS,
+            !is_whole || begins == STATE_BEGINS,
             "state: {0} begins as no state does: a start would rename it to {0}.damaged-1 and begin a new one: give another path, unless it is a \
              damaged state",
             self.state.display()
