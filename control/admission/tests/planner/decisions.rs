@@ -542,6 +542,18 @@ fn settings_are_followed_and_explained() {
     assert_eq!(policy.tables[0].admission, Admission::Pinned);
     let out = world.planner.row("m", "a", 4_000_000_000).unwrap();
     assert!(out.why.contains("let no other row come"), "{out:?}");
+    // What of its share stays empty is told, whether or not all rows can be pinned that are to be.
+    let tables = world.planner.tables(world.now_ns);
+    let pins = tables[0].shares[0].pins.as_ref().unwrap();
+    let told = pins.short.as_deref().unwrap_or_default();
+    let why = match pins.sampled.min(pins.most) < pins.asked {
+        true => "can be pinned",
+        false => "10 % of its share is for pinned rows",
+    };
+    assert!(
+        told.contains(why) && told.contains("nothing else comes into the rest"),
+        "{pins:?}"
+    );
     // Without settings it goes back to what is best.
     for table in ["a", "b"] {
         world.tell(Event::Settings {
