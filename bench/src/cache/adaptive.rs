@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn it_is_as_good_as_the_best_of_the_known_policies() {
-        for name in ["zipf-0.8", "scan", "weak-recency"] {
+        for name in ["zipf-0.8", "scan", "shift", "weak-recency"] {
             assert_is_as_good(name, &part(name), 5_000);
         }
     }
@@ -302,6 +302,19 @@ mod tests {
         let lru = known_hits("lru", &trace, 10_000);
         assert!(found > trace.len() * 2 / 5, "{found}");
         assert!(lru < trace.len() / 10, "{lru}");
+    }
+
+    #[test]
+    fn what_looks_like_a_scan_may_be_used_again() {
+        // 20,000 rows come one after another, and again in the same order, and never after that.
+        let twice = |first: u32| (0..2).flat_map(move |_| first..first + 20_000);
+        let trace: Vec<u32> = (0..8).flat_map(|i| twice(20_000 * i)).collect();
+        let lru = known_hits("lru", &trace, 25_000);
+        assert_eq!(lru, trace.len() / 2);
+        // New rows are refused as a scan's the first two times.
+        let mut cache = Adaptive::of_single(25_000).expect("a cache");
+        let found = reference::hits(&mut cache, &trace);
+        assert!(found > lru * 3 / 4, "{found} of {lru}");
     }
 
     #[test]

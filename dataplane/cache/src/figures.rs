@@ -81,6 +81,8 @@ pub enum Count {
     Evicted,
     /// Rows that came and that the policy did not take in, or that were asked for in a silence of the tier, when none takes another's place.
     Refused,
+    /// Rows that it was decided about by when rows were used last, and not by what the policy has learnt of them.
+    ByRecency,
     /// Rows that came and found no slot, since all that they may be in were taken or still being read.
     Crowded,
     /// Rows that came and were there already, or whose table was not cached when they were asked for, or is not any more.
@@ -98,7 +100,7 @@ pub enum Count {
 }
 
 /// Every [`Count`] with its name in metrics and what it counts, in their order.
-pub const COUNTS: [(Count, &str, &str); 21] = [
+pub const COUNTS: [(Count, &str, &str); 22] = [
     (
         Count::Lookups,
         "lookups",
@@ -164,6 +166,11 @@ pub const COUNTS: [(Count, &str, &str); 21] = [
         Count::Refused,
         "not_admitted",
         "Rows that came and that were not taken in: the others are worth more, or the tier was silent when they were asked for.",
+    ),
+    (
+        Count::ByRecency,
+        "by_recency",
+        "Rows asked for that it was decided about by when rows were used last, which had more hits lately than what the policy had learnt.",
     ),
     (
         Count::Crowded,

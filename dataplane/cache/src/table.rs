@@ -252,6 +252,8 @@ impl CachedTable {
             self.policy.refused(newcomer);
             return Err(Count::Refused);
         }
+        let by_recency = self.policy.is_by_recency();
+        self.figures.count(Count::ByRecency, by_recency.into());
         let chosen = self.choose(&newcomer, &next_use);
         let moves = self.roomier(&newcomer, chosen, &next_use);
         let Some(slot) = moves.map(|(mover, _)| mover.slot).or(chosen) else {

@@ -28,7 +28,7 @@ pub(super) fn ticks(band: usize) -> f64 {
 }
 
 /// The first age of a band.
-fn first(band: usize) -> u32 {
+pub(super) fn first(band: usize) -> u32 {
     match band {
         0 | 1 => band as u32,
         _ => (2 + (band as u32 & 1)) << (band / 2 - 1),

@@ -3,7 +3,7 @@
 use rowmill_policy::{Newcomer, Resident, Word};
 
 use super::CachedTable;
-use crate::store::{Candidate, Held, WAYS};
+use crate::store::{Candidate, Held, WAYS, Writer};
 
 /// A row that is looked up within so many lookups doesn't move, since for a turn or two it could not be found.
 const MOVE_LOOKUPS: u32 = 512;
@@ -38,35 +38,39 @@ impl CachedTable {
         victim.or_else(|| self.policy.victim(newcomer, others, next_use))
     }
 
-    /// Where the chosen slot's row is known to be looked up, or none was chosen for a row that is: a row to take the slot of instead, and
-    /// the slot that it moves to, if what is held there is wanted later or not at all.
+    /// A row to take the slot of instead, and the slot that it moves to: an empty one, or, where the chosen slot's row is known to be
+    /// looked up, or none was chosen for a row that is, one whose row is wanted later or not at all.
     pub(super) fn roomier(
         &self,
         newcomer: &Newcomer,
         chosen: Option<u32>,
         next_use: impl Fn(u32) -> Option<u32>,
     ) -> Option<(Resident, u32)> {
-        let next_use = |row| self.rules.next_use(row, &next_use);
-        let wanted = next_use(newcomer.row)?;
         if !self.store.is_near() || self.moves.is_full() || self.is_silent || self.is_resizing {
             return None;
         }
+        let next_use = |row| self.rules.next_use(row, &next_use);
         let writer = self.writer(newcomer.row);
-        let own = || writer.candidates(newcomer.row).filter_map(resident);
+        let own = || writer.candidates(newcomer.row);
         let stays = |mover: &Resident| next_use(mover.row).is_some_and(|next| next < MOVE_LOOKUPS);
+        let movers = || own().filter_map(resident).filter(|mover| !stays(mover));
+        let others = |mover: Resident| writer.elsewhere(mover.row, mover.slot);
+        if !self.is_full(writer) {
+            if own().any(|slot| is_empty(&slot)) {
+                return None;
+            }
+            let to = |mover| Some((mover, others(mover).find(is_empty)?.slot));
+            if let Some(found) = movers().find_map(to) {
+                return Some(found);
+            }
+        }
+        let movers = || movers().step_by(2 * WAYS / MOVERS);
+        let wanted = next_use(newcomer.row)?;
         let latest = match chosen {
-            Some(slot) => next_use(own().find(|own| own.slot == slot)?.row)?,
+            Some(slot) => next_use(own().filter_map(resident).find(|own| own.slot == slot)?.row)?,
             None => wanted,
         };
-        let movers = || {
-            own()
-                .filter(|mover| !stays(mover))
-                .step_by(2 * WAYS / MOVERS)
-        };
-        let others = |mover: Resident| {
-            let others = writer.elsewhere(mover.row, mover.slot);
-            others.filter_map(resident)
-        };
+        let others = |mover| others(mover).filter_map(resident);
         let to = self
             .policy
             .victim(newcomer, movers().flat_map(others), next_use)?;
@@ -74,6 +78,12 @@ impl CachedTable {
         let (mover, gone) = movers().find_map(|mover| Some((mover, goes(mover)?)))?;
         let is_later = next_use(gone.row).is_none_or(|next| next > latest);
         is_later.then_some((mover, to))
+    }
+
+    /// Whether a writer's shard has no empty slot, as far as that is told by its counts.
+    fn is_full(&self, writer: &Writer) -> bool {
+        let counts = writer.counts();
+        counts.rows + counts.tickets + counts.limbo >= self.shard_sets * WAYS as u32
     }
 }
 
@@ -91,5 +101,39 @@ pub(super) fn resident(candidate: Candidate) -> Option<Resident> {
             word: Word::from_bits(candidate.meta),
         }),
         Held::Nothing | Held::Taken => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rowmill_arena::HugePages;
+
+    use super::*;
+    use crate::store::{Epochs, Shape, Store, Tags};
+
+    #[test]
+    fn nobody_has_to_go_while_there_are_empty_slots() {
+        const SLOTS: u32 = 1024;
+        let (epochs, mut workers) = Epochs::new(1);
+        let shape = Shape::new(SLOTS, 1, 4, 4).unwrap();
+        let (store, writers) =
+            Store::new(shape, 1, 4, &epochs, Tags::detect(), HugePages::Off).unwrap();
+        let mut table = CachedTable::new(0, store, writers, 1);
+        for row in 0..SLOTS {
+            let taken = table.begin(row, |_| None);
+            for _ in 0..2 {
+                workers[0].pass();
+                table.advance();
+            }
+            if let Ok(taken) = taken {
+                table.publish(taken, &row.to_le_bytes());
+            }
+        }
+        // A row that may be in two full sets is put into the place of one that may be elsewhere, unless that is full for all of them.
+        let mut bytes = [0; 4];
+        let held = (0..SLOTS)
+            .filter(|&row| table.read(row, &mut bytes))
+            .count();
+        assert!(held as u32 >= SLOTS - 8, "{held} of {SLOTS}");
     }
 }
