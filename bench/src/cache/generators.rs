@@ -14,6 +14,11 @@ pub(crate) struct Generator {
 }
 
 impl Generator {
+    /// One that is made so.
+    pub(crate) const fn new(name: &'static str, make: fn() -> Vec<u32>) -> Generator {
+        Generator { name, make }
+    }
+
     /// The trace: [`ACCESSES`] rows below [`ROWS`].
     pub(crate) fn trace(&self) -> Vec<u32> {
         (self.make)()
@@ -22,49 +27,25 @@ impl Generator {
 
 /// All of them.
 pub(crate) const GENERATORS: [Generator; 8] = [
-    Generator {
-        name: "zipf-0.6",
-        make: || zipf(0.6, 1),
-    },
-    Generator {
-        name: "zipf-0.8",
-        make: || zipf(0.8, 2),
-    },
-    Generator {
-        name: "zipf-1.0",
-        make: || zipf(1.0, 3),
-    },
-    Generator {
-        name: "zipf-1.2",
-        make: || zipf(1.2, 4),
-    },
-    Generator {
-        name: "shift",
-        make: shift,
-    },
-    Generator {
-        name: "scan",
-        make: scan,
-    },
-    Generator {
-        name: "histogram",
-        make: histogram,
-    },
-    Generator {
-        name: "weak-recency",
-        make: weak_recency,
-    },
+    Generator::new("zipf-0.6", || zipf(0.6, 1)),
+    Generator::new("zipf-0.8", || zipf(0.8, 2)),
+    Generator::new("zipf-1.0", || zipf(1.0, 3)),
+    Generator::new("zipf-1.2", || zipf(1.2, 4)),
+    Generator::new("shift", shift),
+    Generator::new("scan", scan),
+    Generator::new("histogram", histogram),
+    Generator::new("weak-recency", weak_recency),
 ];
 
 /// Rows by popularity, and how much of all accesses goes to the ones up to each.
-struct Popularity {
+pub(super) struct Popularity {
     rows: Vec<u32>,
     up_to: Vec<f64>,
 }
 
 impl Popularity {
     /// Weights from the most popular row on; which rows those are is drawn.
-    fn new(weights: impl Iterator<Item = f64>, random: &mut Random) -> Popularity {
+    pub(super) fn new(weights: impl Iterator<Item = f64>, random: &mut Random) -> Popularity {
         let mut total = 0.0;
         let up_to: Vec<f64> = weights
             .map(|weight| {
@@ -86,20 +67,20 @@ impl Popularity {
     }
 
     /// Other rows become popular.
-    fn shuffle(&mut self, random: &mut Random) {
+    pub(super) fn shuffle(&mut self, random: &mut Random) {
         for i in (1..self.rows.len()).rev() {
             self.rows.swap(i, random.below(i + 1));
         }
     }
 
-    fn draw(&self, random: &mut Random) -> u32 {
+    pub(super) fn draw(&self, random: &mut Random) -> u32 {
         let total = self.up_to.last().expect("there are rows");
         let at = random.unit() * total;
         let rank = self.up_to.partition_point(|&up_to| up_to <= at);
         self.rows[rank.min(self.rows.len() - 1)]
     }
 
-    fn draws(&self, count: usize, random: &mut Random) -> Vec<u32> {
+    pub(super) fn draws(&self, count: usize, random: &mut Random) -> Vec<u32> {
         (0..count).map(|_| self.draw(random)).collect()
     }
 }
@@ -185,7 +166,7 @@ fn weak_recency() -> Vec<u32> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::HashSet;
 
     use super::*;
@@ -201,14 +182,15 @@ mod tests {
         0x40d5_b7ed_1d3a_e03e,
     ];
 
+    /// FNV-1a over the rows: results stand in RESULTS.md, and they are of these traces.
+    pub(crate) fn hash(trace: &[u32]) -> u64 {
+        trace.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &row| {
+            (hash ^ u64::from(row)).wrapping_mul(0x0100_0000_01b3)
+        })
+    }
+
     #[test]
     fn traces_are_the_committed_ones() {
-        // FNV-1a over the rows: results stand in RESULTS.md, and they are of these traces.
-        let hash = |trace: &[u32]| {
-            trace.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, &row| {
-                (hash ^ u64::from(row)).wrapping_mul(0x0100_0000_01b3)
-            })
-        };
         for (generator, expected) in GENERATORS.iter().zip(HASHES) {
             let trace = generator.trace();
             assert_eq!(trace.len(), ACCESSES, "{}", generator.name);

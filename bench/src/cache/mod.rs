@@ -2,6 +2,7 @@
 
 pub(crate) mod adaptive;
 mod generators;
+mod hard;
 mod planned;
 mod random;
 mod reference;
@@ -17,6 +18,7 @@ use rowmill_arena::available_bytes;
 use crate::report::{Measurement, Reporter};
 use adaptive::Adaptive;
 use generators::GENERATORS;
+use hard::HARD;
 use reference::{Belady, ONLINE};
 use trace::Trace;
 
@@ -43,7 +45,7 @@ pub(crate) struct Choice<'a> {
     pub(crate) rows: Option<usize>,
     /// One policy.
     pub(crate) policy: Option<&'a str>,
-    /// Batches from all traces, and not from the public one only.
+    /// The hard traces, too, and batches from all traces and not from the public one only.
     pub(crate) full: bool,
 }
 
@@ -81,7 +83,7 @@ pub(crate) fn run(choice: &Choice, reporter: &mut Reporter) -> Result<()> {
     }
     let capacities = choice.rows.map_or(CAPACITIES.to_vec(), |rows| vec![rows]);
     let mut margins = Vec::new();
-    for trace in traces(choice.trace)? {
+    for trace in traces(choice.trace, choice.full)? {
         let trace = trace()?;
         for &capacity in &capacities {
             let mut compared = Compared::new(&trace, capacity);
@@ -113,7 +115,7 @@ pub(crate) fn run(choice: &Choice, reporter: &mut Reporter) -> Result<()> {
 
 /// The traces to run, each made or read when its turn comes.
 #[expect(clippy::type_complexity, reason = "a list of things to call")]
-fn traces(file: Option<&Path>) -> Result<Vec<Box<dyn Fn() -> Result<Trace> + '_>>> {
+fn traces(file: Option<&Path>, full: bool) -> Result<Vec<Box<dyn Fn() -> Result<Trace> + '_>>> {
     if let Some(file) = file {
         return Ok(vec![Box::new(|| Trace::read(file))]);
     }
@@ -123,7 +125,8 @@ fn traces(file: Option<&Path>) -> Result<Vec<Box<dyn Fn() -> Result<Trace> + '_>
     } else {
         eprintln!("cache: there is no {PUBLIC_TRACE} here, so only generated traces are run");
     }
-    for generator in &GENERATORS {
+    let hard = HARD.iter().filter(|_| full);
+    for generator in GENERATORS.iter().chain(hard) {
         traces.push(Box::new(|| Ok(Trace::generate(generator))));
     }
     Ok(traces)

@@ -92,7 +92,7 @@ impl Miniature {
     }
 
     fn admit(&mut self, row: u32) {
-        let newcomer = self.policy.newcomer(row);
+        let newcomer = self.policy.newcomer(row, true);
         let free = self.slots_of(row).find(|&slot| self.rows[slot] == FREE);
         let residents = self.slots_of(row).map(|slot| Resident {
             slot: slot as u32,

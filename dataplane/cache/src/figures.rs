@@ -81,7 +81,7 @@ pub enum Count {
     Evicted,
     /// Rows that came and that the policy did not take in, or that were asked for in a silence of the tier, when none takes another's place.
     Refused,
-    /// Rows that it was decided about by when rows were used last, and not by what the policy has learnt of them.
+    /// Rows that were asked for while rows went by when they were used last, and not by what the policy has learnt of them.
     ByRecency,
     /// Rows that came and found no slot, since all that they may be in were taken or still being read.
     Crowded,
@@ -170,7 +170,7 @@ pub const COUNTS: [(Count, &str, &str); 22] = [
     (
         Count::ByRecency,
         "by_recency",
-        "Rows asked for that it was decided about by when rows were used last, which had more hits lately than what the policy had learnt.",
+        "Rows asked for while rows went by when they were used last, and not by what the policy had learnt, which was behind.",
     ),
     (
         Count::Crowded,

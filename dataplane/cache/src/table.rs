@@ -247,8 +247,10 @@ impl CachedTable {
         if writer.slot_of(row).is_some() || self.moves.has(row) {
             return Err(Count::Unkept); // It was prefetched though it is there, or it comes back at once.
         }
-        let newcomer = self.policy.newcomer(row);
-        if self.rules.only_pins && !self.rules.is_pinned(row) {
+        let is_barred = self.rules.only_pins && !self.rules.is_pinned(row);
+        let may_come = !is_barred && !self.is_silent;
+        let newcomer = self.policy.newcomer(row, may_come);
+        if is_barred {
             self.policy.refused(newcomer);
             return Err(Count::Refused);
         }

@@ -245,8 +245,9 @@ impl Policy {
         self.ghost.prefetch(row);
     }
 
-    /// What is known of a row that was missed; the miss is counted as a use of it. To be called once for all who want the row.
-    pub fn newcomer(&mut self, row: u32) -> Newcomer {
+    /// What is known of a row that was missed; the miss is counted as a use of it. To be called once for all who want the row. One that
+    /// may not come whatever it is worth is none that another order of rows would have had.
+    pub fn newcomer(&mut self, row: u32, may_come: bool) -> Newcomer {
         let now = self.now();
         let Some(known) = self.ghost.take(row) else {
             self.newcomers.came();
@@ -259,7 +260,9 @@ impl Policy {
         };
         let age = known.age(now);
         self.reused(known.class(), band(age), 1.0);
-        self.stack.missed(self.clock.ticks(self.now), age);
+        if may_come {
+            self.stack.missed(self.clock.ticks(self.now), age);
+        }
         let word = known.touched(now, &mut self.draw);
         let rank = self.rank(word, now);
         Newcomer { row, word, rank }

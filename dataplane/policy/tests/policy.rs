@@ -58,7 +58,7 @@ fn residents(words: &[Word]) -> Vec<Resident> {
 fn rows_of_classes_that_are_used_less_go_first() {
     let policy = experienced();
     let mut newcomers = policy.clone();
-    let newcomer = newcomers.newcomer(1);
+    let newcomer = newcomers.newcomer(1, true);
     let now = policy.now();
     for class in 1..8 {
         let words = [
@@ -81,7 +81,7 @@ fn a_row_that_was_away_is_known() {
     let mut policy = experienced();
     let now = policy.now();
     policy.evicted(5, aged(9, 3, now));
-    let known = policy.newcomer(5);
+    let known = policy.newcomer(5, true);
     assert!(known.word.class() >= 9);
     assert_eq!(known.word.age(policy.now()), 0);
     let words = [aged(2, 1, now); 4];
@@ -90,13 +90,13 @@ fn a_row_that_was_away_is_known() {
     };
     assert!(victim(&policy, &known).is_some());
     // It was taken out of the ghost, so the second time it is new; refused, it is remembered.
-    let forgotten = policy.newcomer(5);
+    let forgotten = policy.newcomer(5, true);
     assert_eq!(
         (forgotten.word.class(), victim(&policy, &forgotten)),
         (0, None)
     );
     policy.refused(forgotten);
-    assert_eq!(policy.newcomer(5).word.class(), 1);
+    assert_eq!(policy.newcomer(5, true).word.class(), 1);
 }
 
 proptest! {
@@ -108,7 +108,7 @@ proptest! {
         lookups in prop::collection::vec(99..132u32, 0..60),
     ) {
         let mut policy = Policy::new(SLOTS, SLOTS, 7);
-        let newcomer = policy.newcomer(99);
+        let newcomer = policy.newcomer(99, true);
         let words: Vec<Word> = classes.iter().map(|&class| aged(class, 0, policy.now())).collect();
         let mut lookahead = Lookahead::new(64);
         lookahead.extend(5, &lookups);
@@ -143,7 +143,7 @@ fn nothing_is_allocated_and_the_same_is_the_same() {
                 (0..80).for_each(|at| lookahead.extend(0, &[at * turn % 97]));
                 let now = policy.now();
                 let word = |at: u32| aged((at % 16) as u16, (at % 900) as u16, now);
-                let newcomer = policy.newcomer(draw.below(5_000));
+                let newcomer = policy.newcomer(draw.below(5_000), true);
                 let rows = (0..32).map(|slot| Resident {
                     slot,
                     row: draw.below(97),
