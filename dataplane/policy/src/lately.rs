@@ -24,8 +24,9 @@ const DOUBTED_USES: f64 = 8.0;
 const TOLERATED: f64 = 1.3;
 /// Something of a rank is left always.
 const LEAST: f64 = 0.1;
-/// Of the lookups, what a cache by recency may have less before nothing is believed, and more before all is.
-const MARGIN: f64 = 0.01;
+/// Of the lookups, what a cache by recency has more when ranks are lowered as far as is found. Where it
+/// counts that recency has less by no more than that, `zipf-0.6` loses 0.4 points with 100,000 slots.
+const CONVINCING: f64 = 0.01;
 
 /// See the module's text.
 #[derive(Clone, Debug)]
@@ -75,7 +76,7 @@ impl Lately {
     /// So many lookups were done. `is_believed`: ranks may be lowered.
     pub(super) fn pass(&mut self, lookups: f64, is_believed: bool) {
         let belief = if is_believed {
-            ((self.by_recency + MARGIN) / (2.0 * MARGIN)).clamp(0.0, 1.0)
+            (self.by_recency / CONVINCING).clamp(0.0, 1.0)
         } else {
             0.0
         };
