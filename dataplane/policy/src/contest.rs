@@ -29,8 +29,6 @@ const LONGER: f64 = 4.0;
 const LONGEST: f64 = 64.0;
 /// The model did well if it took so many times as long as the last bout until it fell behind.
 const DID_WELL: f64 = 4.0;
-/// It has settled after so many times as long.
-const SETTLED: f64 = 16.0;
 /// Turnovers of a bout after which it is judged.
 const JUDGED: f64 = 1.0;
 /// It goes on if until then there was less than this part of what it should have had. Where popularity shifts it is nine tenths, in sweeps and where rows come twice and no more up to six tenths.
@@ -44,7 +42,7 @@ pub(super) struct Contest {
     slots: f64,
     /// By how many uses the model is behind, or ahead, if it is negative.
     behind: f64,
-    /// Turnovers of the model since the last bout, if there was one.
+    /// Turnovers of the model since the last bout.
     model: f64,
     bout: Option<Bout>,
     /// Turnovers of the last bout.
@@ -68,9 +66,10 @@ impl Contest {
         Contest {
             slots: slots as f64,
             behind: 0.0,
-            model: f64::INFINITY,
+            model: 0.0,
             bout: None,
-            length: FIRST,
+            // The first is no shorter.
+            length: FIRST / LONGER,
             goes_on: GOES_ON,
         }
     }
@@ -84,11 +83,6 @@ impl Contest {
     #[inline]
     pub(super) fn is_by_recency(&self) -> bool {
         self.bout.is_some()
-    }
-
-    /// Whether no bout was for long.
-    pub(super) fn is_settled(&self) -> bool {
-        self.bout.is_none() && self.model > SETTLED * self.length
     }
 
     /// What came of some lookups.

@@ -7,7 +7,6 @@
 //!   that is used last goes first.
 //! - Of rows that are away a ghost remembers words, so that a row's class is known when it comes again.
 //! - A scan is seen by its rows' not being used again, and then new rows are refused.
-//! - A shift of popularity is seen by old rows' not being used while young ones are, and then old ones are worth less (`lately.rs`).
 //! - Where rows ranked by when they were used last would have had more hits than those ranked by what was learnt, they are ranked so
 //!   for some time: `contest.rs` says when, `stack.rs` how that is known.
 //!
@@ -21,7 +20,6 @@ mod clock;
 mod contest;
 mod draw;
 mod ghost;
-mod lately;
 mod lookahead;
 mod model;
 mod newcomers;
@@ -40,7 +38,6 @@ pub use word::{CLASSES, TICKS, Tick, Word};
 use ages::{BANDS, band};
 use contest::Contest;
 use ghost::Ghost;
-use lately::Lately;
 use model::Model;
 use newcomers::Newcomers;
 use stack::Stack;
@@ -108,7 +105,6 @@ pub struct Policy {
     model: Model,
     ghost: Ghost,
     newcomers: Newcomers,
-    lately: Lately,
     stack: Stack,
     contest: Contest,
     /// The class whose ranks are computed next, and after how many lookups.
@@ -155,7 +151,6 @@ impl Policy {
                 GHOST_ROWS_PER_SLOT * most as usize,
             ),
             newcomers: Newcomers::new(slots as usize),
-            lately: Lately::new(slots as usize),
             stack: Stack::new(slots as usize),
             contest: Contest::new(slots as usize),
             next_class: 0,
@@ -186,7 +181,6 @@ impl Policy {
         self.lookups_per_line = lookups_per_line(self.slots);
         self.clock = clock;
         self.newcomers.resize(slots as usize);
-        self.lately.resize(slots as usize);
         self.stack.resize(slots as usize);
         self.contest.resize(slots as usize);
         self.ghost.resize(GHOST_ROWS_PER_SLOT * slots as usize);
@@ -237,10 +231,8 @@ impl Policy {
         let since = self.now - self.learnt;
         (self.lookups, self.learnt) = (done as u64, self.now);
         self.newcomers.pass(passed as f64);
-        self.lately.pass(passed as f64, self.contest.is_settled());
         self.learn(usage);
         if let Some(uses) = self.stack.pass(passed as f64, self.clock.ticks(self.now)) {
-            self.lately.learn(uses);
             self.contest.learn(uses);
         }
         self.look(passed, since, words);
@@ -318,8 +310,8 @@ impl Policy {
     /// A row was taken out of its slot.
     pub fn evicted(&mut self, row: u32, word: Word) {
         let now = self.now();
-        let (model, lately, is_by_recency) = (&self.model, &self.lately, self.is_by_recency());
-        let rank = |word| rank(model, lately, is_by_recency, word, now);
+        let (model, is_by_recency) = (&self.model, self.is_by_recency());
+        let rank = |word| rank(model, is_by_recency, word, now);
         self.ghost.put(row, word, rank);
     }
 
@@ -340,12 +332,11 @@ impl Policy {
     }
 
     fn rank(&self, word: Word, now: Tick) -> f32 {
-        rank(&self.model, &self.lately, self.is_by_recency(), word, now)
+        rank(&self.model, self.is_by_recency(), word, now)
     }
 
     fn reused(&mut self, class: usize, band: usize, times: f64) {
         self.model.reused(class, band, times);
-        self.lately.used(band, times);
         if class == 0 {
             self.newcomers.again(times);
         }
@@ -355,11 +346,9 @@ impl Policy {
     fn learn(&mut self, usage: &Usage) {
         let share = self.slots as f64 / self.of_slots as f64;
         let (model, newcomers, stack) = (&mut self.model, &mut self.newcomers, &mut self.stack);
-        let lately = &mut self.lately;
         usage.since(&mut self.known, |class, band, uses| {
             let uses = uses as f64 * share;
             model.reused(class, band, uses);
-            lately.used(band, uses);
             stack.hit(band, uses);
             if class == 0 {
                 newcomers.again(uses);
@@ -391,10 +380,7 @@ impl Policy {
             // A row that was used since was, for all that is known, used shortly before, too.
             let seen = |word: Word| {
                 let age = u64::from(word.age(now)).saturating_sub(ticks_ago);
-                let (class, band) = (word.class(), band(age as u16));
-                self.model.seen(class, band, row_ticks);
-                let expected = self.model.rate(class, band) * row_ticks;
-                self.lately.expected(band, expected);
+                self.model.seen(word.class(), band(age as u16), row_ticks);
             };
             match line.checked_sub(sets) {
                 None => words(line).for_each(seen),
@@ -433,11 +419,11 @@ impl Policy {
 }
 
 /// Of two rows the one of the lower rank goes.
-fn rank(model: &Model, lately: &Lately, is_by_recency: bool, word: Word, now: Tick) -> f32 {
+fn rank(model: &Model, is_by_recency: bool, word: Word, now: Tick) -> f32 {
     if is_by_recency {
         -f32::from(word.age(now))
     } else {
-        model.rank(word, now) * lately.left(band(word.age(now)))
+        model.rank(word, now)
     }
 }
 

@@ -35,8 +35,6 @@ pub(super) struct Model {
     row_ticks: Table,
     /// Uses per row and tick: of a class, at a step of age.
     ranks: [[f32; STEPS]; CLASSES],
-    /// The same now, whatever comes later: of a class, in a band.
-    rates: [[f32; BANDS]; CLASSES],
 }
 
 impl Model {
@@ -45,7 +43,6 @@ impl Model {
             uses: [[0.0; BANDS]; CLASSES],
             row_ticks: [[0.0; BANDS]; CLASSES],
             ranks: [[0.0; STEPS]; CLASSES],
-            rates: [[0.0; BANDS]; CLASSES],
         };
         model.rank_classes(0..CLASSES);
         model
@@ -74,11 +71,6 @@ impl Model {
         self.ranks[word.class()][step(word.age(now))]
     }
 
-    /// Uses that rows of a class have a tick, at ages in a band: as they were counted.
-    pub(super) fn rate(&self, class: usize, band: usize) -> f64 {
-        self.rates[class][band].into()
-    }
-
     /// Computes the ranks of classes anew: some thousand floating-point operations, and half as many for each of them.
     pub(super) fn rank_classes(&mut self, classes: impl IntoIterator<Item = usize>) {
         let common = self.common_rates();
@@ -89,7 +81,6 @@ impl Model {
 
     fn rank_class(&mut self, class: usize, common: &[f64; BANDS]) {
         let mut rates = self.rates(class, common);
-        self.rates[class] = rates.map(|rate| rate as f32);
         if let Some(below) = class.checked_sub(1) {
             self.raise(class, &mut rates, &self.rates(below, common));
         }

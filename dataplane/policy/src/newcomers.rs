@@ -12,6 +12,8 @@ const USUAL: (f64, f64) = (4.0, 20_000.0);
 /// New rows may be used again this much less than usual before it is held against them: counts are noisy, and the next use of the
 /// newest has still to come.
 const TOLERATED: f64 = 1.5;
+/// Less than this is none.
+const NOTHING: f64 = 1e-9;
 /// Something is left always, so that it is seen when new rows are used again.
 const LEAST: f64 = 0.02;
 
@@ -35,8 +37,13 @@ impl Fading {
 
     fn pass(&mut self, lookups: f64) {
         let left = (-lookups / self.lookups).exp();
-        self.new *= left;
-        self.again *= left;
+        for count in [&mut self.new, &mut self.again] {
+            *count *= left;
+            // Where nothing comes for long it would end among numbers with which some processors reckon slowly.
+            if *count < NOTHING {
+                *count = 0.0;
+            }
+        }
     }
 }
 
@@ -129,5 +136,19 @@ mod tests {
             }
             assert_eq!(newcomers.discount(), 1.0);
         }
+    }
+
+    #[test]
+    fn counts_of_what_is_long_ago_are_none() {
+        let mut newcomers = Newcomers::new(1_000);
+        newcomers.came();
+        newcomers.again(1.0);
+        for _ in 0..100_000 {
+            newcomers.pass(32.0);
+        }
+        for fading in [newcomers.recent, newcomers.usual] {
+            assert_eq!((fading.new, fading.again), (0.0, 0.0));
+        }
+        assert_eq!(newcomers.discount(), 1.0);
     }
 }
