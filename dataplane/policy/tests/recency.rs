@@ -1,4 +1,4 @@
-//! When rows go by their last use: what counts for it, and that it goes on where the clock's pace changes.
+//! When rows go by their last use: what counts for it, and that it begins and ends also where the clock's pace changes.
 
 use rowmill_policy::{Clock, Policy, Reuses, Usage};
 
