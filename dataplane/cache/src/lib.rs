@@ -12,6 +12,7 @@ mod ahead;
 pub mod fetch;
 pub mod figures;
 mod home;
+mod later;
 mod moves;
 mod owners;
 mod parker;

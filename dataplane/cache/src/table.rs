@@ -126,24 +126,33 @@ impl CachedTable {
         self.store.find(turn, rows, places);
     }
 
-    /// Looks rows up: the slot of each, or [`MISS`](crate::store::MISS).
+    /// Looks rows up: the slot of each, or [`MISS`](crate::store::MISS). The policy is to be [told](Self::touch) of them before the turn ends.
     pub(crate) fn find<'t>(
-        &'t mut self,
+        &'t self,
         turn: Turn<'t>,
         rows: &[u32],
         places: &'t mut [u32],
         drawn: &mut Drawn,
     ) -> Found<'t> {
+        self.store.find_and_draw(turn, rows, places, drawn)
+    }
+
+    /// Whether telling the policy of hits takes about as long as pooling them.
+    pub(crate) fn is_touched_slowly(&self) -> bool {
+        !self.store.is_near() && self.touching.every() == NonZeroU32::MIN
+    }
+
+    /// Tells the policy of a piece that was looked up in this turn, of which so many rows are missed.
+    pub(crate) fn touch(&mut self, places: &[u32], misses: usize) {
         self.touch_one_in(match self.store.is_near() {
             true => NonZeroU32::MIN,
             false => self.touching.every(),
         });
-        let found = self.store.find_and_draw(turn, rows, places, drawn);
-        self.touching.count(rows.len(), found.misses());
+        self.touching.count(places.len(), misses);
         let (now, reuses) = (self.policy.now(), &mut self.reuses);
         // A copy, which stays in a register: stored after each draw it would have to be waited for.
         let mut draw = self.draw.clone();
-        found.touch(&mut self.sample, |n, bits| {
+        self.store.touch(places, &mut self.sample, |n, bits| {
             let word = Word::from_bits(bits);
             reuses.count(n, word, now);
             word.touched(now, &mut draw).bits()
@@ -152,9 +161,8 @@ impl CachedTable {
         let shard_sets = self.shard_sets;
         let words = |set| words(&self.writers, &self.own, shard_sets, set);
         let one_in = self.sample.every().get();
-        let (usage, lookups) = (self.store.usage(), rows.len() as u64);
+        let (usage, lookups) = (self.store.usage(), places.len() as u64);
         self.policy.advance(lookups, reuses, one_in, usage, words);
-        found
     }
 
     /// One hit in so many is touched from now on.
@@ -427,7 +435,9 @@ mod tests {
         let mut refused = 0;
         for row in 0..1000 {
             let turn = workers[0].turn();
-            table.find(turn, &[0], &mut place, &mut Drawn::nothing());
+            let found = table.find(turn, &[0], &mut place, &mut Drawn::nothing());
+            let misses = found.misses();
+            table.touch(&place, misses);
             assert!(row < 1 || place != [MISS], "row 0 at {row}");
             let taken = table.begin(row, |_| None);
             table.advance();

@@ -12,6 +12,7 @@ use crate::ahead::Ahead;
 use crate::fetch::{self, BagId, Fetches, Kept, Limits, Ready, Room};
 use crate::figures::{Count, TableFigures};
 use crate::home::Home;
+use crate::later::Later;
 use crate::owners::{self, Hint, Owners};
 use crate::parker::Parker;
 use crate::pins::Rules;
@@ -69,6 +70,7 @@ pub struct Worker {
     warming: Warming,
     /// The same of rows that are to stay.
     pinning: Warming,
+    later: Later,
     /// Whether a store may be changing its size.
     is_resizing: bool,
     /// Whether a tier is to go that still has something to answer.
@@ -152,9 +154,10 @@ impl Worker {
         let listed: Vec<bool> = listed.collect();
         let fetches = Fetches::new(limits, owners.most_taken(), &listed, seed);
         let asked_ns = vec![0; fetches.most()].into_boxed_slice();
+        let has_tables = tables.iter().flatten().next().is_some();
         let [warming, pinning] = [0; 2].map(|_| Warming::with_room(tables.len()));
         Worker {
-            ahead: Ahead::new(tables.iter().flatten().next().is_none()),
+            ahead: Ahead::new(!has_tables),
             tables,
             on_a_side,
             slots: (0..fetches.most()).map(|_| None).collect(),
@@ -164,6 +167,7 @@ impl Worker {
             owners,
             warming,
             pinning,
+            later: Later::new(has_tables),
             is_resizing: false,
             is_leaving: false,
             drawn: Drawn::new(DRAWN),
@@ -252,6 +256,7 @@ impl Worker {
     /// # Panics
     /// If the table is always resident, or its rows are spread over workers in another way than before.
     pub fn replace(&mut self, table: usize, new: Option<CachedTable>) -> Option<CachedTable> {
+        self.touch_hits();
         let home = self.tables[table].as_mut().expect("a listed table");
         if let Some(old) = home.table_mut() {
             for (of, slot) in self.slots.iter_mut().flatten() {
@@ -350,9 +355,21 @@ impl Worker {
     ) -> (Found<'t>, Parker<'t>) {
         let threshold = self.tables[table].as_ref().map_or(0, |home| home.threshold);
         self.drawn.begin(threshold);
+        let is_later = self.cached(table).is_touched_slowly() && self.later.has_room(rows.len());
+        if !is_later {
+            // In the order of lookups.
+            self.touch_hits();
+        }
         let cached = cached(&mut self.tables, table as u32);
-        let spread = *cached.spread();
-        let found = cached.find(turn, rows, places, &mut self.drawn);
+        let found = cached.find(turn, rows, &mut *places, &mut self.drawn);
+        let misses = found.misses();
+        if is_later {
+            self.later.put(table, &found);
+        } else {
+            cached.touch(places, misses);
+        }
+        let cached = &*cached;
+        let (spread, found) = (*cached.spread(), cached.store().found(turn, places, misses));
         let parker = Parker {
             fetches: &mut self.fetches,
             owners: &self.owners,
@@ -360,6 +377,24 @@ impl Worker {
             table,
         };
         (found, parker)
+    }
+
+    /// Tells the policies of what was looked up in this turn, where that takes so long that those who wait for answers come first. To be
+    /// called before the turn ends.
+    pub fn touch_hits(&mut self) {
+        let Worker { tables, later, .. } = self;
+        later.take(|table, places, misses| {
+            // One that is resident meanwhile has no policy.
+            let home = tables[table].as_mut();
+            if let Some(cached) = home.and_then(Home::table_mut) {
+                cached.touch(places, misses);
+            }
+        });
+    }
+
+    /// Lookups of this turn that the policies are still to be [told](Self::touch_hits) of.
+    pub fn untouched(&self) -> usize {
+        self.later.len()
     }
 
     /// Counts the lookups of the last piece that were made use of, its first ones, and how many of them were hits. (Those that find no

@@ -430,6 +430,7 @@ impl Engine {
     /// just asked for a row, which the next turn takes up.
     #[must_use = "an engine that others wait for does not sleep"]
     pub fn rest(&mut self) -> bool {
+        self.cached.worker.touch_hits();
         let may = self.cached.worker.rest();
         if may {
             self.turns.rest();

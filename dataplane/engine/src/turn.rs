@@ -50,6 +50,8 @@ impl Engine {
     /// Does one micro-batch of the request whose turn it is. Requests past their deadline end first.
     pub fn turn(&mut self, now_ns: u64, memory: &mut impl Memory) -> Turn {
         self.adapt(now_ns);
+        // What the turn before has found, whose answers have gone.
+        self.cached.worker.touch_hits();
         if now_ns >= self.earliest_ns {
             self.expire(now_ns, memory);
         }

@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::shelf::{FETCH, Fate, engine_that, engine_with, engines_and_shares};
+use common::shelf::{FETCH, Fate, engine_that, engine_with, engines_and_shares, engines_with_room};
 use common::{
     Carry, HeapMemory, LIMITS, Model, REGION, Remote, answer, frame, lookup, memory_for, run,
     statuses,
@@ -317,6 +317,36 @@ fn requests_without_misses_go_on() {
     };
     assert_eq!((record.request, record.status), (9, Status::Ok));
     assert_eq!(engine.in_progress(), 1, "the other waits on");
+}
+
+#[test]
+fn hits_of_a_large_table_are_touched_when_their_answer_has_gone() {
+    let model = Model::mixed();
+    // The first table alone, whose meta words are more than stay in a core's cache.
+    let (step, fate, room) = (model.tables.tables().len(), |_| Fate::Comes, (1, 1 << 17));
+    let (mut engines, _) =
+        engines_with_room(&model, LIMITS, FETCH, step, fate, OnFailure::Error, room);
+    let mut engine = engines.remove(0);
+    let mut memory = memory_for(&model, 4, vec![]);
+    let mut answered = |engine: &mut Engine| {
+        send(&model, engine, &mut memory, 0, 4, 0);
+        while engine.poll_completion().is_none() {
+            assert_ne!(engine.turn(0, &mut memory), Turn::Idle, "it is answered");
+        }
+    };
+    answered(&mut engine);
+    let fetched = engine.cache().fetch_counters().fetched;
+    assert!(fetched > 0);
+    answered(&mut engine);
+    assert!(engine.cache().untouched() > 0);
+    // A driver sleeps.
+    assert!(engine.rest());
+    assert_eq!(engine.cache().untouched(), 0);
+    answered(&mut engine);
+    assert!(engine.cache().untouched() > 0);
+    engine.turn(0, &mut HeapMemory::default());
+    assert_eq!(engine.cache().untouched(), 0);
+    assert_eq!(engine.cache().fetch_counters().fetched, fetched, "all hit");
 }
 
 #[test]

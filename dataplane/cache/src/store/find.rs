@@ -62,57 +62,62 @@ impl<'t> Found<'t> {
             self.memory.prefetch_row(place);
         }
     }
+}
 
-    /// Draws hits, and puts `touched(n, word)` into the place of the meta word of each one that is drawn; `n` counts them.
-    ///
-    /// A word is stored only where it changes: its line is shared by all workers.
-    #[inline]
-    pub fn touch(&self, sample: &mut Sample, mut touched: impl FnMut(usize, u16) -> u16) {
-        let metas = self.memory.metas();
-        let mut touch = |n: usize, meta: &AtomicU16| {
-            let old = meta.load(Ordering::Relaxed);
-            let new = touched(n, old);
-            if new != old {
-                meta.store(new, Ordering::Relaxed);
-            }
-        };
-        if sample.every == 1 {
-            // Lines are asked for so many hits ahead: they may be far away, and a core begins few touches at once.
-            let slots = || self.places.iter().map(|&place| metas.get(place as usize));
-            for meta in slots().take(AHEAD).flatten() {
+/// Draws hits, and puts `touched(n, word)` into the place of the meta word of each one that is drawn; `n` counts them.
+///
+/// A word is stored only where it changes: its line is shared by all workers.
+#[inline]
+pub(super) fn touch(
+    memory: &Memory,
+    places: &[u32],
+    sample: &mut Sample,
+    mut touched: impl FnMut(usize, u16) -> u16,
+) {
+    let metas = memory.metas();
+    let mut touch = |n: usize, meta: &AtomicU16| {
+        let old = meta.load(Ordering::Relaxed);
+        let new = touched(n, old);
+        if new != old {
+            meta.store(new, Ordering::Relaxed);
+        }
+    };
+    if sample.every == 1 {
+        // Lines are asked for so many hits ahead: they may be far away, and a core begins few touches at once.
+        let slots = || places.iter().map(|&place| metas.get(place as usize));
+        for meta in slots().take(AHEAD).flatten() {
+            prefetch_line(meta);
+        }
+        let mut ahead = slots().skip(AHEAD);
+        for (n, &place) in places.iter().enumerate() {
+            if let Some(Some(meta)) = ahead.next() {
                 prefetch_line(meta);
             }
-            let mut ahead = slots().skip(AHEAD);
-            for (n, &place) in self.places.iter().enumerate() {
-                if let Some(Some(meta)) = ahead.next() {
-                    prefetch_line(meta);
-                }
-                // A miss is no slot.
-                if let Some(meta) = metas.get(place as usize) {
-                    touch(n, meta);
-                }
-            }
-            return;
-        }
-        let mut position = sample.skip;
-        while position < self.places.len() {
-            // Lines are asked for before the first is touched: they are far away.
-            let mut count = 0;
-            while position < self.places.len() && count < DRAWN {
-                let place = self.places[position];
-                if let Some(meta) = metas.get(place as usize) {
-                    prefetch_line(meta);
-                    sample.drawn[count] = place;
-                    count += 1;
-                }
-                position += sample.step();
-            }
-            for (n, &place) in sample.drawn[..count].iter().enumerate() {
-                touch(n, &metas[place as usize]);
+            // A miss is no slot.
+            if let Some(meta) = metas.get(place as usize) {
+                touch(n, meta);
             }
         }
-        sample.skip = position - self.places.len();
+        return;
     }
+    let mut position = sample.skip;
+    while position < places.len() {
+        // Lines are asked for before the first is touched: they are far away.
+        let mut count = 0;
+        while position < places.len() && count < DRAWN {
+            let place = places[position];
+            if let Some(meta) = metas.get(place as usize) {
+                prefetch_line(meta);
+                sample.drawn[count] = place;
+                count += 1;
+            }
+            position += sample.step();
+        }
+        for (n, &place) in sample.drawn[..count].iter().enumerate() {
+            touch(n, &metas[place as usize]);
+        }
+    }
+    sample.skip = position - places.len();
 }
 
 /// Draws one hit in so many, evenly over pieces, however short they are.
@@ -185,8 +190,7 @@ mod tests {
             .collect();
         let mut sample = Sample::new(NonZeroU32::MIN, 1);
         for piece in places.chunks(77) {
-            let found = Found::new(&memory, piece, 0);
-            found.touch(&mut sample, |_, word| word + 1);
+            touch(&memory, piece, &mut sample, |_, word| word + 1);
         }
         for slot in 0..1024 {
             let hit = u16::from(slot < 500 && slot % 3 != 0);
@@ -202,12 +206,11 @@ mod tests {
             let (mut drawn, pieces) = (0, 40_000 / length);
             let places: Vec<u32> = (0..length).collect();
             for _ in 0..pieces {
-                let found = Found::new(&memory, &places, 0);
                 let mut count = |_, word| {
                     drawn += 1;
                     word
                 };
-                found.touch(&mut sample, &mut count);
+                touch(&memory, &places, &mut sample, &mut count);
             }
             let expected = f64::from(pieces * length) / f64::from(every);
             // Steps have a standard deviation of less than 0.58 of their mean.

@@ -211,6 +211,22 @@ impl Store {
         Found::new(&self.memory, places, misses - patched)
     }
 
+    /// What [`find`](Self::find) has found in this turn: these places, of which so many are misses.
+    pub(crate) fn found<'t>(&'t self, _: Turn<'t>, places: &'t [u32], misses: usize) -> Found<'t> {
+        Found::new(&self.memory, places, misses)
+    }
+
+    /// Draws hits of what was found in this turn, as [`find`](Self::find) has it, and puts `touched(n, word)` into the place of the meta word of
+    /// each one that is drawn; `n` counts them.
+    pub fn touch(
+        &self,
+        places: &[u32],
+        sample: &mut Sample,
+        touched: impl FnMut(usize, u16) -> u16,
+    ) {
+        find::touch(&self.memory, places, sample, touched);
+    }
+
     /// Rows become others, of these bytes, while they are looked up; each is named once. Who looks one up from when this returns finds it so, as
     /// long as the store is there, whatever it holds of it otherwise. `pass` returns when all turns have ended that had begun when it was called.
     ///

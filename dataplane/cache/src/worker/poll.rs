@@ -50,6 +50,8 @@ impl Worker {
             }
         }
         self.polled_ns = now_ns;
+        // Slots are given by what is known of rows.
+        self.touch_hits();
         let has_mail = self.take_mail(now_ns);
         // A row that was asked for has its slot, if it gets one, before anything is taken from the tier.
         let has_moved = if self.begun.is_empty() {

@@ -139,10 +139,24 @@ pub(crate) fn engines_and_shares(
     on_failure: OnFailure,
     workers: usize,
 ) -> (Vec<Engine>, Shares) {
+    let room = (workers, SLOTS);
+    engines_with_room(model, limits, fetch, step, fate, on_failure, room)
+}
+
+/// The same, of which each has so many rows of each table in memory.
+pub(crate) fn engines_with_room(
+    model: &Model,
+    limits: Limits,
+    fetch: fetch::Limits,
+    step: usize,
+    fate: fn(Wanted) -> Fate,
+    on_failure: OnFailure,
+    (workers, slots): (usize, u32),
+) -> (Vec<Engine>, Shares) {
     let shards = workers as u32;
     let cached = |table: usize| {
         let stride = model.tables.tables()[table].stride();
-        let shape = Shape::new(SLOTS * shards, shards, stride, stride).expect("a good shape");
+        let shape = Shape::new(slots * shards, shards, stride, stride).expect("a good shape");
         let in_tier = table as u32;
         let is_cached = table.is_multiple_of(step);
         is_cached.then_some(TableOptions {
