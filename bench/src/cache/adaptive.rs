@@ -111,7 +111,9 @@ impl Adaptive {
     /// Looks rows up: the slot of each, or [`MISS`](store::MISS), which is not fetched. Tells how many are missed.
     pub(crate) fn find(&mut self, rows: &[u32], places: &mut [u32]) -> usize {
         let (found, _) = self.worker.find(self.turns.turn(), 0, rows, places);
-        found.misses()
+        let misses = found.misses();
+        self.worker.touch_hits();
+        misses
     }
 
     /// Counts the lookups of the last [`find`](Self::find), which all hit, and takes what was sampled of them.
@@ -172,6 +174,7 @@ impl Adaptive {
         let places = &mut self.places[..bag.len()];
         let (found, mut parker) = self.worker.find(self.turns.turn(), 0, bag, places);
         if found.misses() == 0 {
+            self.worker.touch_hits();
             return;
         }
         self.bag.clear();

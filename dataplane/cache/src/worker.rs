@@ -1,5 +1,6 @@
 //! One worker's way to the rows of cached tables.
 
+mod lookups;
 mod poll;
 
 use core::fmt;
@@ -14,11 +15,10 @@ use crate::figures::{Count, TableFigures};
 use crate::home::Home;
 use crate::later::Later;
 use crate::owners::{self, Hint, Owners};
-use crate::parker::Parker;
 use crate::pins::Rules;
 use crate::samples::Samples;
 use crate::sides::{Tiers, on_one_side};
-use crate::store::{Drawn, Found, MISS, Resize, Store, Turn};
+use crate::store::{Drawn, MISS, Resize, Store, Turn};
 use crate::table::{CachedTable, OnFailure, Taken};
 use crate::tier::{EachRow, FetchesFull, Tier, TierError, Wanted};
 use crate::warming::{WarmRows, Warming};
@@ -70,6 +70,7 @@ pub struct Worker {
     warming: Warming,
     /// The same of rows that are to stay.
     pinning: Warming,
+    /// What was looked up in this turn and its policies are still to be told of.
     later: Later,
     /// Whether a store may be changing its size.
     is_resizing: bool,
@@ -278,6 +279,7 @@ impl Worker {
     /// The store of a table that is cached is about to have another size, as [`Store::resize`] says: the rows of shards that this worker
     /// writes move in the polls from now on. Where the table is not cached any more nothing is done. Between two turns.
     pub fn resize(&mut self, table: usize, resize: Resize) {
+        self.touch_hits();
         let home = self.tables[table].as_mut().expect("a listed table");
         if let Some(table) = home.table_mut() {
             table.resize(resize);
@@ -343,73 +345,6 @@ impl Worker {
     pub fn figures(&self, table: usize) -> Option<Arc<TableFigures>> {
         let home = self.tables.get(table)?.as_ref()?;
         Some(Arc::clone(home.figures()))
-    }
-
-    /// Looks rows of a cached table up: the slot of each, or [`MISS`](crate::store::MISS), and what parks bags that miss some.
-    pub fn find<'t>(
-        &'t mut self,
-        turn: Turn<'t>,
-        table: usize,
-        rows: &[u32],
-        places: &'t mut [u32],
-    ) -> (Found<'t>, Parker<'t>) {
-        let threshold = self.tables[table].as_ref().map_or(0, |home| home.threshold);
-        self.drawn.begin(threshold);
-        let is_later = self.cached(table).is_touched_slowly() && self.later.has_room(rows.len());
-        if !is_later {
-            // In the order of lookups.
-            self.touch_hits();
-        }
-        let cached = cached(&mut self.tables, table as u32);
-        let found = cached.find(turn, rows, &mut *places, &mut self.drawn);
-        let misses = found.misses();
-        if is_later {
-            self.later.put(table, &found);
-        } else {
-            cached.touch(places, misses);
-        }
-        let cached = &*cached;
-        let (spread, found) = (*cached.spread(), cached.store().found(turn, places, misses));
-        let parker = Parker {
-            fetches: &mut self.fetches,
-            owners: &self.owners,
-            spread,
-            table,
-        };
-        (found, parker)
-    }
-
-    /// Tells the policies of what was looked up in this turn, where that takes so long that those who wait for answers come first. To be
-    /// called before the turn ends.
-    pub fn touch_hits(&mut self) {
-        let Worker { tables, later, .. } = self;
-        later.take(|table, places, misses| {
-            // One that is resident meanwhile has no policy.
-            let home = tables[table].as_mut();
-            if let Some(cached) = home.and_then(Home::table_mut) {
-                cached.touch(places, misses);
-            }
-        });
-    }
-
-    /// Lookups of this turn that the policies are still to be [told](Self::touch_hits) of.
-    pub fn untouched(&self) -> usize {
-        self.later.len()
-    }
-
-    /// Counts the lookups of the last piece that were made use of, its first ones, and how many of them were hits. (Those that find no
-    /// room are made again.) Whoever wants [samples](Self::samples) is told of those of them that are sampled.
-    pub fn count(&mut self, table: usize, lookups: u64, hits: u64) {
-        let figures = self.cached(table).figures();
-        figures.count(Count::Lookups, lookups);
-        figures.count(Count::Hits, hits);
-        if self.drawn.rows().is_empty() {
-            return;
-        }
-        let table = on_one_side(table, self.on_a_side);
-        let (put, dropped) = self.samples.put(table as u32, &self.drawn, lookups);
-        figures.count(Count::Sampled, put);
-        figures.count(Count::SamplesDropped, dropped);
     }
 
     /// From now on lookups of rows are sampled whose place is below `threshold`, of 2^32, each time that the table is cached; of none
@@ -530,6 +465,7 @@ impl Worker {
     /// # Panics
     /// If there are not as many bytes as the rows have, or the table is always resident.
     pub fn keep(&mut self, table: usize, rows: &[u32], bytes: &[u8]) {
+        self.touch_hits();
         let home = self.tables[table].as_mut().expect("a listed table");
         let Some(cached) = home.table_mut() else {
             return;
@@ -606,7 +542,7 @@ impl Worker {
         self.fetches.next_ready()
     }
 
-    /// A parked bag is pooled or given up. `places` is what [`Parker::park`] has made of its rows.
+    /// A parked bag is pooled or given up. `places` is what [`Parker::park`](crate::Parker::park) has made of its rows.
     pub fn release(&mut self, bag: BagId, places: &[u32]) {
         self.fetches.release(bag, places);
     }

@@ -1,5 +1,7 @@
 //! A table's store is given another size while rows are looked up and fetched.
 
+mod common;
+
 use std::sync::Arc;
 
 use rowmill_arena::HugePages;
@@ -7,8 +9,7 @@ use rowmill_cache::figures::Count;
 use rowmill_cache::store::{
     self, Candidate, Epochs, Evicted, Held, Judge, MISS, Shape, Store, Swept, Tags, WAYS, Writer,
 };
-use rowmill_cache::tier::{EachRow, FetchesFull, Tier, Wanted};
-use rowmill_cache::{OnFailure, Options, Parts, Sample, TableOptions, Worker, fetch, workers};
+use rowmill_cache::{Sample, Worker, fetch};
 
 const ROW_BYTES: usize = 16;
 /// Rows of the table.
@@ -23,27 +24,6 @@ fn bytes(row: u32) -> [u8; ROW_BYTES] {
     core::array::from_fn(|i| row.to_le_bytes()[i % 4] ^ i as u8)
 }
 
-/// Gives all rows, in the poll after they were asked for.
-#[derive(Default)]
-struct AtOnce(Vec<Wanted>);
-
-impl Tier for AtOnce {
-    fn fetch(&mut self, _: u64, wanted: Wanted) -> Result<(), FetchesFull> {
-        self.0.push(wanted);
-        Ok(())
-    }
-
-    fn poll(&mut self, _: u64, each: EachRow<'_>) {
-        for wanted in self.0.drain(..) {
-            each(wanted.token, Ok(&bytes(wanted.row)));
-        }
-    }
-
-    fn unanswered(&self) -> usize {
-        self.0.len()
-    }
-}
-
 /// A worker alone.
 struct Alone {
     turns: store::Worker,
@@ -53,37 +33,9 @@ struct Alone {
 
 impl Alone {
     fn new(sets: u32) -> Alone {
-        let options = Options {
-            limits: fetch::Limits {
-                staged: 1,
-                longest: 1,
-                prefetched: 0,
-                asked: 0,
-                bags: 1,
-                row_bytes: ROW_BYTES,
-                budget_ns: u64::MAX,
-            },
-            limbo: 64,
-            tags: Tags::detect(),
-            huge_pages: HugePages::Off,
-            seed: 3,
-        };
         let shape = Shape::new(sets * WAYS as u32, 1, ROW_BYTES, ROW_BYTES).unwrap();
         let shape = shape.of_table(ROWS.into());
-        let table = TableOptions {
-            shape,
-            most_sets: LARGE,
-            most_patched: 0,
-            in_tier: 0,
-            on_failure: OnFailure::Error,
-            begins_cached: true,
-        };
-        let parts = Parts {
-            tier: Box::new(AtOnce::default()),
-            wake: Box::new(|| ()),
-        };
-        let made = workers(&options, &[Some(table)], vec![parts]).unwrap();
-        let (turns, worker) = made.into_iter().next().unwrap();
+        let (turns, worker) = common::alone(&[common::table(shape, LARGE)], 1, 1, bytes);
         Alone {
             turns,
             worker,

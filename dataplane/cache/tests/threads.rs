@@ -83,7 +83,7 @@ fn read(turn: Turn<'_>, store: &Store, rows: &[u32], sample: &mut Sample) -> usi
             assert!(copy == bytes(row), "row {row} in slot {place}, later");
         }
     }
-    store.touch(found.places(), sample, |_, word| word.wrapping_add(1));
+    found.touch(sample, |_, word| word.wrapping_add(1));
     rows.len() - found.misses()
 }
 

@@ -426,11 +426,18 @@ impl Engine {
         (slot != NONE).then_some(slot)
     }
 
+    /// Tells the policies of cached tables of what the last turn has found. A driver that has handed out the turn's answers does it, or
+    /// else the next turn, before anything else. Returns whether there was something, of which a policy may be told for as long as a
+    /// micro-batch takes.
+    pub fn touch_hits(&mut self) -> bool {
+        self.cached.worker.touch_hits()
+    }
+
     /// The driver is about to sleep: nobody waits for this engine's next turn. Returns whether it may: not where another worker has
     /// just asked for a row, which the next turn takes up.
     #[must_use = "an engine that others wait for does not sleep"]
     pub fn rest(&mut self) -> bool {
-        self.cached.worker.touch_hits();
+        self.touch_hits();
         let may = self.cached.worker.rest();
         if may {
             self.turns.rest();

@@ -50,13 +50,11 @@ impl Engine {
     /// Does one micro-batch of the request whose turn it is. Requests past their deadline end first.
     pub fn turn(&mut self, now_ns: u64, memory: &mut impl Memory) -> Turn {
         self.adapt(now_ns);
-        // What the turn before has found, whose answers have gone.
-        self.cached.worker.touch_hits();
         if now_ns >= self.earliest_ns {
             self.expire(now_ns, memory);
         }
         self.ask(now_ns, memory);
-        self.turns.pass();
+        self.pass();
         // Requests that can go on come first: what is done for the rows that others wait for takes longer than most of them.
         let wait_ns = ROWS_WAIT.saturating_mul(self.limits.micro_batch_ns);
         let are_due = now_ns.saturating_sub(self.rows_ns) >= wait_ns;
@@ -77,6 +75,12 @@ impl Engine {
         } else {
             Turn::Idle
         }
+    }
+
+    /// The cache's turn under way ends: nothing found in it is in use any more.
+    fn pass(&mut self) {
+        self.touch_hits();
+        self.turns.pass();
     }
 
     /// Does one micro-batch of the request whose turn it is, or of the first after it that can go on.
@@ -173,6 +177,7 @@ impl Engine {
         let slot = &mut self.slots[index as usize];
         let (conn, pooling) = (slot.conn, slot.stage == Stage::Pooling);
         let schema = bound(&self.connections, slot);
+        debug_assert_eq!(self.cached.worker.untouched(), 0, "its turn is over");
         // What a connection owes delays its next turn, and does not make this one small.
         let budget = self.budget;
         let mut work = Work {

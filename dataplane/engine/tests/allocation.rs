@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::shelf::{FETCH, Fate, engines_and_shares};
+use common::shelf::{FETCH, Fate, SLOTS, engines_with_room};
 use common::{
     Carry, HeapMemory, INLINE, LIMITS, Model, REGION, SOURCE, TARGET, attach, engine, frame, lookup,
 };
@@ -115,15 +115,22 @@ fn no_mode_output_or_hashed_table_allocates() {
 
 #[test]
 fn workers_with_cached_tables_allocate_nothing() {
+    allocate_nothing(SLOTS, 100);
+    // Policies of large tables are told later of what is looked up.
+    allocate_nothing(1 << 17, 10);
+}
+
+/// Two workers with so many slots for rows of each table, who ask each other for more rows than these.
+fn allocate_nothing(slots: u32, asked_least: u64) {
     let model = Model::mixed();
-    let (mut engines, shares) = engines_and_shares(
+    let (mut engines, shares) = engines_with_room(
         &model,
         LIMITS,
         FETCH,
         1,
         |_| Fate::Comes,
         OnFailure::Error,
-        2,
+        (2, slots),
     );
     let mut source = vec![];
     let frames: Vec<Vec<u8>> = (0..6)
@@ -187,7 +194,10 @@ fn workers_with_cached_tables_allocate_nothing() {
     assert!(moved.len() == 2 && engines[0].cache().is_cached(0));
     for engine in &engines {
         let asked = engine.cache().fetch_counters().asked;
-        assert!(asked > 100, "{asked} rows were asked of the other worker");
+        assert!(
+            asked > asked_least,
+            "{asked} rows were asked of the other worker"
+        );
     }
     assert_eq!(counted.count_total, 0, "allocations of the engines");
 }

@@ -168,7 +168,10 @@ impl<P: ServerPort> Worker<P> {
             let ended_ns = clock();
             self.announce(Some(ended_ns - now_ns));
             // The next pass begins now.
-            self.ended_ns = Some(ended_ns);
+            self.ended_ns = Some(match self.engine.touch_hits() {
+                true => clock(),
+                false => ended_ns,
+            });
         }
         self.figures
             .publish(now_ns, &self.engine, &mut self.published);

@@ -55,6 +55,11 @@ impl<'t> Found<'t> {
         self.memory.read_row(place, out);
     }
 
+    /// Draws hits, and puts `touched(n, word)` into the place of the meta word of each one that is drawn; `n` counts them.
+    pub fn touch(&self, sample: &mut Sample, touched: impl FnMut(usize, u16) -> u16) {
+        touch(self.memory, self.places, sample, touched);
+    }
+
     /// Asks for the row at a position to be on its way, before [`copy_row`](Self::copy_row). Where it is missed nothing is done.
     pub fn prefetch_row(&self, position: usize) {
         let place = self.places[position];

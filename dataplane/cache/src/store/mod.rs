@@ -212,13 +212,22 @@ impl Store {
     }
 
     /// What [`find`](Self::find) has found in this turn: these places, of which so many are misses.
-    pub(crate) fn found<'t>(&'t self, _: Turn<'t>, places: &'t [u32], misses: usize) -> Found<'t> {
+    ///
+    /// # Panics
+    /// As there where the turn is another dataplane's.
+    pub(crate) fn found<'t>(
+        &'t self,
+        turn: Turn<'t>,
+        places: &'t [u32],
+        misses: usize,
+    ) -> Found<'t> {
+        assert!(turn.is_of(&self.epochs), "a turn of another dataplane's");
         Found::new(&self.memory, places, misses)
     }
 
     /// Draws hits of what was found in this turn, as [`find`](Self::find) has it, and puts `touched(n, word)` into the place of the meta word of
     /// each one that is drawn; `n` counts them.
-    pub fn touch(
+    pub(crate) fn touch(
         &self,
         places: &[u32],
         sample: &mut Sample,

@@ -50,7 +50,7 @@ impl Worker {
             }
         }
         self.polled_ns = now_ns;
-        // Slots are given by what is known of rows.
+        // Slots are given by what is known of rows: here, where whoever drives the worker has not done it.
         self.touch_hits();
         let has_mail = self.take_mail(now_ns);
         // A row that was asked for has its slot, if it gets one, before anything is taken from the tier.

@@ -143,7 +143,7 @@ pub(crate) fn engines_and_shares(
     engines_with_room(model, limits, fetch, step, fate, on_failure, room)
 }
 
-/// The same, of which each has so many rows of each table in memory.
+/// The same. How many workers there are, and how many slots each of them has for rows of each cached table.
 pub(crate) fn engines_with_room(
     model: &Model,
     limits: Limits,
