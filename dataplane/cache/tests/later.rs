@@ -161,3 +161,32 @@ fn nothing_is_put_off_beyond_what_changes_a_table_or_puts_rows_there() {
     assert!(worker.replace(0, None).is_some());
     assert_eq!(worker.untouched(), 0, "it is another's");
 }
+
+#[test]
+fn what_is_told_later_is_told_in_order_and_no_other_table_hurries_it() {
+    let Alone {
+        mut turns,
+        mut worker,
+        ..
+    } = Alone::new(When::AtTheEnd);
+    let (turn, mut places) = (turns.turn(), vec![0; 2000]);
+    let mut find = |worker: &mut Worker, table, rows: usize| {
+        let (ids, places) = (vec![7; rows], &mut places[..rows]);
+        worker.find(turn, table, &ids, places);
+        worker.untouched()
+    };
+    assert_eq!(find(&mut worker, 0, 3), 3);
+    assert_eq!(find(&mut worker, 1, 3), 3, "the small table's is told");
+    assert_eq!(find(&mut worker, 0, 700), 703);
+    assert_eq!(find(&mut worker, 0, 700), 700, "those before are told");
+    assert_eq!(find(&mut worker, 0, 1025), 0, "all are told at once");
+    for one in 1..=64 {
+        assert_eq!(find(&mut worker, 0, 1), one);
+    }
+    assert_eq!(find(&mut worker, 0, 1), 1, "of so many pieces");
+    // Another thread makes it small, of which the worker knows nothing yet.
+    let store = Arc::clone(worker.store(0).unwrap());
+    let resize = store.resize(store.shape().shard_sets() / 2).unwrap();
+    assert_eq!(find(&mut worker, 0, 1), 0, "the one before, and then this");
+    worker.resize(0, resize.expect("another size"));
+}

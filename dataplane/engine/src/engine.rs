@@ -426,9 +426,9 @@ impl Engine {
         (slot != NONE).then_some(slot)
     }
 
-    /// Tells the policies of cached tables of what the last turn has found. A driver that has handed out the turn's answers does it, or
-    /// else the next turn, before anything else. Returns whether there was something, of which a policy may be told for as long as a
-    /// micro-batch takes.
+    /// Tells the policies of cached tables of what the last turn has found. A driver does it when that turn's answers have gone, and reads
+    /// the clock for the next turn after that; or else the next turn does it, and its micro-batch seems to take as much longer. Returns
+    /// whether there was something, which may take as long as a micro-batch.
     pub fn touch_hits(&mut self) -> bool {
         self.cached.worker.touch_hits()
     }

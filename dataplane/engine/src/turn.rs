@@ -177,9 +177,10 @@ impl Engine {
         let slot = &mut self.slots[index as usize];
         let (conn, pooling) = (slot.conn, slot.stage == Stage::Pooling);
         let schema = bound(&self.connections, slot);
-        debug_assert_eq!(self.cached.worker.untouched(), 0, "its turn is over");
         // What a connection owes delays its next turn, and does not make this one small.
         let budget = self.budget;
+        // As in `pass`: the cache's turn of what was found before is over.
+        self.cached.worker.touch_hits();
         let mut work = Work {
             now_ns,
             index,

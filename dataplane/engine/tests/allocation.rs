@@ -159,7 +159,7 @@ fn allocate_nothing(slots: u32, asked_least: u64) {
     });
     let mut moves = [resident.into(), cached.collect::<Vec<Home>>()].into_iter();
     let mut moved: Vec<Vec<Home>> = Vec::with_capacity(2);
-    let mut records = 0;
+    let (mut records, mut untouched) = (0, 0);
     let counted = allocation_counter::measure(|| {
         for frames in frames.chunks(2) {
             for (slot, frame) in (0..).zip(frames) {
@@ -185,12 +185,14 @@ fn allocate_nothing(slots: u32, asked_least: u64) {
                 in_progress = false;
                 for (engine, memory) in engines.iter_mut().zip(&mut memories) {
                     in_progress |= engine.turn(0, memory) != Turn::Idle;
+                    untouched = engine.cache().untouched().max(untouched);
                     records += core::iter::from_fn(|| engine.poll_completion()).count();
                 }
             }
         }
     });
     assert_eq!(records, 2 * frames.len());
+    assert_eq!(untouched > 0, slots > 1 << 16, "{untouched} were put off");
     assert!(moved.len() == 2 && engines[0].cache().is_cached(0));
     for engine in &engines {
         let asked = engine.cache().fetch_counters().asked;

@@ -153,8 +153,12 @@ impl<P: ServerPort> Worker<P> {
             self.announce(None);
             events += 1;
         }
+        // The last turn's answers have gone with the first poll.
+        let has_touched = self.engine.touch_hits();
         let wanted = !self.engine.is_idle() || self.spins % CLOCK_EVERY == CLOCK_EVERY - 1;
         let now_ns = match read_ns {
+            // That took time, and is not this turn's.
+            _ if has_touched => clock(),
             Some(now_ns) => now_ns,
             None if wanted => clock(),
             // An idle engine asks nobody for the time.
@@ -168,10 +172,7 @@ impl<P: ServerPort> Worker<P> {
             let ended_ns = clock();
             self.announce(Some(ended_ns - now_ns));
             // The next pass begins now.
-            self.ended_ns = Some(match self.engine.touch_hits() {
-                true => clock(),
-                false => ended_ns,
-            });
+            self.ended_ns = Some(ended_ns);
         }
         self.figures
             .publish(now_ns, &self.engine, &mut self.published);

@@ -39,7 +39,8 @@ impl Worker {
         (found, parker)
     }
 
-    /// Whether a table's policy is told later of so many rows that are looked up next. If not, it is told first of those before.
+    /// Whether a table's policy is told later of so many rows that are looked up next. Those before are told of first where it is not, or
+    /// where they have taken the room.
     fn tells_later(&mut self, table: usize, rows: usize) -> bool {
         let is_slow = self.cached(table).is_touched_slowly();
         let is_behind = !is_slow && self.later.has(table);
