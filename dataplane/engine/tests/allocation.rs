@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::shelf::{FETCH, Fate, SLOTS, engines_with_room};
+use common::shelf::{FETCH, Fate, SLOTS, engines_and_shares};
 use common::{
     Carry, HeapMemory, INLINE, LIMITS, Model, REGION, SOURCE, TARGET, attach, engine, frame, lookup,
 };
@@ -123,7 +123,7 @@ fn workers_with_cached_tables_allocate_nothing() {
 /// Two workers with so many slots for rows of each table, who ask each other for more rows than these.
 fn allocate_nothing(slots: u32, asked_least: u64) {
     let model = Model::mixed();
-    let (mut engines, shares) = engines_with_room(
+    let (mut engines, shares) = engines_and_shares(
         &model,
         LIMITS,
         FETCH,

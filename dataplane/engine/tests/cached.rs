@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::shelf::{FETCH, Fate, engine_that, engine_with, engines_and_shares, engines_with_room};
+use common::shelf::{FETCH, Fate, SLOTS, engine_that, engine_with, engines_and_shares};
 use common::{
     Carry, HeapMemory, LIMITS, Model, REGION, Remote, answer, frame, lookup, memory_for, run,
     statuses,
@@ -325,7 +325,7 @@ fn hits_of_a_large_table_are_touched_when_their_answer_has_gone() {
     // The first table alone, whose meta words are more than stay in a core's cache.
     let (step, fate, room) = (model.tables.tables().len(), |_| Fate::Comes, (1, 1 << 17));
     let (mut engines, _) =
-        engines_with_room(&model, LIMITS, FETCH, step, fate, OnFailure::Error, room);
+        engines_and_shares(&model, LIMITS, FETCH, step, fate, OnFailure::Error, room);
     let mut engine = engines.remove(0);
     let mut memory = memory_for(&model, 4, vec![]);
     let mut answered = |engine: &mut Engine| {
@@ -470,7 +470,7 @@ fn tables_that_change_their_place_give_the_oracles_bytes() {
         1,
         |_| Fate::Comes,
         OnFailure::Error,
-        1,
+        (1, SLOTS),
     );
     let engine = &mut engines[0];
     let count = model.tables.tables().len();

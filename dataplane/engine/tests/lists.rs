@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::shelf::{FETCH, Fate, engines_and_shares};
+use common::shelf::{FETCH, Fate, SLOTS, engines_and_shares};
 use common::{HeapMemory, LIMITS, Model, memory_for};
 use rowmill_cache::{OnFailure, Shares, WarmRows};
 use rowmill_engine::{Engine, Home, Turn};
@@ -22,7 +22,7 @@ fn list(table: usize) -> WarmRows {
 fn engine(model: &Model) -> (Engine, Shares) {
     let all = OnFailure::Error;
     let comes = |_| Fate::Comes;
-    let (mut engines, shares) = engines_and_shares(model, LIMITS, FETCH, 1, comes, all, 1);
+    let (mut engines, shares) = engines_and_shares(model, LIMITS, FETCH, 1, comes, all, (1, SLOTS));
     (engines.remove(0), shares)
 }
 

@@ -126,25 +126,12 @@ pub(crate) fn engines_with(
     on_failure: OnFailure,
     workers: usize,
 ) -> Vec<Engine> {
-    engines_and_shares(model, limits, fetch, step, fate, on_failure, workers).0
-}
-
-/// The same, and what makes their tables anew.
-pub(crate) fn engines_and_shares(
-    model: &Model,
-    limits: Limits,
-    fetch: fetch::Limits,
-    step: usize,
-    fate: fn(Wanted) -> Fate,
-    on_failure: OnFailure,
-    workers: usize,
-) -> (Vec<Engine>, Shares) {
     let room = (workers, SLOTS);
-    engines_with_room(model, limits, fetch, step, fate, on_failure, room)
+    engines_and_shares(model, limits, fetch, step, fate, on_failure, room).0
 }
 
-/// The same. How many workers there are, and how many slots each of them has for rows of each cached table.
-pub(crate) fn engines_with_room(
+/// The same, and what makes their tables anew. How many workers there are, and how many slots each of them has for rows of each cached table.
+pub(crate) fn engines_and_shares(
     model: &Model,
     limits: Limits,
     fetch: fetch::Limits,
