@@ -3,9 +3,10 @@
 //! Two clients offer the same load, a part of what the second's requests that miss can be done at. The first asks for rows that are in the
 //! cache. The second does, too, or a part of its rows was never asked for before: then a tenth of all rows that are asked for miss.
 //! What is told is the 99th percentile of the first's requests with the misses, beside what it is without them, of those rounds in which
-//! the machine was most its own: from when they were due, and of that the worker's part, from receipt to end. And beside what it is where
-//! nobody misses anything and this process reads as many pages of the same file:
-//! a disk's interrupts come to some CPU whoever it is that reads, and cost those who use it.
+//! the machine was most its own. It counts from when they were due; from when the client came to send them, which is later where something
+//! else had its CPU; and the worker's part, from receipt to end. And beside what it is where nobody misses anything and this process reads
+//! as many pages of the same file: a disk's interrupts come to some CPU whoever it is that reads, and cost those who use it. Where the
+//! client shares a machine with the service that is the client's, as it never is where clients are elsewhere.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -171,6 +172,10 @@ impl Requests {
 struct Round {
     p50: f64,
     p99: f64,
+    /// From when the client came to send them.
+    sent_p99: f64,
+    /// How late the client came.
+    late_p99: f64,
     /// Of the first client's requests from receipt to end, which the worker takes.
     service_p99: f64,
     others_p99: f64,
@@ -186,9 +191,19 @@ struct Side {
     batches: Vec<Batch>,
     due: Vec<Duration>,
     next: usize,
-    in_flight: HashMap<Ticket, Instant>,
+    /// When it first tried to send the next.
+    tried: Option<Instant>,
+    in_flight: HashMap<Ticket, Asked>,
     times: Histogram<u64>,
+    sent: Histogram<u64>,
+    late: Histogram<u64>,
     service: Histogram<u64>,
+}
+
+/// When a request was due, and when the client first tried to send it: that the connection had no room for it then is the service's doing.
+struct Asked {
+    due: Instant,
+    tried: Instant,
 }
 
 impl Side {
@@ -198,8 +213,11 @@ impl Side {
             batches: Vec::new(),
             due: Vec::new(),
             next: 0,
+            tried: None,
             in_flight: HashMap::with_capacity(DEPTH),
             times: histogram(),
+            sent: histogram(),
+            late: histogram(),
             service: histogram(),
         }
     }
@@ -218,7 +236,8 @@ impl Side {
             self.due.push(Duration::from_secs_f64(at));
         }
         self.next = 0;
-        self.times.clear();
+        let times = [&mut self.times, &mut self.sent, &mut self.late];
+        times.into_iter().for_each(Histogram::clear);
         self.service.clear();
         Ok(())
     }
@@ -227,23 +246,26 @@ impl Side {
         self.next == self.due.len() && self.in_flight.is_empty()
     }
 
-    /// Sends what is due, as far as the connection takes it, and takes answers. Times count from when requests were due.
+    /// Sends what is due, as far as the connection takes it, and takes answers.
     fn go_on(&mut self, began: Instant) -> Result<()> {
         while self.next < self.due.len() && self.due[self.next] <= began.elapsed() {
+            let tried = *self.tried.get_or_insert_with(Instant::now);
             let sent = self.driver.try_submit_batch(&self.batches[self.next])?;
             let Some(ticket) = sent else {
                 break;
             };
-            self.in_flight.insert(ticket, began + self.due[self.next]);
+            self.tried = None;
+            let due = began + self.due[self.next];
+            record(&mut self.late, tried - due);
+            self.in_flight.insert(ticket, Asked { due, tried });
             self.next += 1;
         }
         while let Some(answer) = self.driver.session.poll()? {
             answer.outcome?;
-            let due = self.in_flight.remove(&answer.ticket);
-            record(
-                &mut self.times,
-                due.context("an answer to a request of ours")?.elapsed(),
-            );
+            let asked = self.in_flight.remove(&answer.ticket);
+            let asked = asked.context("an answer to a request of ours")?;
+            record(&mut self.times, asked.due.elapsed());
+            record(&mut self.sent, asked.tried.elapsed());
             self.service.saturating_record(answer.service_ns);
             self.driver.idle.push(answer.target);
         }
@@ -356,9 +378,11 @@ fn measure(scene: &mut Scene, reporter: &mut Reporter, case: &str, rate: f64) ->
     };
     let plain =
         |case: &str, metric, value, unit| Measurement::plain("cache", case, metric, value, unit);
-    let quantiles: [(_, Figure); 3] = [
+    let quantiles: [(_, Figure); 5] = [
         ("latency_p50", |r| r.p50),
         ("latency_p99", |r| r.p99),
+        ("sent_p99", |r| r.sent_p99),
+        ("late_p99", |r| r.late_p99),
         ("service_p99", |r| r.service_p99),
     ];
     for (metric, what) in quantiles {
@@ -402,11 +426,14 @@ impl Scene {
             std::hint::spin_loop();
         }
         let after = counted(&self.service)?;
-        let [p50, p99] = [0.5, 0.99].map(|q| quantile_us(&self.sides[0].times, q));
+        let first = &self.sides[0];
+        let [p50, p99] = [0.5, 0.99].map(|q| quantile_us(&first.times, q));
         Ok(Round {
             p50,
             p99,
-            service_p99: quantile_us(&self.sides[0].service, 0.99),
+            sent_p99: quantile_us(&first.sent, 0.99),
+            late_p99: quantile_us(&first.late, 0.99),
+            service_p99: quantile_us(&first.service, 0.99),
             others_p99: quantile_us(&self.sides[1].times, 0.99),
             missed: 1.0 - (after.1 - before.1) as f64 / (after.0 - before.0) as f64,
         })
