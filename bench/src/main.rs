@@ -40,7 +40,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use clap::{Parser, ValueEnum};
 use regex::Regex;
 
@@ -170,6 +170,18 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<ExitCode> {
+    let (is_cache, is_demo) = (
+        matches!(cli.suite, Suite::Cache),
+        matches!(cli.suite, Suite::Demo),
+    );
+    ensure!(
+        cli.trace.is_none() || is_cache || is_demo,
+        "--trace is of cache and demo: this suite replays none; leave it out"
+    );
+    ensure!(
+        is_cache || (cli.rows.is_none() && cli.policy.is_none()),
+        "--rows and --policy are of cache: leave them out"
+    );
     let mut reporter = Reporter::new(cli.json, cli.case);
     let default_rounds = if cli.full { 15 } else { 9 };
     let extent = rdma::Extent {

@@ -1,6 +1,7 @@
 //! Reading parts of files by io_uring.
 
 use std::collections::BTreeMap;
+use std::error::Error as _;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -195,6 +196,11 @@ fn what_cannot_be_read_is_refused() {
     ] {
         let error = DirectFile::open(path, PageCache::Allow).unwrap_err();
         assert!(matches!(error, ArenaError::File { .. }), "{error}");
+    }
+    for path in [folder.path(), &fifo] {
+        let error = DirectFile::open(path, PageCache::Refuse).unwrap_err();
+        let why = error.source().expect("it says why").to_string();
+        assert!(why.contains("no regular file"), "{why}");
     }
 }
 

@@ -279,7 +279,7 @@ impl CachePlan {
         self.cache.warm_file.is_some()
     }
 
-    /// Bytes for the list of warm rows, and for the file that it becomes.
+    /// Bytes for the list of warm rows, for the file that it becomes, and for those of a start's list that found no slot.
     fn warm_bytes(&self) -> u64 {
         if !self.keeps_warm_rows() {
             return 0;
@@ -288,7 +288,7 @@ impl CachePlan {
             .listed()
             .map(|(_, listed)| u64::from(listed.shape.slots()));
         let rows: u64 = slots.sum();
-        rows.min(ROWS_MAX as u64) * 2 * size_of::<u32>() as u64
+        rows.min(ROWS_MAX as u64) * 3 * size_of::<u32>() as u64
     }
 
     /// What was chosen of each listed table, and of what workers have for them.
@@ -551,6 +551,7 @@ impl CachePlan {
                     reads,
                     failures,
                     is_starved: AtomicBool::new(false),
+                    is_failing: AtomicBool::new(false),
                 })
             })
         };

@@ -347,6 +347,8 @@ pub struct FileView {
     pub failures: Vec<Arc<FileFailures>>,
     /// Whether rows of it wait in vain for reads that other tables' rows hold.
     pub is_starved: AtomicBool,
+    /// Whether it has lately not given some row that it was asked for, of the newest generation, while it may give others.
+    pub is_failing: AtomicBool,
 }
 
 /// What is counted of a file, with its name in metrics.
@@ -381,7 +383,8 @@ impl FileView {
 
     /// How it is, in a word.
     fn state(&self) -> &'static str {
-        let is_failing = self.failures.iter().any(|side| side.is_failing());
+        let gives_none = self.failures.iter().any(|side| side.is_failing());
+        let is_failing = gives_none || self.is_failing.load(Relaxed);
         match (self.bypassing(), is_failing) {
             (0, false) if self.is_starved.load(Relaxed) => "starved",
             (0, false) => "read",

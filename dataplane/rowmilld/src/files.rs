@@ -15,13 +15,15 @@ use rowmill_cache::figures::Count;
 use rowmill_cache::tier::{Failures, FileFailures};
 use rowmill_engine::Side;
 
-use crate::cache_view::{CacheView, FileView, TableView};
+use crate::cache_view::{CacheView, TableView};
 use crate::tiers::NAMES;
 
 /// From one look to the next.
 const EVERY: Duration = Duration::from_secs(1);
 /// Looks without a row that could not be read, until it counts as well again what only rows tell of.
 const CALM: u32 = 60;
+/// Looks for which a file that did not give a row is shown as failing, though it has given others since.
+const LATELY: u32 = 3;
 
 /// How a file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,14 +162,31 @@ impl Watched {
         Some(state)
     }
 
-    /// Shows whether its rows starve.
+    /// Shows whether its rows starve, and whether it has not given some lately.
     fn show_in(&self, cache: &CacheView) {
-        let table = own_table(&self.own, cache);
-        let own = |file: &&FileView| file.tier == NAMES[0];
-        let of_newest = table.filter(|table| table.newest_side() == self.side);
-        if let Some(file) = of_newest.and_then(|table| table.files.iter().find(own)) {
+        let tier = match self.own.role {
+            Role::Only | Role::Copied => NAMES[0],
+            Role::Copy => NAMES[1],
+        };
+        let mut tables = cache.tables.iter();
+        let own = tables.find(|table| table.name == self.own.table);
+        let of_newest = own.filter(|table| table.newest_side() == self.side);
+        let Some(table) = of_newest else {
+            return;
+        };
+        if table.store().is_none() {
+            // Its rows come from memory: nothing would tell that it is well again.
+            self.own.failures.forget();
+        }
+        if let Some(file) = table.files.iter().find(|file| file.tier == tier) {
             let is_starved = self.state == State::Starved;
             file.is_starved.store(is_starved, Relaxed);
+            let has_failed = matches!(
+                self.state,
+                State::Cut | State::Damaged | State::Unreadable | State::Late
+            );
+            let is_failing = has_failed && self.calm < LATELY && table.store().is_some();
+            file.is_failing.store(is_failing, Relaxed);
         }
     }
 
@@ -395,7 +414,8 @@ mod tests {
     use core::sync::atomic::AtomicBool;
     use std::fs;
 
-    use rowmill_cache::store::Shape;
+    use rowmill_arena::HugePages;
+    use rowmill_cache::store::{Epochs, Shape, Store, Tags};
     use rowmill_cache::tier::TierError;
     use serde_json::Value;
 
@@ -560,12 +580,37 @@ mod tests {
         );
         let cache = shown(&["a", "b"]);
         files.iter().for_each(|file| file.show_in(&cache));
-        assert_eq!(states(&cache), ["starved", "read"]);
+        assert_eq!(states(&cache), ["starved", "failing"]);
         let [mut file, _] = files;
         failures.note(&Err(TierError::Late));
         assert_eq!(file.look_now(starved(7)), Some(State::Late));
         file.show_in(&cache);
-        assert_eq!(states(&cache), ["read", "read"]);
+        assert_eq!(states(&cache), ["failing", "failing"]);
+    }
+
+    /// Of a file that was cut off most rows fail, and some come in between.
+    #[test]
+    fn a_file_that_gives_some_rows_and_others_not_is_shown_as_failing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut file, failures) = made(&folder.path().join("a.rows"), Role::Only);
+        let cache = shown(&["a"]);
+        for failure in [TierError::Gone, TierError::Os(5), TierError::Gone] {
+            failures.note(&Err(failure));
+            failures.note(&Ok(&[]));
+            for look in 0..=LATELY {
+                file.look_now(NONE);
+                file.show_in(&cache);
+                let state = if look < LATELY { "failing" } else { "read" };
+                assert_eq!(states(&cache), [state], "at look {look}");
+            }
+        }
+        // What is in memory is not read any more: neither what failed last nor what fails on its way out tells of it.
+        failures.note(&Err(TierError::Late));
+        file.look_now(NONE);
+        cache.tables[0].moved(None, None);
+        file.show_in(&cache);
+        assert_eq!(states(&cache), ["read"]);
+        assert!(!failures.is_failing());
     }
 
     /// Listed tables of these names, each with its own file.
@@ -582,8 +627,16 @@ mod tests {
                 reads: vec![],
                 failures: vec![],
                 is_starved: AtomicBool::new(false),
+                is_failing: AtomicBool::new(false),
             };
-            let (kept, figures) = (Kept::default(), Default::default());
+            let (epochs, _) = Epochs::new(1);
+            let (store, _) =
+                Store::new(shape, 1, 4, &epochs, Tags::detect(), HugePages::Off).unwrap();
+            let kept = Kept {
+                store: Some(store),
+                ..Kept::default()
+            };
+            let figures = Default::default();
             TableView::new(
                 (number, names.len()),
                 (name.into(), 0),

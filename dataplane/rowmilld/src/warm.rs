@@ -11,7 +11,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, ensure};
+use rowmill_cache::store::Store;
 use rowmill_cache::warm::{ROWS_MAX, Warm, WarmTable, is_foreign};
 
 use crate::cache::Part;
@@ -286,11 +287,14 @@ impl Keeper {
     }
 }
 
-/// Lists that a start has found, of tables of which no row has come since: where a table's file is damaged or gone for a while, none can.
+/// What a start has found, and could not load.
 #[derive(Debug, Default)]
 struct Awaited {
     generation: String,
+    /// Lists of tables of which no row has come since: where a table's file is damaged or gone for a while, none can.
     tables: Option<Vec<WarmTable>>,
+    /// Of other tables the rows that found no empty slot, since rows fall into other sets at each start, or could not be read.
+    left: Vec<WarmTable>,
 }
 
 impl Awaited {
@@ -298,6 +302,12 @@ impl Awaited {
     fn of(&self, table: &str) -> Option<&WarmTable> {
         let mut lists = self.tables.iter().flatten();
         lists.find(|list| list.name == table)
+    }
+
+    /// Rows of a table that were hot before this start and are not there now: a cache with room for more is not full of others yet.
+    fn not_there(&self, table: &str, store: &Store) -> Vec<u32> {
+        let left = self.left.iter().find(|list| list.name == table);
+        left.map_or_else(Vec::new, |list| store.lacking(&list.rows).1)
     }
 
     /// Looks which tables wait for theirs now: once what was found is loaded as far as it can be, and then of those again.
@@ -314,16 +324,36 @@ impl Awaited {
         };
         if self.tables.is_none() {
             self.generation = generation.into();
+            let found = found();
+            for list in found.iter().filter(|list| !is_empty(list)) {
+                let table = cache.tables.iter().find(|table| table.name == list.name);
+                if let Some((table, store)) = table.and_then(|table| Some((table, table.store()?)))
+                {
+                    let mut rows = store.lacking(&list.rows).1;
+                    rows.retain(|&row| u64::from(row) < table.rows());
+                    rows.truncate(table.share().shape.slots() as usize);
+                    rows.shrink_to_fit();
+                    let name = list.name.clone();
+                    self.left.push(WarmTable { name, rows });
+                }
+            }
+            self.tables = Some(found);
         }
-        let tables = self.tables.get_or_insert_with(found);
         let is_same = self.generation == generation;
-        tables.retain(|list| is_same && !list.rows.is_empty() && is_empty(list));
+        if !is_same {
+            self.left.clear();
+        }
+        let tables = self.tables.iter_mut();
+        tables.for_each(|tables| {
+            tables.retain(|list| is_same && !list.rows.is_empty() && is_empty(list));
+        });
     }
 }
 
 /// Writes what is there now, unless the file tells of more: while its rows are being loaded it stays, and what a start found, of whatever
 /// generation, until there are rows; and of each table of its generation what it had, until there are some. What is not this process's file yet
-/// is made that before.
+/// is made that before. Behind the rows that are there come those of what a start found for which there was no slot, as long as there would be
+/// one by now: a cache that is started again and again and not asked for anything forgets none. What somebody put in the file's place stays.
 fn write(
     view: &WarmView,
     generation: &str,
@@ -348,7 +378,15 @@ fn write(
             }
             (None, Some(store)) => match awaited.of(&table.name) {
                 Some(list) => list.rows[..most.min(list.rows.len())].to_vec(),
-                None => store.hot(most),
+                None => {
+                    let mut rows = store.hot(most);
+                    let room = most - rows.len();
+                    if room > 0 {
+                        let others = awaited.not_there(&table.name, &store);
+                        rows.extend(others.into_iter().take(room));
+                    }
+                    rows
+                }
             },
             (None, None) => return None,
         };
@@ -372,9 +410,14 @@ fn write(
         Some(_) => Ok(()),
         None => Claim::take(view.path()).map(|taken| *claim = Some(taken)),
     };
-    let outcome = claimed
-        .map_err(anyhow::Error::from)
-        .and_then(|()| Ok(warm.write(view.path())?));
+    let outcome = claimed.map_err(anyhow::Error::from).and_then(|()| {
+        ensure!(
+            !is_foreign(view.path()),
+            "{} is no list of warm rows any more, and is left as it is: move it away",
+            view.path().display()
+        );
+        Ok(warm.write(view.path())?)
+    });
     let is_news = view.note(outcome.is_ok().then_some(rows as u64));
     match outcome {
         Ok(()) if is_news => tracing::info!("{} is written again", view.path().display()),
@@ -388,7 +431,7 @@ fn write(
 #[cfg(test)]
 mod tests {
     use rowmill_arena::HugePages;
-    use rowmill_cache::store::{Epochs, Shape, Store, Tags};
+    use rowmill_cache::store::{Epochs, Held, Shape, Tags};
 
     use rowmill_cache::WarmRows;
 
@@ -484,5 +527,65 @@ mod tests {
         assert_eq!(written()[1].1, [7]);
         cache.switch(rowmill_engine::Side::B);
         assert_eq!(write_as("n"), []);
+    }
+
+    /// As at a start that finds no slot for all that was listed.
+    #[test]
+    fn rows_that_found_no_slot_stay_listed_as_long_as_there_is_room_for_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let (epochs, _) = Epochs::new(1);
+        let shape = Shape::new(512, 1, 4, 4).unwrap();
+        let (store, mut writers) =
+            Store::new(shape, 1, 4, &epochs, Tags::detect(), HugePages::Off).unwrap();
+        let kept = cache_view::Kept {
+            rows: 100,
+            rows_bytes: 400,
+            store: Some(store),
+            resident: None,
+        };
+        let share = Share {
+            shape,
+            wanted: None,
+            most: shape,
+        };
+        let about = ((3, 5), ("a".into(), 0));
+        let table = TableView::new(about.0, about.1, kept, share, Default::default(), vec![]);
+        let cache = CacheView {
+            arena_bytes: 0,
+            tiers: vec![],
+            tables: vec![table],
+        };
+        let mut comes = |row: u32, class: u16| {
+            let slot = writers[0]
+                .candidates(row)
+                .find(|slot| slot.held == Held::Nothing);
+            let (ticket, _) = writers[0].begin(row, slot.unwrap().slot).unwrap();
+            writers[0].publish(ticket, &[0; 4], class << 12);
+        };
+        let path = folder.path().join("warm");
+        let rows = vec![99, 5, 100, 7];
+        let tables = vec![WarmTable {
+            name: "a".into(),
+            rows,
+        }];
+        let generation = "m".into();
+        Warm { generation, tables }.write(&path).unwrap();
+        let view = WarmView::new(path.clone(), &Arc::from([]), None);
+        let mut awaited = Awaited::default();
+        let mut listed = |generation: &str| {
+            write(&view, generation, &cache, &mut awaited, &mut None);
+            Warm::read(&path).unwrap().unwrap().tables.remove(0).rows
+        };
+        comes(5, 3);
+        assert_eq!(listed("m"), [5, 99, 7], "the table has no row 100");
+        // What is wanted now is before them, and what has come is told once.
+        comes(8, 0);
+        comes(99, 1);
+        assert_eq!(listed("m"), [5, 99, 8, 7]);
+        (9..90).for_each(|row| comes(row, 0));
+        assert_eq!(listed("m").last(), Some(&7));
+        // Another generation's rows have other numbers.
+        assert!(!listed("n").contains(&7));
+        assert!(!listed("m").contains(&7), "they are forgotten");
     }
 }

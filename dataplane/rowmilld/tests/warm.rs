@@ -6,6 +6,7 @@ mod looking;
 #[path = "support/program.rs"]
 mod support;
 
+use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -66,6 +67,54 @@ fn rows_are_there_again_after_the_end_and_after_a_kill() {
     let hits = look_up(&place, address, &all);
     assert!(hits > 420, "{hits} of 450 after a kill");
     drop(running);
+}
+
+/// Rows fall into other sets at each start, and some of a full cache's find no slot.
+#[test]
+fn a_list_stays_whole_however_often_nobody_asks_for_anything() {
+    let place = Place::new();
+    let file = place.path("warm");
+    let config = configure(&place, "", &file);
+    let (mut running, address) = ready(&config);
+    look_up(&place, address, &(0..1000).collect::<Vec<u32>>());
+    running.signal(Signal::TERM);
+    assert_eq!(running.code(), Some(0));
+    let listed = || {
+        let mut rows = Warm::read(&file).unwrap().unwrap().tables.remove(0).rows;
+        rows.sort_unstable();
+        rows
+    };
+    let before = listed();
+    assert!(before.len() > 550, "{} of 600", before.len());
+    for start in 0..4 {
+        let (mut running, address) = ready(&config);
+        wait_until(address, "list written again", |status| {
+            status["warm"]["loading"] == false && status["warm"]["written"].as_u64() > Some(1)
+        });
+        running.signal(Signal::KILL);
+        assert_eq!(running.code(), None);
+        assert_eq!(listed(), before, "after start {start}");
+    }
+}
+
+#[test]
+fn what_is_put_in_a_lists_place_is_left_as_it_is() {
+    let place = Place::new();
+    let file = place.path("warm");
+    let config = configure(&place, "", &file);
+    let (mut running, address) = ready(&config);
+    look_up(&place, address, &[1, 2, 3]);
+    let is_failing = |is: bool| move |status: &Value| status["warm"]["failing"] == is;
+    wait_until(address, "list", |status| {
+        status["warm"]["written"].as_u64() > Some(0)
+    });
+    fs::write(&file, "somebody's").unwrap();
+    running.wait_for("is no list of warm rows any more, and is left as it is: move it away");
+    wait_until(address, "failure", is_failing(true));
+    assert_eq!(fs::read(&file).unwrap(), b"somebody's");
+    fs::rename(&file, place.path("moved")).unwrap();
+    wait_until(address, "list again", is_failing(false));
+    assert!(Warm::read(&file).unwrap().is_some());
 }
 
 #[test]

@@ -141,13 +141,19 @@ impl AsFd for DirectFile {
 fn open_with(path: &Path, flags: OFlags, page: &mut [u8]) -> io::Result<File> {
     // Opening a pipe would wait for a writer, so it is told not to. Afterwards it has to be told otherwise, since
     // io_uring takes that flag to mean that a read which would have to wait is to fail.
-    let file = OpenOptions::new()
+    let opened = OpenOptions::new()
         .read(true)
         .custom_flags((flags | OFlags::NONBLOCK).bits() as i32)
-        .open(path)?;
-    if !file.metadata()?.is_file() {
+        .open(path);
+    // Of a folder or a pipe the kernel says what it says where there is no O_DIRECT.
+    let about = match &opened {
+        Ok(file) => file.metadata(),
+        Err(_) => path.metadata(),
+    };
+    if about.is_ok_and(|about| !about.is_file()) {
         return Err(io::Error::other("it is no regular file"));
     }
+    let file = opened?;
     fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
     file.read_at(page, 0)?;
     Ok(file)
