@@ -287,13 +287,14 @@ impl Keeper {
     }
 }
 
-/// What a start has found, and could not load.
+/// What a start has found and not loaded.
 #[derive(Debug, Default)]
 struct Awaited {
     generation: String,
     /// Lists of tables of which no row has come since: where a table's file is damaged or gone for a while, none can.
     tables: Option<Vec<WarmTable>>,
-    /// Of other tables the rows that found no empty slot, since rows fall into other sets at each start, or could not be read.
+    /// Of tables of which some have come the others: those that could not be read, or found no slot, since rows fall into other sets at each
+    /// start.
     left: Vec<WarmTable>,
 }
 
@@ -324,36 +325,33 @@ impl Awaited {
         };
         if self.tables.is_none() {
             self.generation = generation.into();
-            let found = found();
-            for list in found.iter().filter(|list| !is_empty(list)) {
-                let table = cache.tables.iter().find(|table| table.name == list.name);
-                if let Some((table, store)) = table.and_then(|table| Some((table, table.store()?)))
-                {
-                    let mut rows = store.lacking(&list.rows).1;
-                    rows.retain(|&row| u64::from(row) < table.rows());
-                    rows.truncate(table.share().shape.slots() as usize);
-                    rows.shrink_to_fit();
-                    let name = list.name.clone();
-                    self.left.push(WarmTable { name, rows });
-                }
-            }
-            self.tables = Some(found);
+            self.tables = Some(found());
         }
-        let is_same = self.generation == generation;
-        if !is_same {
+        if self.generation != generation {
+            self.tables = Some(Vec::new());
             self.left.clear();
         }
         let tables = self.tables.iter_mut();
-        tables.for_each(|tables| {
-            tables.retain(|list| is_same && !list.rows.is_empty() && is_empty(list));
-        });
+        let begun = tables.flat_map(|tables| tables.extract_if(.., |list| !is_empty(list)));
+        for WarmTable { name, rows } in begun {
+            let mut tables = cache.tables.iter();
+            let table = tables.find(|table| table.name == name);
+            let store = table.and_then(|table| Some((table, table.store()?)));
+            if let Some((table, store)) = store {
+                let mut rows = store.lacking(&rows).1;
+                rows.retain(|&row| u64::from(row) < table.rows());
+                rows.truncate(table.share().shape.slots() as usize);
+                rows.shrink_to_fit();
+                self.left.push(WarmTable { name, rows });
+            }
+        }
     }
 }
 
 /// Writes what is there now, unless the file tells of more: while its rows are being loaded it stays, and what a start found, of whatever
-/// generation, until there are rows; and of each table of its generation what it had, until there are some. What is not this process's file yet
-/// is made that before. Behind the rows that are there come those of what a start found for which there was no slot, as long as there would be
-/// one by now: a cache that is started again and again and not asked for anything forgets none. What somebody put in the file's place stays.
+/// generation, until there are rows. Behind the rows of a table that are there come those that a start found listed and that are not, as long
+/// as the cache has room for more: a service that is started again and again and not asked for anything forgets none. What is not this
+/// process's file yet is made that before, and what somebody put in its place stays.
 fn write(
     view: &WarmView,
     generation: &str,
@@ -514,7 +512,7 @@ mod tests {
         let slot = writer.candidates(8).next().unwrap().slot;
         let (ticket, _) = writer.begin(8, slot).unwrap();
         writer.publish(ticket, &[0; 4], 0);
-        assert_eq!(written()[0].1, [8]);
+        assert_eq!(written()[0].1, [8, 5, 99]);
         // It becomes cached again: the list stays until all have loaded it.
         let loading = cache.tables[1].to_load().unwrap();
         cache.tables[1].moved(Some(other), None);
