@@ -7,6 +7,8 @@
 //! else had its CPU; and the worker's part, from receipt to end. And beside what it is where nobody misses anything and this process reads
 //! as many pages of the same file: a disk's interrupts come to some CPU whoever it is that reads, and cost those who use it. Where the
 //! client shares a machine with the service that is the client's, as it never is where clients are elsewhere.
+//!
+//! All of it a second time with the table on a disk in memory: what is left there is the service's own.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,6 +24,7 @@ use rowmill_table::{Generation, PAGE_BYTES};
 
 use crate::driver::{Driver, histogram, median, pin_beside, quantile_us, record};
 use crate::machine;
+use crate::memory_disk::MemoryDisk;
 use crate::model::Model;
 use crate::report::{Measurement, Reporter};
 use crate::service::Service;
@@ -59,6 +62,9 @@ const TRIAL: usize = 500;
 /// Reads in flight at most where this process reads, and those that the kernel is told of at a time: as a worker's.
 const READS: u32 = 128;
 const TOLD: usize = 4;
+/// Bytes of the disk in memory: the table's files, and what a file system takes.
+const DISK_BYTES: u64 = 3 << 30;
+
 /// The case of a load.
 fn case_of(load: f64) -> String {
     format!("port=shm/format=f32/dim=64/misses=0.1/load=open{load}x/requests=hits")
@@ -295,16 +301,35 @@ struct Scene {
 /// # Errors
 /// Where the service can't be started or refuses.
 pub(crate) fn run(reporter: &mut Reporter) -> Result<()> {
-    let loads = LOADS.map(|load| (load, case_of(load)));
-    let wanted = loads.iter().filter(|(_, case)| reporter.wants(case));
-    let wanted: Vec<_> = wanted.collect();
-    if wanted.is_empty() {
+    let wanted = |disk: &str| -> Vec<(f64, String)> {
+        let cases = LOADS.map(|load| (load, case_of(load) + disk));
+        let wanted = cases.into_iter().filter(|(_, case)| reporter.wants(case));
+        wanted.collect()
+    };
+    let (own, in_memory) = (wanted(""), wanted("/disk=memory"));
+    if own.is_empty() && in_memory.is_empty() {
         return Ok(());
     }
     let model = Model::of_rows(ROWS.into(), DIM)?;
-    // A file that was just written is on its way to the disk for seconds, and reads wait.
-    let generation = Generation::open(&model.directory)?;
-    File::open(generation.path(&generation.tables()[0]))?.sync_all()?;
+    if !own.is_empty() {
+        // A file that was just written is on its way to the disk for seconds, and reads wait.
+        let generation = Generation::open(&model.directory)?;
+        File::open(generation.path(&generation.tables()[0]))?.sync_all()?;
+        on_disk(&model, &own, reporter)?;
+    }
+    if !in_memory.is_empty() {
+        match MemoryDisk::new(DISK_BYTES) {
+            Ok(disk) => on_disk(&model.copied_to(disk.path())?, &in_memory, reporter)?,
+            Err(why) => eprintln!(
+                "cache: requests beside misses of a disk in memory are not measured: {why:#}"
+            ),
+        }
+    }
+    Ok(())
+}
+
+/// Cases at these loads, with the table where it lies.
+fn on_disk(model: &Model, wanted: &[(f64, String)], reporter: &mut Reporter) -> Result<()> {
     let extra = format!(
         "[workers]\ncpus = 1\n[cache]\nbudget_ms = 10000\n[[tables]]\nname = \"rows\"\nplacement = \"cached\"\ncache_bytes = {CACHE_BYTES}\n"
     );
@@ -318,7 +343,7 @@ pub(crate) fn run(reporter: &mut Reporter) -> Result<()> {
             random: StdRng::seed_from_u64(1),
             new: 0,
         },
-        reads: Reads::new(&model)?,
+        reads: Reads::new(model)?,
         service,
     };
     let mut times = histogram();

@@ -16,6 +16,7 @@ mod host;
 mod ids;
 mod loadgen;
 mod machine;
+mod memory_disk;
 mod mixed;
 mod model;
 mod null;

@@ -1,5 +1,6 @@
 //! Generated models in the cache folder, made once by `rowmill table generate` and used again.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -102,6 +103,28 @@ impl Model {
                 Generation::open(&directory)?
             }
         };
+        Ok(Model {
+            directory,
+            generation,
+        })
+    }
+
+    /// The same files in another folder, on whatever disk that is, where they are when this returns.
+    ///
+    /// # Errors
+    /// Where they can't be read or written.
+    pub(crate) fn copied_to(&self, folder: &Path) -> Result<Model> {
+        let name = self.directory.file_name();
+        let directory = folder.join(name.context("a generation's folder")?);
+        std::fs::create_dir(&directory)
+            .with_context(|| format!("cannot make {}", directory.display()))?;
+        for entry in std::fs::read_dir(&self.directory)? {
+            let (from, to) = (entry?.path(), &directory);
+            let to = to.join(from.file_name().context("a file's name")?);
+            let copied = std::fs::copy(&from, &to).and_then(|_| File::open(&to)?.sync_all());
+            copied.with_context(|| format!("copying {} to {}", from.display(), to.display()))?;
+        }
+        let generation = Generation::open(&directory)?;
         Ok(Model {
             directory,
             generation,
