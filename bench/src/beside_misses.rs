@@ -8,7 +8,8 @@
 //! as many pages of the same file: a disk's interrupts come to some CPU whoever it is that reads, and cost those who use it. Where the
 //! client shares a machine with the service that is the client's, as it never is where clients are elsewhere.
 //!
-//! All of it a second time with the table on a disk in memory: what is left there is the service's own.
+//! All of it a second time with the table on a disk in memory, which interrupts nobody (see [`crate::memory_disk`]): that is no bound's
+//! case, and tells how much of the first needs a device's interrupts and delays.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,7 +23,7 @@ use rowmill_arena::{DirectFile, DirectReader, FileId, HugePages, PageCache, Read
 use rowmill_client::{Batch, Ticket};
 use rowmill_table::{Generation, PAGE_BYTES};
 
-use crate::driver::{Driver, histogram, median, pin_beside, quantile_us, record};
+use crate::driver::{Driver, first_cpu, histogram, median, pin_beside, quantile_us, record, unpin};
 use crate::machine;
 use crate::memory_disk::MemoryDisk;
 use crate::model::Model;
@@ -315,11 +316,15 @@ pub(crate) fn run(reporter: &mut Reporter) -> Result<()> {
         // A file that was just written is on its way to the disk for seconds, and reads wait.
         let generation = Generation::open(&model.directory)?;
         File::open(generation.path(&generation.tables()[0]))?.sync_all()?;
-        on_disk(&model, &own, reporter)?;
+        on_disk(&model, "1", &own, reporter)?;
     }
     if !in_memory.is_empty() {
-        match MemoryDisk::new(DISK_BYTES) {
-            Ok(disk) => on_disk(&model.copied_to(disk.path())?, &in_memory, reporter)?,
+        let disk = MemoryDisk::new(DISK_BYTES);
+        match disk.and_then(|disk| Ok((model.copied_to(disk.path())?, disk))) {
+            // On the first CPU, where a worker is here that keeps away from a disk's interrupts: this disk has none to keep away from.
+            Ok((copy, _disk)) => {
+                on_disk(&copy, &format!("[{}]", first_cpu()?), &in_memory, reporter)?
+            }
             Err(why) => eprintln!(
                 "cache: requests beside misses of a disk in memory are not measured: {why:#}"
             ),
@@ -328,11 +333,17 @@ pub(crate) fn run(reporter: &mut Reporter) -> Result<()> {
     Ok(())
 }
 
-/// Cases at these loads, with the table where it lies.
-fn on_disk(model: &Model, wanted: &[(f64, String)], reporter: &mut Reporter) -> Result<()> {
+/// Cases at these loads, with the table where it lies and a worker on these CPUs (`workers.cpus`).
+fn on_disk(
+    model: &Model,
+    cpus: &str,
+    wanted: &[(f64, String)],
+    reporter: &mut Reporter,
+) -> Result<()> {
     let extra = format!(
-        "[workers]\ncpus = 1\n[cache]\nbudget_ms = 10000\n[[tables]]\nname = \"rows\"\nplacement = \"cached\"\ncache_bytes = {CACHE_BYTES}\n"
+        "[workers]\ncpus = {cpus}\n[cache]\nbudget_ms = 10000\n[[tables]]\nname = \"rows\"\nplacement = \"cached\"\ncache_bytes = {CACHE_BYTES}\n"
     );
+    unpin()?;
     let service = Service::start(&model.directory, &extra)?;
     pin_beside(&service)?;
     let (schema, _) = model.schema(BAGS);

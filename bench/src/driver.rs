@@ -42,6 +42,13 @@ pub(crate) fn pin_to_first_cpu() -> Result<()> {
     pin_where(|_| true)
 }
 
+/// The first CPU that this process may use.
+pub(crate) fn first_cpu() -> Result<usize> {
+    let allowed = allowed()?;
+    let first = (0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu));
+    first.context("a CPU to run on")
+}
+
 /// Pins this thread to the first CPU it may use where no worker of the service is; anywhere if there is none.
 pub(crate) fn pin_beside(service: &Service) -> Result<()> {
     let status = service.status()?;

@@ -35,6 +35,7 @@ mod tables;
 mod targets;
 mod tier;
 mod torchrec;
+mod warm_start;
 mod workload;
 
 use std::net::IpAddr;
@@ -219,6 +220,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             if cli.trace.is_none() && cli.rows.is_none() && cli.policy.is_none() {
                 tier::run(cli.full, &mut reporter)?;
                 beside_misses::run(&mut reporter)?;
+                warm_start::run(&mut reporter)?;
                 sampling::run(&mut reporter)?;
                 // Last, since it stays on one CPU.
                 cache_hits::run(cli.full, &mut reporter)?;

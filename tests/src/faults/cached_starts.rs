@@ -11,7 +11,7 @@ use super::Verdict;
 use super::cached::{
     Asker, COLD, COLD_ROWS, LEAST_SHARE, MAX_ROWS, PATIENT, figure, is_counted, settings,
 };
-use super::site::{Settings, Site, patience, until};
+use super::site::{Service, Settings, Site, patience, until};
 
 /// How long a program may take to refuse what it can see without reading rows.
 const BOUND: Duration = Duration::from_secs(1);
@@ -233,15 +233,57 @@ pub(super) fn figures(site: &Site) -> Result<Verdict> {
         })
     };
     until(patience(), are_alike).context("rows that come and go are not the same on both pages")?;
-    let fetches = service.ask(b"GET /metrics HTTP/1.1\r\n\r\n")?;
-    ensure!(
-        fetches.contains("rowmill_fetch_seconds_count"),
-        "no times of fetches in:\n{fetches}"
-    );
+    until(patience(), || tier_is_told_of(&service).is_ok())
+        .or_else(|_| tier_is_told_of(&service))?;
     Ok(Verdict::Pass(format!(
         "{hits} hits and {misses} misses of {lookups}; {} rows came, {} left, {} were not let in",
         figure(&service, "admitted")?,
         figure(&service, "evicted")?,
         figure(&service, "not_admitted")?
     )))
+}
+
+/// The metrics tell of the arena's share of a cached table, and of the file behind it, all of whose rows come.
+fn tier_is_told_of(service: &Service) -> Result<()> {
+    let metrics = service.ask(b"GET /metrics HTTP/1.1\r\n\r\n")?;
+    // The sum of what has this name, whatever its labels say.
+    let value = |name: &str| -> Result<u64> {
+        let lines = metrics.lines().filter_map(|line| line.strip_prefix(name));
+        let values = lines.filter_map(|rest| rest.strip_prefix('{')?.split_once("} "));
+        let values: Vec<&str> = values.map(|(_, value)| value).collect();
+        ensure!(!values.is_empty(), "no `{name}` in:\n{metrics}");
+        let value: f64 = values
+            .iter()
+            .map(|value| value.parse::<f64>())
+            .sum::<Result<_, _>>()?;
+        Ok(value as u64)
+    };
+    let [bytes, room, held] = ["share_bytes", "share_rows", "held_rows"]
+        .map(|name| value(&format!("rowmill_cache_{name}")));
+    let (bytes, room, held) = (bytes?, room?, held?);
+    ensure!(
+        bytes > 0 && (1..=room).contains(&held),
+        "{held} rows in {bytes} bytes with room for {room}"
+    );
+    let tier = |name: &str| value(&format!("rowmill_tier_{name}_total"));
+    let (fetched, arrived) = (tier("fetched")?, tier("arrived")?);
+    let times = value("rowmill_fetch_seconds_count")?;
+    ensure!(
+        fetched >= held && arrived == fetched && times == arrived,
+        "{arrived} rows came of {fetched} that were asked for, with {times} times, and {held} are held"
+    );
+    for name in ["late", "corrupt", "gone", "failed"] {
+        let count = tier(name)?;
+        ensure!(
+            count == 0,
+            "{count} rows `{name}` of a file that is as it was"
+        );
+    }
+    let (reads, bytes) = (tier("reads")?, tier("read_bytes")?);
+    // Whole pages are read, and rows that lie beside one another come together.
+    ensure!(
+        reads >= 1 && reads <= fetched && bytes >= 4096 * reads,
+        "{reads} reads of {bytes} bytes for {fetched} rows"
+    );
+    Ok(())
 }
