@@ -23,7 +23,7 @@ use rowmill_arena::{DirectFile, DirectReader, FileId, HugePages, PageCache, Read
 use rowmill_client::{Batch, Ticket};
 use rowmill_table::{Generation, PAGE_BYTES};
 
-use crate::driver::{Driver, first_cpu, histogram, median, pin_beside, quantile_us, record, unpin};
+use crate::driver::{Driver, first_cpu, histogram, median, pin_beside, quantile_us, record};
 use crate::machine;
 use crate::memory_disk::MemoryDisk;
 use crate::model::Model;
@@ -343,7 +343,6 @@ fn on_disk(
     let extra = format!(
         "[workers]\ncpus = {cpus}\n[cache]\nbudget_ms = 10000\n[[tables]]\nname = \"rows\"\nplacement = \"cached\"\ncache_bytes = {CACHE_BYTES}\n"
     );
-    unpin()?;
     let service = Service::start(&model.directory, &extra)?;
     pin_beside(&service)?;
     let (schema, _) = model.schema(BAGS);

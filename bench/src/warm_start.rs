@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::driver::{Driver, histogram, unpin};
+use crate::driver::{Driver, histogram};
 use crate::model::Model;
 use crate::report::{Measurement, Reporter};
 use crate::service::Service;
@@ -39,7 +39,6 @@ pub(crate) fn run(reporter: &mut Reporter) -> Result<()> {
         return Ok(());
     }
     eprintln!("cache: {case}");
-    unpin()?;
     let model = Model::of_rows(ROWS.into(), DIM)?;
     let folder = tempfile::tempdir().context("a folder for the list")?;
     let list = folder.path().join("warm");
