@@ -44,9 +44,7 @@ pub(crate) fn pin_to_first_cpu() -> Result<()> {
 
 /// The first CPU that this process may use.
 pub(crate) fn first_cpu() -> Result<usize> {
-    let allowed = allowed()?;
-    let first = (0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu));
-    first.context("a CPU to run on")
+    first_where(|_| true)?.context("a CPU to run on")
 }
 
 /// Pins this thread to the first CPU it may use where no worker of the service is; anywhere if there is none.
@@ -60,10 +58,14 @@ pub(crate) fn pin_beside(service: &Service) -> Result<()> {
     pin_where(|cpu| !theirs.contains(&Some(cpu as u64)))
 }
 
-fn pin_where(fits: impl Fn(usize) -> bool) -> Result<()> {
+fn first_where(fits: impl Fn(usize) -> bool) -> Result<Option<usize>> {
     let allowed = allowed()?;
+    Ok((0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu) && fits(cpu)))
+}
+
+fn pin_where(fits: impl Fn(usize) -> bool) -> Result<()> {
     let mut one = CpuSet::new();
-    if let Some(first) = (0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu) && fits(cpu)) {
+    if let Some(first) = first_where(fits)? {
         one.set(first);
         sched_setaffinity(None, &one).context("pinning to a CPU")?;
     }
