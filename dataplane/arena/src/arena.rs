@@ -356,6 +356,7 @@ mod tests {
         std::thread::spawn(move || {
             other.window().words_u32(64, 2)[1].store(u32::from_ne_bytes([1, 2, 3, 4]), Relaxed);
             other.window().words_u16(98, 1)[0].store(u16::from_ne_bytes([5, 6]), Relaxed);
+            other.window().words_u8(96, 2)[1].store(4, Relaxed);
         })
         .join()
         .unwrap();
@@ -363,7 +364,7 @@ mod tests {
         shared.window().to_read().read(68, &mut bytes);
         assert_eq!(bytes, [1, 2, 3, 4]);
         shared.window().read(96, &mut bytes);
-        assert_eq!(bytes, [0, 0, 5, 6]);
+        assert_eq!(bytes, [0, 4, 5, 6]);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use core::marker::PhantomData;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// A run of bytes that stays mapped for `'a`, readable and writable, possibly shared with a peer.
 #[derive(Clone, Copy, Debug)]
@@ -140,6 +140,16 @@ impl<'a> Window<'a> {
         let part = self.part(offset, bytes).expect("words inside the window");
         assert!(part.as_ptr().cast::<u16>().is_aligned(), "words aligned");
         // SAFETY: as for atomic_u32, for each of `count` half words.
+        unsafe { core::slice::from_raw_parts(part.as_ptr().cast(), count) }
+    }
+
+    /// `count` bytes from byte `offset` on as atomics.
+    ///
+    /// # Panics
+    /// If they don't lie inside the window.
+    pub fn words_u8(&self, offset: usize, count: usize) -> &'a [AtomicU8] {
+        let part = self.part(offset, count).expect("bytes inside the window");
+        // SAFETY: as for atomic_u32, for each of `count` bytes.
         unsafe { core::slice::from_raw_parts(part.as_ptr().cast(), count) }
     }
 

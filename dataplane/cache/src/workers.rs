@@ -10,7 +10,7 @@ use crate::figures::TableFigures;
 use crate::home::Home;
 use crate::owners::{Owners, Room};
 use crate::sides::{SIDES, on_one_side};
-use crate::store::{self, Epochs, Room as StoreRoom, Shape, Spread, Store, Tags, Writer};
+use crate::store::{self, Epochs, Room as StoreRoom, Shape, Store, Tags, Writer};
 use crate::table::{CachedTable, OnFailure};
 use crate::tier::Tier;
 use crate::worker::Worker;
@@ -163,12 +163,7 @@ impl Shares {
             let tables = self.table(number)?.into_iter();
             return Ok(tables.map(Home::cached).collect());
         }
-        let spread = Spread::new(
-            self.seed(number),
-            shape.table_rows(),
-            shape.shards(),
-            shape.shard_sets(),
-        );
+        let spread = shape.spread(self.seed(number));
         let homes = self.figures.iter().map(|figures| {
             let figures = Arc::clone(&figures[number]);
             Home::resident(options.in_tier, options.on_failure, spread, figures)

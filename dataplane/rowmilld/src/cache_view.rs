@@ -329,6 +329,10 @@ impl TableView {
             "fetch_sum_us": sum_ns / 1000,
             "fetch_us": times,
         });
+        if let Some(store) = self.store() {
+            table["tag_bytes"] = store.most().width().bytes().into();
+            table["tags_exact"] = store.is_exact().into();
+        }
         for (what, name, _) in COUNTS {
             table[name] = self.get(what).into();
         }

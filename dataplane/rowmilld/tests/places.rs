@@ -130,6 +130,12 @@ fn shares_change_within_the_arena() {
     let (change, now) = changed(address, "f", "cached");
     assert_eq!(change["share_bytes"], f(5).0);
     assert_eq!(of(&now, 0), f(5));
+    // Tags of a byte tell the 1000 rows of this table apart where there are nine sets, and what the table had at the start were twice as many.
+    let tags = |status: &Value| {
+        let of = |what: &str| status["cache"][0][what].clone();
+        (of("tag_bytes"), of("tags_exact"))
+    };
+    assert_eq!(tags(&now), (json!(1), json!(true)));
     for sets in [17, 2, 9] {
         let (bytes, rows) = f(sets);
         let (change, now) = changed(address, "f", &format!("cached&cache_bytes={bytes}"));
@@ -140,6 +146,7 @@ fn shares_change_within_the_arena() {
             "{detail}"
         );
         assert_eq!(of(&now, 0), (bytes, rows));
+        assert_eq!(tags(&now), (json!(1), json!(2 * sets >= 9)));
         let f = &now["cache"][0];
         assert_eq!(f["wanted_bytes"], f["share_bytes"]);
         // Each of four parts is rounded up to whole pages.

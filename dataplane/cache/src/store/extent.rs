@@ -11,19 +11,26 @@
 
 use crossbeam_utils::CachePadded;
 
-use super::spread::Spread;
+use super::spread::{Lanes, Spread};
 use super::sync::{AtomicU64, Ordering};
 
 /// Which two sets a row may be in.
 pub(super) trait Sets: Copy {
     /// Sets have numbers below it.
     fn end(&self) -> u32;
-    /// The tag of a row, see [`Spread::tag`].
-    fn tag(&self, row: u32) -> u32;
+    /// What is looked for in the primary set of a row, and in its secondary one.
+    fn primary_key(&self, row: u32) -> u32;
+    fn secondary_key(&self, row: u32) -> u32;
     /// The set in which a row is looked for first.
     fn primary(&self, row: u32) -> u32;
     /// The set in which it is looked for then, which may be the same.
     fn secondary(&self, row: u32) -> u32;
+    /// The primary sets of rows, and what is looked for there.
+    #[inline(always)]
+    fn primaries(&self, rows: &Lanes) -> (Lanes, Lanes) {
+        let set_of = |row| self.primary(row);
+        (rows.map(set_of), rows.map(|row| self.primary_key(row)))
+    }
     /// The number below which the primary sets of all rows are whose places are below a threshold.
     fn below(&self, threshold: u32) -> u32;
     /// The place of a row, see [`Spread::place`].
@@ -36,8 +43,18 @@ impl Sets for Spread {
     }
 
     #[inline(always)]
-    fn tag(&self, row: u32) -> u32 {
-        Spread::tag(self, row)
+    fn primary_key(&self, row: u32) -> u32 {
+        Spread::primary_key(self, row)
+    }
+
+    #[inline(always)]
+    fn secondary_key(&self, row: u32) -> u32 {
+        Spread::secondary_key(self, row)
+    }
+
+    #[inline(always)]
+    fn primaries(&self, rows: &Lanes) -> (Lanes, Lanes) {
+        Spread::primaries(self, rows)
     }
 
     #[inline(always)]
@@ -119,8 +136,12 @@ impl Sets for Moving<'_> {
         self.change.old.sets().max(self.change.new.sets())
     }
 
-    fn tag(&self, row: u32) -> u32 {
-        self.change.old.tag(row)
+    fn primary_key(&self, row: u32) -> u32 {
+        self.change.old.primary_key(row)
+    }
+
+    fn secondary_key(&self, row: u32) -> u32 {
+        self.change.old.secondary_key(row)
     }
 
     fn primary(&self, row: u32) -> u32 {
@@ -243,12 +264,18 @@ fn both(old: u32, new: u32) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::key::Width;
     use super::*;
 
     #[test]
     fn each_set_of_a_row_changes_when_its_former_set_is_passed() {
-        for (old, new) in [(9, 20), (20, 9), (8, 9), (9, 8)] {
-            let spread = Spread::new(5, 1 << 20, 3, old);
+        for (old, new, width) in [
+            (9, 20, Width::Two),
+            (20, 9, Width::One),
+            (8, 9, Width::One),
+            (9, 8, Width::Two),
+        ] {
+            let spread = Spread::new(5, 1 << 20, 3, old, width);
             let change = Change {
                 old: spread,
                 new: spread.over(new),

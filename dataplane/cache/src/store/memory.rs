@@ -1,38 +1,44 @@
 //! The memory of a store: slots of rows, the tags by which they are found, the rows' numbers, and the meta words of the policy.
 //!
 //! ```text
-//! | slots: sets x 16 x stride | tags: sets x 16 x u16, half a line a set | numbers: sets x 16 x u32 | meta words: sets x 16 x u16 |
+//! | slots: sets x 16 x stride | tags: sets x 16 x u8 or u16 | numbers: sets x 16 x u32 | meta words: sets x 16 x u16 |
 //! ```
 //!
 //! All of it is one arena, or, where the number of sets may change, areas of one that have room for the most there may be. Slot
 //! `s` belongs to set `s / 16`. Behind the slots of sets there may be an area of others, for rows that are [patched](super::patches).
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering};
 
 use rowmill_arena::{
     Arena, ArenaError, Backing, HugePages, ReadWindow, Reserve, SharedArena, Window, prefetch_line,
 };
 
-use super::spread::ROWS_END;
+use super::key::{NO_KEY, Tag, Width};
+use super::spread::{ROWS_END, Spread};
 
-/// Slots of a set: the tags of as many are half a cache line, and the numbers of their rows a whole one.
+/// Slots of a set: the tags of as many are half a cache line or a quarter, and the numbers of their rows a whole one.
 pub const WAYS: usize = 16;
 /// The number of a slot that holds no row and belongs to nobody.
 pub(super) const EMPTY: u32 = u32::MAX;
 /// The number of a slot that holds no row that can be found, and belongs to the writer: its row was taken away, or comes.
 pub(super) const TAKEN: u32 = u32::MAX - 1;
-/// The tag of a slot that holds no row that can be found. Those of rows have another bit above the row's: of one in its primary set
-/// [`PRIMARY`], of one in its secondary [`SECONDARY`].
-pub(super) const NO_TAG: u16 = 0;
-pub(super) const PRIMARY: u16 = 1 << 14;
-pub(super) const SECONDARY: u16 = 1 << 15;
 
-/// The tags of a set.
-pub(super) type SetTags = [AtomicU16; WAYS];
+/// The tags of a set, which lie in one line.
+pub(super) type SetTags<T> = [T; WAYS];
 
 const LINE_BYTES: usize = 64;
-const _: () = assert!(2 * size_of::<SetTags>() == LINE_BYTES);
+const _: () = assert!(LINE_BYTES.is_multiple_of(size_of::<SetTags<AtomicU16>>()));
+const _: () = assert!(LINE_BYTES.is_multiple_of(size_of::<SetTags<AtomicU8>>()));
+
+/// The tags of all sets that there may be.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum AllTags<'m> {
+    /// Of one byte each.
+    One(&'m [SetTags<AtomicU8>]),
+    /// Of two.
+    Two(&'m [SetTags<AtomicU16>]),
+}
 
 /// How large a store is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +48,7 @@ pub struct Shape {
     row_bytes: usize,
     stride: usize,
     table_rows: u32,
+    width: Width,
 }
 
 /// Why there can be no such store.
@@ -106,18 +113,40 @@ impl Shape {
             row_bytes,
             stride,
             table_rows: ROWS_END,
+            width: Width::Two,
         })
     }
 
     /// The same for a table of no more than so many rows. It says how rows are [spread](super::Spread), and how fast they are found: where
-    /// a store has room for one in 512 of them, tags tell them apart.
+    /// a store has room for one in 512 of them, tags tell them apart, and where it has room for one in four, [tags of one byte](Width) do.
     ///
     /// # Panics
     /// If so many can't be numbered.
     pub fn of_table(self, table_rows: u64) -> Shape {
         let table_rows = u32::try_from(table_rows).unwrap_or(u32::MAX);
         assert!(table_rows <= ROWS_END, "a table of {table_rows} rows");
-        Shape { table_rows, ..self }
+        let width = Width::of_table(table_rows, self.sets());
+        Shape {
+            table_rows,
+            width,
+            ..self
+        }
+    }
+
+    /// How its rows are spread, by a seed that is for no client to know.
+    pub fn spread(&self, seed: u64) -> Spread {
+        Spread::new(
+            seed,
+            self.table_rows,
+            self.shards,
+            self.shard_sets,
+            self.width,
+        )
+    }
+
+    /// How long tags are, whatever size it is given later.
+    pub fn width(&self) -> Width {
+        self.width
     }
 
     /// The most rows that the table has.
@@ -175,7 +204,8 @@ impl Shape {
         metas_at + metas
     }
 
-    /// Bytes of slots, of tags, of numbers and of meta words: areas of their own in a store that may be given another size.
+    /// Bytes of slots, of tags, of numbers and of meta words: areas of their own in a store that may be given another size. Tags have two bytes each,
+    /// of which those of one byte leave half unused: so as many bytes have room for as many rows, however long tags are.
     pub fn parts(&self) -> [usize; 4] {
         let slots = self.slots() as usize;
         [self.stride, 2, 4, 2].map(|bytes| bytes * slots)
@@ -307,9 +337,10 @@ impl Memory {
 
     fn empty(&self, slots: Range<u32>) {
         let slots = slots.start as usize..slots.end as usize;
-        let tags = &self.tags().as_flattened()[slots.clone()];
-        let tags = tags.iter();
-        tags.for_each(|tag| tag.store(NO_TAG, Ordering::Relaxed));
+        match self.tags() {
+            AllTags::One(tags) => empty(&tags.as_flattened()[slots.clone()]),
+            AllTags::Two(tags) => empty(&tags.as_flattened()[slots.clone()]),
+        }
         let numbers = self.numbers()[slots].iter();
         numbers.for_each(|number| number.store(EMPTY, Ordering::Relaxed));
     }
@@ -334,15 +365,29 @@ impl Memory {
     }
 
     /// The tags of all sets that there may be.
-    pub(super) fn tags(&self) -> &[SetTags] {
-        let slots = self.most.slots() as usize;
-        let tags = self.window().words_u16(self.words_at[0], slots);
-        tags.as_chunks().0
+    #[inline]
+    pub(super) fn tags(&self) -> AllTags<'_> {
+        let (at, slots) = (self.words_at[0], self.most.slots() as usize);
+        match self.most.width {
+            Width::One => AllTags::One(self.window().words_u8(at, slots).as_chunks().0),
+            Width::Two => AllTags::Two(self.window().words_u16(at, slots).as_chunks().0),
+        }
     }
 
-    /// The tag of a slot.
-    pub(super) fn tag(&self, slot: u32) -> &AtomicU16 {
-        &self.tags().as_flattened()[slot as usize]
+    /// What a slot's row is found by: its [key](super::key).
+    pub(super) fn key(&self, slot: u32, order: Ordering) -> u32 {
+        match self.tags() {
+            AllTags::One(tags) => tags.as_flattened()[slot as usize].key(order),
+            AllTags::Two(tags) => tags.as_flattened()[slot as usize].key(order),
+        }
+    }
+
+    /// Makes it another.
+    pub(super) fn set_key(&self, slot: u32, key: u32, order: Ordering) {
+        match self.tags() {
+            AllTags::One(tags) => tags.as_flattened()[slot as usize].set_key(key, order),
+            AllTags::Two(tags) => tags.as_flattened()[slot as usize].set_key(key, order),
+        }
     }
 
     /// What all slots hold: the numbers of rows, [`EMPTY`] or [`TAKEN`].
@@ -427,6 +472,12 @@ impl Memory {
     }
 }
 
+/// Says of slots that none holds a row that can be found.
+fn empty(tags: &[impl Tag]) {
+    tags.iter()
+        .for_each(|tag| tag.set_key(NO_KEY, Ordering::Relaxed));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -462,13 +513,20 @@ mod tests {
 
     #[test]
     fn slots_and_words_do_not_overlap() {
-        let shape = Shape::new(100, 1, 7, 9).unwrap();
+        let shape = Shape::new(350, 1, 7, 9).unwrap();
+        assert_do_not_overlap(shape, |slot| u32::from(!slot as u16));
+        let shape = shape.of_table(1000);
+        assert_eq!((shape.width(), shape.sets() % 4), (Width::One, 1));
+        assert_do_not_overlap(shape, |slot| u32::from(!slot as u8));
+    }
+
+    fn assert_do_not_overlap(shape: Shape, key: impl Fn(u32) -> u32) {
         let memory = Memory::allocate(shape, shape.shard_sets(), 0, HugePages::Off).unwrap();
         for slot in 0..shape.slots() {
-            assert_eq!(memory.tag(slot).load(Ordering::Relaxed), NO_TAG);
+            assert_eq!(memory.key(slot, Ordering::Relaxed), NO_KEY);
             assert_eq!(memory.number(slot).load(Ordering::Relaxed), EMPTY);
             memory.write_row(slot, &[slot as u8; 7]);
-            memory.tag(slot).store(!slot as u16, Ordering::Relaxed);
+            memory.set_key(slot, key(slot), Ordering::Relaxed);
             memory.number(slot).store(slot, Ordering::Relaxed);
             memory.meta(slot).store(slot as u16, Ordering::Relaxed);
         }
@@ -476,7 +534,7 @@ mod tests {
             let mut row = [0; 7];
             memory.read_row(slot, &mut row);
             assert_eq!(row, [slot as u8; 7]);
-            assert_eq!(memory.tag(slot).load(Ordering::Relaxed), !slot as u16);
+            assert_eq!(memory.key(slot, Ordering::Relaxed), key(slot));
             assert_eq!(memory.number(slot).load(Ordering::Relaxed), slot);
             assert_eq!(memory.meta(slot).load(Ordering::Relaxed), slot as u16);
         }
@@ -484,25 +542,30 @@ mod tests {
 
     #[test]
     fn what_is_new_is_empty_and_what_was_there_stays() {
-        let shape = Shape::new(100, 1, 7, 9).unwrap();
+        let shape = Shape::new(350, 1, 7, 9).unwrap();
+        assert_stays(shape);
+        assert_stays(shape.of_table(1000));
+    }
+
+    fn assert_stays(shape: Shape) {
         let memory = Memory::allocate(shape, 5000, 0, HugePages::Off).unwrap();
         let present = memory.present();
         let last = |shard_sets: u32| shard_sets * WAYS as u32 - 1;
         for _ in 0..2 {
-            memory.tag(last(6)).store(3, Ordering::Relaxed);
-            memory.number(last(6)).store(5, Ordering::Relaxed);
-            memory.grow(6, 5000).unwrap();
+            memory.set_key(last(21), 3, Ordering::Relaxed);
+            memory.number(last(21)).store(5, Ordering::Relaxed);
+            memory.grow(21, 5000).unwrap();
             assert!(memory.present() >= shape.over(5000).bytes());
-            assert_eq!(memory.tag(last(6)).load(Ordering::Relaxed), 3);
-            assert_eq!(memory.number(last(6)).load(Ordering::Relaxed), 5);
-            for slot in last(6) + 1..=last(5000) {
-                assert_eq!(memory.tag(slot).load(Ordering::Relaxed), NO_TAG);
+            assert_eq!(memory.key(last(21), Ordering::Relaxed), 3);
+            assert_eq!(memory.number(last(21)).load(Ordering::Relaxed), 5);
+            for slot in last(21) + 1..=last(5000) {
+                assert_eq!(memory.key(slot, Ordering::Relaxed), NO_KEY);
                 assert_eq!(memory.number(slot).load(Ordering::Relaxed), EMPTY);
             }
             memory.write_row(last(5000), &[7; 7]);
-            memory.tag(last(5000)).store(9, Ordering::Relaxed);
+            memory.set_key(last(5000), 9, Ordering::Relaxed);
             memory.number(last(5000)).store(9, Ordering::Relaxed);
-            memory.shrink(6).unwrap();
+            memory.shrink(21).unwrap();
             assert_eq!(memory.present(), present);
         }
     }

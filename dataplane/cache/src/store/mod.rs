@@ -1,6 +1,6 @@
 //! Rows in slots of the arena: found by all workers, changed by one writer a shard.
 //!
-//! A row may be in one of two sets of 16 slots ([`Spread`]). A set's tags, half a cache line, say which row each slot holds, of those
+//! A row may be in one of two sets of 16 slots ([`Spread`]). A set's tags, half a cache line or a quarter, say which row each slot holds, of those
 //! that may be there; where they are too short for that, or sets change, the number of the row is looked at, too (`agree.rs`).
 //! A worker looks rows up in a [`Turn`], in which what it finds stays as it is, and reads them where they are
 //! ([`Store::slots`]). A [`Writer`] takes a row away by its tag and number, waits until all turns in which it may have been found have ended
@@ -22,6 +22,7 @@ mod drawn;
 mod extent;
 mod find;
 mod hot;
+mod key;
 mod limbo;
 mod memory;
 mod patches;
@@ -41,6 +42,7 @@ use rowmill_policy::Usage;
 
 pub use drawn::{Drawn, DrawnRow};
 pub use find::{Found, Sample};
+pub use key::Width;
 pub use memory::{Shape, ShapeError, WAYS};
 pub use quiescence::{Epochs, Turn, Worker};
 pub use resize::{Resize, ResizeError};
@@ -145,7 +147,7 @@ impl Store {
         let patched = memory.patched();
         let most = patched.len().saturating_sub(CHUNK) as u32;
         let patches = Patches::new(patched.start, most, LEAST);
-        let spread = Spread::new(seed, shape.table_rows(), shape.shards(), shape.shard_sets());
+        let spread = shape.spread(seed);
         let extent = Arc::new(Extent::new(&spread));
         let writer = |shard| {
             let (memory, epochs) = (Arc::clone(&memory), Arc::clone(epochs));
@@ -316,6 +318,15 @@ impl Store {
     /// How rows are spread over its shards, and over its sets as they were at first.
     pub fn spread(&self) -> &Spread {
         &self.spread
+    }
+
+    /// Whether tags alone say which row a slot holds. Else a lookup looks at the number of each row that it finds, too, a line more from memory:
+    /// while the number of sets changes, where there are fewer than tags are long enough for, and where there are rows that the table had not.
+    pub fn is_exact(&self) -> bool {
+        match self.extent.view(&self.spread) {
+            View::Still(spread) => self.extent.is_exact(&spread, spread.end()),
+            View::Moving(_) => false,
+        }
     }
 
     /// Whether tags and meta words stay in a core's cache beside other things. Else each is a line from memory.

@@ -135,12 +135,12 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Spread;
     use crate::store::extent::{Extent, Sets, View};
+    use crate::store::{Spread, Width};
 
     #[test]
     fn readers_see_a_change_from_its_beginning_to_its_end() {
-        let spread = Spread::new(5, 1 << 20, 2, 4);
+        let spread = Spread::new(5, 1 << 20, 2, 4, Width::Two);
         let extent = Extent::new(&spread);
         let change = Change {
             old: spread,

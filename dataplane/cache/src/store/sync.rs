@@ -3,7 +3,7 @@
 //! They are named here only, so that a model checker's can take their place: `tests/models` compiles those very files with a
 //! `sync` and a `memory` of its own.
 
-pub(super) use core::sync::atomic::{AtomicU64, Ordering, fence};
+pub(super) use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering, fence};
 
 /// Which has atomics of its own.
 pub(super) use rowmill_table::StandIns;

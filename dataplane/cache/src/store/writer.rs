@@ -9,8 +9,9 @@ use std::sync::Arc;
 use rowmill_arena::prefetch_line;
 
 use super::extent::Extent;
+use super::key::NO_KEY;
 use super::limbo::Limbo;
-use super::memory::{EMPTY, Memory, NO_TAG, PRIMARY, SECONDARY, TAKEN, WAYS};
+use super::memory::{EMPTY, Memory, TAKEN, WAYS};
 use super::quiescence::Epochs;
 use super::spread::{ROWS_END, Spread};
 use super::sweep::{Sweep, slots_in};
@@ -357,21 +358,21 @@ impl Writer {
         self.extent.note(row, &self.spread);
         // Whoever finds the number or the tag sees the row.
         self.memory.number(slot).store(row, Ordering::Release);
-        let tag = self.tag_in(sets, slot, row);
-        self.memory.tag(slot).store(tag, Ordering::Release);
+        let key = self.key_in(sets, slot, row);
+        self.memory.set_key(slot, key, Ordering::Release);
     }
 
     /// Lets the row of a slot be found as one of these sets.
     pub(super) fn show_in(&self, slot: u32, row: u32, sets: [u32; 2]) {
-        let tag = self.tag_in(sets, slot, row);
-        if self.memory.tag(slot).load(Ordering::Relaxed) != tag {
-            self.memory.tag(slot).store(tag, Ordering::Release);
+        let key = self.key_in(sets, slot, row);
+        if self.memory.key(slot, Ordering::Relaxed) != key {
+            self.memory.set_key(slot, key, Ordering::Release);
         }
     }
 
     /// Lets nobody find the row of a slot, which is taken then.
     pub(super) fn hide(&self, slot: u32) {
-        self.memory.tag(slot).store(NO_TAG, Ordering::Relaxed);
+        self.memory.set_key(slot, NO_KEY, Ordering::Relaxed);
         self.mark(slot, TAKEN);
     }
 
@@ -380,11 +381,12 @@ impl Writer {
         self.memory.number(slot).store(state, Ordering::Relaxed);
     }
 
-    /// The tag of a row in a slot that is in one of both sets.
-    fn tag_in(&self, [primary, _]: [u32; 2], slot: u32, row: u32) -> u16 {
-        let is_primary = slot / WAYS as u32 == primary;
-        let of_set = if is_primary { PRIMARY } else { SECONDARY };
-        self.spread.tag(row) as u16 | of_set
+    /// The key of a row in a slot that is in one of both sets.
+    fn key_in(&self, [primary, _]: [u32; 2], slot: u32, row: u32) -> u32 {
+        match slot / WAYS as u32 == primary {
+            true => self.spread.primary_key(row),
+            false => self.spread.secondary_key(row),
+        }
     }
 
     /// The slots that a row of this shard may be in.
@@ -401,7 +403,7 @@ impl Writer {
 
     /// A set by its number in the shard.
     pub(super) fn set_of(&self, number: u32) -> u32 {
-        self.spread.set(self.shard.into(), number.into()) as u32
+        self.spread.set(self.shard, number)
     }
 
     pub(super) fn candidate(&self, slot: u32) -> Candidate {

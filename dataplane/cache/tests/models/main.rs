@@ -32,7 +32,8 @@ use loom::thread;
 use owners::bell::Bell;
 use plant::{Mistake, is};
 use store::Store;
-use store::memory::{Memory, PRIMARY};
+use store::key::Width;
+use store::memory::Memory;
 use store::patched::{Patched, ROW};
 use store::quiescence::{Epochs, Worker};
 use store::spread::Spread;
@@ -75,10 +76,13 @@ fn made(shards: u32) -> (Store, Vec<Writer>, Worker) {
 
 /// The same of so many sets a shard, with room for as many.
 fn made_with_room(shards: u32, shard_sets: u32, most: u32) -> (Store, Vec<Writer>, Worker) {
-    let spread = Spread::new(1, 1 << 15, shards, shard_sets);
+    let spread = Spread::new(1, 1 << 15, shards, shard_sets, Width::Two);
     let lost = lost(&spread.over(most));
-    let tag = spread.tag(lost) as u16 | PRIMARY;
-    let memory = Memory::new(spread.over(most).sets(), spread.sets(), (lost, tag));
+    let memory = Memory::new(
+        spread.over(most).sets(),
+        spread.sets(),
+        (lost, spread.primary_key(lost)),
+    );
     let (epochs, mut workers) = Epochs::new(1);
     let (others, _) = Epochs::new(0);
     let waited_for = if is(Mistake::WaitsForNobody) {

@@ -12,7 +12,7 @@ use super::pass::{self, Looked};
 use super::portable::Portable;
 use crate::store::drawn::Drawn;
 use crate::store::extent::Sets;
-use crate::store::memory::SetTags;
+use crate::store::memory::AllTags;
 
 /// The instruction sets that comparing tags is written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -114,20 +114,31 @@ impl Tags {
     /// As [`pass::find`] says.
     pub(in crate::store) fn find(
         self,
-        tags: &[SetTags],
+        tags: AllTags<'_>,
         sets: &impl Sets,
         rows: &[u32],
         places: &mut [u32],
         drawn: &mut Drawn,
     ) -> Looked {
-        match self.by {
-            By::Portable(probe) => pass::find(probe, tags, sets, rows, places, drawn),
-            #[cfg(target_arch = "x86_64")]
-            By::Avx2(probe) => probe.find(tags, sets, rows, places, drawn),
-            #[cfg(target_arch = "x86_64")]
-            By::Avx512(probe) => probe.find(tags, sets, rows, places, drawn),
-            #[cfg(target_arch = "aarch64")]
-            By::Neon(probe) => probe.find(tags, sets, rows, places, drawn),
+        match tags {
+            AllTags::One(tags) => match self.by {
+                By::Portable(probe) => pass::find(probe, tags, sets, rows, places, drawn),
+                #[cfg(target_arch = "x86_64")]
+                By::Avx2(probe) => probe.find(tags, sets, rows, places, drawn),
+                #[cfg(target_arch = "x86_64")]
+                By::Avx512(probe) => probe.find(tags, sets, rows, places, drawn),
+                #[cfg(target_arch = "aarch64")]
+                By::Neon(probe) => probe.find(tags, sets, rows, places, drawn),
+            },
+            AllTags::Two(tags) => match self.by {
+                By::Portable(probe) => pass::find(probe, tags, sets, rows, places, drawn),
+                #[cfg(target_arch = "x86_64")]
+                By::Avx2(probe) => probe.find(tags, sets, rows, places, drawn),
+                #[cfg(target_arch = "x86_64")]
+                By::Avx512(probe) => probe.find(tags, sets, rows, places, drawn),
+                #[cfg(target_arch = "aarch64")]
+                By::Neon(probe) => probe.find(tags, sets, rows, places, drawn),
+            },
         }
     }
 }

@@ -5,17 +5,15 @@ use std::sync::Mutex;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic;
 
+use super::key::{NO_KEY, Tag};
 use super::sync::{AtomicU16, AtomicU32, Ordering};
 
 /// Two ways a set, so that a way is a choice; more would be more steps and no more cases.
 pub(crate) const WAYS: usize = 2;
 pub(crate) const EMPTY: u32 = u32::MAX;
 pub(crate) const TAKEN: u32 = u32::MAX - 1;
-pub(crate) const NO_TAG: u16 = 0;
-pub(crate) const PRIMARY: u16 = 1 << 14;
-pub(crate) const SECONDARY: u16 = 1 << 15;
 
-pub(crate) type SetTags = [AtomicU16; WAYS];
+pub(crate) type SetTags<T> = [T; WAYS];
 
 /// A row. Loom is told of every access, and finds those that no order keeps apart.
 #[derive(Debug)]
@@ -26,23 +24,23 @@ struct Row {
 
 #[derive(Debug)]
 pub(crate) struct Memory {
-    tags: Vec<SetTags>,
+    tags: Vec<SetTags<AtomicU16>>,
     numbers: Vec<AtomicU32>,
     metas: Vec<atomic::AtomicU16>,
-    /// A row that is not there, and its tag: what is in memory that is not there.
-    lost: (u32, u16),
+    /// A row that is not there, and its key: what is in memory that is not there.
+    lost: (u32, u32),
     /// Locked for no longer than an access is noted, in which loom runs no other thread.
     rows: Vec<Mutex<Row>>,
 }
 
 impl Memory {
     /// Of so many sets, the first of which are empty. In the others there is a row that is not there, as there may be where the kernel
-    /// gave memory; `lost` is its number and its tag.
-    pub(crate) fn new(sets: u32, empty: u32, lost: (u32, u16)) -> Memory {
+    /// gave memory; `lost` is its number and its key.
+    pub(crate) fn new(sets: u32, empty: u32, lost: (u32, u32)) -> Memory {
         let of = |set| {
-            if set < empty { (EMPTY, NO_TAG) } else { lost }
+            if set < empty { (EMPTY, NO_KEY) } else { lost }
         };
-        let tags = |set| core::array::from_fn(|_| AtomicU16::new(of(set).1));
+        let tags = |set| core::array::from_fn(|_| AtomicU16::new(of(set).1 as u16));
         let number = |slot| AtomicU32::new(of(slot / WAYS as u32).0);
         let row = |_| {
             Mutex::new(Row {
@@ -62,12 +60,12 @@ impl Memory {
 
     /// Makes sets empty.
     pub(crate) fn empty(&self, sets: core::ops::Range<u32>) {
-        self.fill(sets, (EMPTY, NO_TAG));
+        self.fill(sets, (EMPTY, NO_KEY));
     }
 
-    fn fill(&self, sets: core::ops::Range<u32>, (number, tag): (u32, u16)) {
+    fn fill(&self, sets: core::ops::Range<u32>, (number, key): (u32, u32)) {
         for slot in sets.start * WAYS as u32..sets.end * WAYS as u32 {
-            self.tag(slot).store(tag, Ordering::Relaxed);
+            self.set_key(slot, key, Ordering::Relaxed);
             self.number(slot).store(number, Ordering::Relaxed);
         }
     }
@@ -82,12 +80,20 @@ impl Memory {
         self.write_row(to, &self.row(from));
     }
 
-    pub(crate) fn tags(&self) -> &[SetTags] {
+    pub(crate) fn tags(&self) -> &[SetTags<AtomicU16>] {
         &self.tags
     }
 
-    pub(crate) fn tag(&self, slot: u32) -> &AtomicU16 {
+    fn tag(&self, slot: u32) -> &AtomicU16 {
         &self.tags[slot as usize / WAYS][slot as usize % WAYS]
+    }
+
+    pub(crate) fn key(&self, slot: u32, order: Ordering) -> u32 {
+        self.tag(slot).key(order)
+    }
+
+    pub(crate) fn set_key(&self, slot: u32, key: u32, order: Ordering) {
+        self.tag(slot).set_key(key, order);
     }
 
     pub(crate) fn number(&self, slot: u32) -> &AtomicU32 {

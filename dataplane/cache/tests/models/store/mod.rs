@@ -6,6 +6,8 @@ mod agree;
 mod drawn;
 #[path = "../../../src/store/extent.rs"]
 pub(crate) mod extent;
+#[path = "../../../src/store/key.rs"]
+pub(crate) mod key;
 #[path = "../../../src/store/limbo.rs"]
 mod limbo;
 pub(crate) mod memory;

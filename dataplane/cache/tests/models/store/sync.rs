@@ -22,7 +22,25 @@ pub(crate) fn fence(order: Ordering) {
     }
 }
 
-/// A tag.
+/// A tag of one byte.
+#[derive(Debug)]
+pub(crate) struct AtomicU8(atomic::AtomicU8);
+
+impl AtomicU8 {
+    pub(crate) fn new(value: u8) -> AtomicU8 {
+        AtomicU8(atomic::AtomicU8::new(value))
+    }
+
+    pub(crate) fn load(&self, order: Ordering) -> u8 {
+        self.0.load(weakened(order))
+    }
+
+    pub(crate) fn store(&self, value: u8, order: Ordering) {
+        self.0.store(value, weakened(order));
+    }
+}
+
+/// A tag of two bytes.
 #[derive(Debug)]
 pub(crate) struct AtomicU16(atomic::AtomicU16);
 

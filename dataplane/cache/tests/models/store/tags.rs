@@ -7,10 +7,16 @@ mod portable;
 
 use super::drawn::Drawn;
 use super::extent::Sets;
+use super::key::Tag;
 use super::memory::SetTags;
 pub(crate) use pass::MISS;
 
-pub(super) fn find(tags: &[SetTags], sets: &impl Sets, rows: &[u32], places: &mut [u32]) {
+pub(super) fn find<T: Tag>(
+    tags: &[SetTags<T>],
+    sets: &impl Sets,
+    rows: &[u32],
+    places: &mut [u32],
+) {
     pass::find(
         portable::Portable,
         tags,
