@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn sampled_rows_are_in_all_groups_however_few_bits_places_have() {
-        for bits in [15, 19, 25, 32] {
+        for bits in [10, 15, 19, 25, 32] {
             // Of so many rows those that one in 64 of them is.
             let sampled = 1_u64 << (bits - 6);
             let mut groups = [0_u64; GROUPS];

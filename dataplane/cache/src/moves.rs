@@ -1,6 +1,6 @@
 //! Rows that make way for others within the cache: each moves to the other set that it may be in.
 //!
-//! A row that is about to be fetched may take 32 slots. Where all of their rows are known to be looked up soon, one of these is put
+//! A row that is about to be fetched may take 32 slots, or 16 if it has one set only. Where all of their rows are known to be looked up soon, one of these is put
 //! into its other set, in the place of a row there that is wanted later or not at all. And where all slots hold rows, and one of them may
 //! have an empty slot in its other set, it is put there. It can't be found from the start of the
 //! move until nobody reads the slot that it goes to, about a turn, and keeps its word.

@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use rowmill_cache::figures::Count;
-use rowmill_cache::store::{self, Shape, Turn};
+use rowmill_cache::store::{self, Shape, Turn, Width};
 use rowmill_cache::{Worker, fetch};
 
 /// Slots of the first table, whose meta words are more than stay in a core's cache, and of the second, whose are not.
@@ -40,6 +40,7 @@ impl Alone {
     fn new(when: When) -> Alone {
         let table = |slots| {
             let shape = Shape::new(slots, 1, 4, 4).unwrap().of_table(ROWS.into());
+            let shape = shape.with_tags(Width::One);
             common::table(shape, shape.shard_sets() * 2)
         };
         // Either table has half of the room.

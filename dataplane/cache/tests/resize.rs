@@ -7,7 +7,8 @@ use std::sync::Arc;
 use rowmill_arena::HugePages;
 use rowmill_cache::figures::Count;
 use rowmill_cache::store::{
-    self, Candidate, Epochs, Evicted, Held, Judge, MISS, Shape, Store, Swept, Tags, WAYS, Writer,
+    self, Candidate, Epochs, Evicted, Held, Judge, MISS, Shape, Store, Swept, Tags, WAYS, Width,
+    Writer,
 };
 use rowmill_cache::{Sample, Worker, fetch};
 
@@ -34,7 +35,7 @@ struct Alone {
 impl Alone {
     fn new(sets: u32) -> Alone {
         let shape = Shape::new(sets * WAYS as u32, 1, ROW_BYTES, ROW_BYTES).unwrap();
-        let shape = shape.of_table(ROWS.into());
+        let shape = shape.of_table(ROWS.into()).with_tags(Width::One);
         let (turns, worker) = common::alone(&[common::table(shape, LARGE)], 1, 1, bytes);
         Alone {
             turns,
@@ -243,7 +244,9 @@ fn full(sets: u32) -> (Arc<Store>, Writer, store::Worker) {
     let (epochs, mut workers) = Epochs::new(1);
     let shape = Shape::new(sets * WAYS as u32, 1, ROW_BYTES, ROW_BYTES).unwrap();
     let made = Store::with_room(
-        shape.of_table(u64::from(sets) * WAYS as u64 * 2),
+        shape
+            .of_table(u64::from(sets) * WAYS as u64 * 2)
+            .with_tags(Width::Two),
         room(LARGE),
         5,
         8,

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use rowmill_arena::HugePages;
 use rowmill_cache::store::{
     Candidate, Drawn, Epochs, Evicted, Held, Isa, Judge, LimboFull, MISS, PatchError, ResizeError,
-    Room, Shape, Store, Swept, Tags, Ticket, Worker, Writer,
+    Room, Shape, Store, Swept, Tags, Ticket, Width, Worker, Writer,
 };
 
 /// Rows that there are: some three for each slot, so that sets are full and rows come again.
@@ -134,6 +134,10 @@ impl World {
         let shape = match seed % 2 {
             0 => shape.of_table(ROWS.into()),
             _ => shape,
+        };
+        let shape = match seed / 2 % 2 {
+            0 => shape.with_tags(Width::One),
+            _ => shape.with_tags(Width::Two),
         };
         let room = Room {
             sets: MOST_SETS,
@@ -492,9 +496,15 @@ fn a_worker_in_a_turn_holds_a_slot_and_one_that_rests_or_is_gone_does_not() {
 
 /// Puts rows where there is room, and has them looked up, with one that is not there: each is where its writer says.
 fn assert_told_apart(table_rows: u64, rows: &[u32], missing: u32) {
+    for width in [Width::One, Width::Two] {
+        assert_told_apart_by(width, table_rows, rows, missing);
+    }
+}
+
+fn assert_told_apart_by(width: Width, table_rows: u64, rows: &[u32], missing: u32) {
     let (epochs, mut workers) = Epochs::new(1);
     let shape = Shape::new(64, 1, 8, 8).expect("a shape");
-    let shape = shape.of_table(table_rows);
+    let shape = shape.of_table(table_rows).with_tags(width);
     let made = Store::new(shape, 5, 1, &epochs, Tags::detect(), HugePages::Off);
     let (store, mut writers) = made.expect("memory");
     for &row in rows {

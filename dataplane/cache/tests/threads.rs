@@ -6,7 +6,7 @@ use std::thread;
 
 use rowmill_arena::HugePages;
 use rowmill_cache::store::{
-    Epochs, Held, MISS, Sample, Shape, Store, Tags, Ticket, Turn, Worker, Writer,
+    Epochs, Held, MISS, Sample, Shape, Store, Tags, Ticket, Turn, Width, Worker, Writer,
 };
 
 const SHARDS: u32 = 2;
@@ -89,9 +89,15 @@ fn read(turn: Turn<'_>, store: &Store, rows: &[u32], sample: &mut Sample) -> usi
 
 #[test]
 fn rows_come_and_go_while_workers_read() {
+    for width in [Width::One, Width::Two] {
+        rows_come_and_go(width);
+    }
+}
+
+fn rows_come_and_go(width: Width) {
     let (epochs, workers) = Epochs::new(WORKERS);
     let shape = Shape::new(ROWS / 4, SHARDS, ROW_BYTES, ROW_BYTES).expect("a shape");
-    let shape = shape.of_table(ROWS.into());
+    let shape = shape.of_table(ROWS.into()).with_tags(width);
     let made = Store::new(shape, 3, FETCHES, &epochs, Tags::detect(), HugePages::Off);
     let (store, writers) = made.expect("memory");
     let writing = AtomicUsize::new(writers.len());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 use rowmill_arena::HugePages;
-use rowmill_cache::store::{self, Shape, Tags, WAYS};
+use rowmill_cache::store::{self, Shape, Tags, WAYS, Width};
 use rowmill_cache::tier::{Chain, EachRow, Failures, FetchesFull, Tier, TierError, Wanted};
 use rowmill_cache::{
     OnFailure, Options, Parts, Shares, TableOptions, Worker, fetch, workers_with_shares,
@@ -260,7 +260,12 @@ impl Drawn {
                 begins_cached: begin_cached[number] == Some(true),
                 shape: shape(sets)
                     .expect("at least two sets a shard")
-                    .of_table(tables.tables()[number].row_count().into()),
+                    .of_table(tables.tables()[number].row_count().into())
+                    .with_tags(if sets % 2 == 0 {
+                        Width::One
+                    } else {
+                        Width::Two
+                    }),
                 most_sets: MOST_SETS,
                 most_patched: tables.tables()[number].row_count(),
                 in_tier: number as u32,

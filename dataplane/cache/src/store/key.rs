@@ -18,7 +18,8 @@ pub enum Width {
 
 impl Width {
     /// For a table of rows with numbers below `end`, in so many sets: one byte where that tells its rows apart, and would do so in half as many
-    /// sets, since a store may be made smaller.
+    /// sets, since a store may be made smaller. So it is where there are slots for half of the rows, or a quarter, as near as these are to the power of
+    /// two above them.
     pub fn of_table(end: u32, sets: u32) -> Width {
         let one = Width::One;
         match one.keys().are_exact(one.hash_bits(end), sets / 2) {
@@ -39,7 +40,7 @@ impl Width {
     /// on few sets.
     pub(super) fn hash_bits(self, end: u32) -> u32 {
         let least = match self {
-            Width::One => 8,
+            Width::One => 10,
             Width::Two => 15,
         };
         end.next_power_of_two().ilog2().max(least)
@@ -171,13 +172,13 @@ mod tests {
     #[test]
     fn one_byte_is_taken_where_it_is_enough_for_half_as_many_sets() {
         for (end, sets, width) in [
-            (1, 6, Width::One),
+            (1, 18, Width::One),
             (1 << 22, 1 << 17, Width::One),
             (1 << 22, 66_054, Width::One),
             (1 << 22, 66_053, Width::Two),
             ((1 << 22) + 1, 1 << 17, Width::Two),
             (1 << 31, 1 << 20, Width::Two),
-            (1, 5, Width::Two),
+            (1, 17, Width::Two),
         ] {
             assert_eq!(Width::of_table(end, sets), width, "{end} rows, {sets} sets");
         }

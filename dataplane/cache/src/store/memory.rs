@@ -118,7 +118,7 @@ impl Shape {
     }
 
     /// The same for a table of no more than so many rows. It says how rows are [spread](super::Spread), and how fast they are found: where
-    /// a store has room for one in 512 of them, tags tell them apart, and where it has room for one in four, [tags of one byte](Width) do.
+    /// a store has room for one in 512 of them, tags tell them apart, and where it has room for many, [tags of one byte](Width::of_table) do.
     ///
     /// # Panics
     /// If so many can't be numbered.
@@ -131,6 +131,11 @@ impl Shape {
             width,
             ..self
         }
+    }
+
+    /// The same with tags of another length. Any finds all rows: where tags don't tell them apart, numbers are looked at.
+    pub fn with_tags(self, width: Width) -> Shape {
+        Shape { width, ..self }
     }
 
     /// How its rows are spread, by a seed that is for no client to know.

@@ -9,7 +9,7 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 ///
 /// The shards take turns: set number `n` is of shard `n` modulo their number. So all of them end together, and become larger or smaller at
 /// one end. Within a shard rows lie in the order of their hashes, however many sets it has. Both sets of a row are of one shard, and
-/// they differ.
+/// they differ, but for rows that have one only (see below).
 ///
 /// The hash permutes the numbers that have as many bits as those of the table's rows. So the rows whose primary set is one have hashes that
 /// follow one another, and the lowest bits of these, their *tags*, tell them apart, as long as there are no more of them than tags. The
@@ -364,7 +364,7 @@ mod tests {
             (100_000, 4, 5, Width::Two),
             (1 << 20, 5, 13, Width::Two),
             (1 << 20, 4, 1000, Width::Two),
-            (1, 1, 3, Width::One),
+            (1, 1, 9, Width::One),
             (2000, 3, 7, Width::One),
             (1 << 15, 2, 150, Width::One),
             (1 << 20, 4, 2065, Width::One),
