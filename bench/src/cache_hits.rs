@@ -19,8 +19,8 @@ use crate::gather::{block, seconds_of};
 use crate::ids::{Spread, ids};
 use crate::report::{Measurement, Reporter};
 
-/// Rows that the stores have room for, as far as memory allows: their tags alone are 8 MiB, and with `--full` 32 MiB too, which a core's
-/// caches don't hold.
+/// Rows that the stores have room for, as far as memory allows: their tags alone are 2 MiB, and with `--full` 8 MiB too, more than a core's
+/// own caches hold beside rows.
 pub(crate) const ROWS: u32 = 2 << 20;
 const MANY_ROWS: u32 = 8 << 20;
 /// Shards of the store.
