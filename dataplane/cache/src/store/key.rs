@@ -36,8 +36,7 @@ impl Width {
         }
     }
 
-    /// Bits of a hash of rows with numbers below `end`. There are some more than those of a tag: with fewer bits rows that are evenly spaced would be
-    /// on few sets.
+    /// Bits of a hash of rows with numbers below `end`: more than those of a tag, however few rows there are.
     pub(super) fn hash_bits(self, end: u32) -> u32 {
         let least = match self {
             Width::One => 10,

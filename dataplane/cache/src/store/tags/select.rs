@@ -120,25 +120,23 @@ impl Tags {
         places: &mut [u32],
         drawn: &mut Drawn,
     ) -> Looked {
+        // For tags of either length, which are of two types.
+        macro_rules! find {
+            ($tags:ident) => {
+                match self.by {
+                    By::Portable(probe) => pass::find(probe, $tags, sets, rows, places, drawn),
+                    #[cfg(target_arch = "x86_64")]
+                    By::Avx2(probe) => probe.find($tags, sets, rows, places, drawn),
+                    #[cfg(target_arch = "x86_64")]
+                    By::Avx512(probe) => probe.find($tags, sets, rows, places, drawn),
+                    #[cfg(target_arch = "aarch64")]
+                    By::Neon(probe) => probe.find($tags, sets, rows, places, drawn),
+                }
+            };
+        }
         match tags {
-            AllTags::One(tags) => match self.by {
-                By::Portable(probe) => pass::find(probe, tags, sets, rows, places, drawn),
-                #[cfg(target_arch = "x86_64")]
-                By::Avx2(probe) => probe.find(tags, sets, rows, places, drawn),
-                #[cfg(target_arch = "x86_64")]
-                By::Avx512(probe) => probe.find(tags, sets, rows, places, drawn),
-                #[cfg(target_arch = "aarch64")]
-                By::Neon(probe) => probe.find(tags, sets, rows, places, drawn),
-            },
-            AllTags::Two(tags) => match self.by {
-                By::Portable(probe) => pass::find(probe, tags, sets, rows, places, drawn),
-                #[cfg(target_arch = "x86_64")]
-                By::Avx2(probe) => probe.find(tags, sets, rows, places, drawn),
-                #[cfg(target_arch = "x86_64")]
-                By::Avx512(probe) => probe.find(tags, sets, rows, places, drawn),
-                #[cfg(target_arch = "aarch64")]
-                By::Neon(probe) => probe.find(tags, sets, rows, places, drawn),
-            },
+            AllTags::One(tags) => find!(tags),
+            AllTags::Two(tags) => find!(tags),
         }
     }
 }

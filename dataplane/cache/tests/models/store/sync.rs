@@ -22,77 +22,47 @@ pub(crate) fn fence(order: Ordering) {
     }
 }
 
-/// A tag of one byte.
-#[derive(Debug)]
-pub(crate) struct AtomicU8(atomic::AtomicU8);
+/// One of loom's, with orders that may be weakened.
+macro_rules! atomic {
+    ($(#[$what:meta])* $name:ident, $word:ty) => {
+        $(#[$what])*
+        #[derive(Debug)]
+        pub(crate) struct $name(atomic::$name);
 
-impl AtomicU8 {
-    pub(crate) fn new(value: u8) -> AtomicU8 {
-        AtomicU8(atomic::AtomicU8::new(value))
-    }
+        impl $name {
+            pub(crate) fn new(value: $word) -> $name {
+                $name(atomic::$name::new(value))
+            }
 
-    pub(crate) fn load(&self, order: Ordering) -> u8 {
-        self.0.load(weakened(order))
-    }
+            pub(crate) fn load(&self, order: Ordering) -> $word {
+                self.0.load(weakened(order))
+            }
 
-    pub(crate) fn store(&self, value: u8, order: Ordering) {
-        self.0.store(value, weakened(order));
-    }
+            pub(crate) fn store(&self, value: $word, order: Ordering) {
+                self.0.store(value, weakened(order));
+            }
+        }
+    };
 }
 
-/// A tag of two bytes.
-#[derive(Debug)]
-pub(crate) struct AtomicU16(atomic::AtomicU16);
-
-impl AtomicU16 {
-    pub(crate) fn new(value: u16) -> AtomicU16 {
-        AtomicU16(atomic::AtomicU16::new(value))
-    }
-
-    pub(crate) fn load(&self, order: Ordering) -> u16 {
-        self.0.load(weakened(order))
-    }
-
-    pub(crate) fn store(&self, value: u16, order: Ordering) {
-        self.0.store(value, weakened(order));
-    }
+atomic! {
+    /// A tag of one byte.
+    AtomicU8, u8
 }
-
-/// A row's number.
-#[derive(Debug)]
-pub(crate) struct AtomicU32(atomic::AtomicU32);
-
-impl AtomicU32 {
-    pub(crate) fn new(value: u32) -> AtomicU32 {
-        AtomicU32(atomic::AtomicU32::new(value))
-    }
-
-    pub(crate) fn load(&self, order: Ordering) -> u32 {
-        self.0.load(weakened(order))
-    }
-
-    pub(crate) fn store(&self, value: u32, order: Ordering) {
-        self.0.store(value, weakened(order));
-    }
+atomic! {
+    /// A tag of two bytes.
+    AtomicU16, u16
 }
-
-/// The newest epoch, which is only exchanged, a note, which is only stored, or the number of sets.
-#[derive(Debug)]
-pub(crate) struct AtomicU64(atomic::AtomicU64);
+atomic! {
+    /// A row's number.
+    AtomicU32, u32
+}
+atomic! {
+    /// The newest epoch, which is only exchanged, a note, which is only stored, or the number of sets.
+    AtomicU64, u64
+}
 
 impl AtomicU64 {
-    pub(crate) fn new(value: u64) -> AtomicU64 {
-        AtomicU64(atomic::AtomicU64::new(value))
-    }
-
-    pub(crate) fn load(&self, order: Ordering) -> u64 {
-        self.0.load(weakened(order))
-    }
-
-    pub(crate) fn store(&self, value: u64, order: Ordering) {
-        self.0.store(value, weakened(order));
-    }
-
     pub(crate) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
         self.0.fetch_sub(value, weakened(order))
     }
