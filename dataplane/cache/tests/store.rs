@@ -495,16 +495,16 @@ fn a_worker_in_a_turn_holds_a_slot_and_one_that_rests_or_is_gone_does_not() {
 }
 
 /// Puts rows where there is room, and has them looked up, with one that is not there: each is where its writer says.
-fn assert_told_apart(table_rows: u64, rows: &[u32], missing: u32) {
+fn assert_told_apart(slots: u32, table_rows: u64, rows: &[u32], missing: u32) {
+    let shape = Shape::new(slots, 1, 8, 8).expect("a shape");
+    let shape = shape.of_table(table_rows);
     for width in [Width::One, Width::Two] {
-        assert_told_apart_by(width, table_rows, rows, missing);
+        assert_told_apart_in(shape.with_tags(width), rows, missing);
     }
 }
 
-fn assert_told_apart_by(width: Width, table_rows: u64, rows: &[u32], missing: u32) {
+fn assert_told_apart_in(shape: Shape, rows: &[u32], missing: u32) {
     let (epochs, mut workers) = Epochs::new(1);
-    let shape = Shape::new(64, 1, 8, 8).expect("a shape");
-    let shape = shape.of_table(table_rows).with_tags(width);
     let made = Store::new(shape, 5, 1, &epochs, Tags::detect(), HugePages::Off);
     let (store, mut writers) = made.expect("memory");
     for &row in rows {
@@ -535,18 +535,26 @@ fn rows_of_one_set_and_one_tag_are_told_apart() {
     let alike = |row: &u32| spread.tag(*row) == 99 && spread.primary(*row) == 2;
     let rows: Vec<u32> = (0..TABLE as u32).filter(alike).collect();
     assert!(rows.len() > 8, "{}", rows.len());
-    assert_told_apart(TABLE, &rows[1..8], rows[0]);
+    assert_told_apart(64, TABLE, &rows[1..8], rows[0]);
 }
 
 #[test]
 fn rows_beyond_those_that_the_table_had_are_told_apart() {
+    const TABLE: u64 = 1 << 15;
     // All of one hash.
     let rows: Vec<u32> = (0..20).map(|number| 7 + (number << 15)).collect();
-    assert_told_apart(1 << 15, &rows[..1], rows[1]);
-    for missing in [0, 9] {
-        let mut there = rows.clone();
-        there.remove(missing);
-        assert_told_apart(1 << 15, &there, rows[missing]);
+    // The tags of one byte tell the table's own rows apart in the second only.
+    for (slots, is_exact) in [(64, false), (4096, true)] {
+        let shape = Shape::new(slots, 1, 8, 8).expect("a shape").of_table(TABLE);
+        let spread = shape.with_tags(Width::One).spread(5);
+        assert_eq!(spread.is_exact(), is_exact);
+        assert_ne!(spread.tag(7), 0, "there are slots for all");
+        assert_told_apart(slots, TABLE, &rows[..1], rows[1]);
+        for missing in [0, 9] {
+            let mut there = rows.clone();
+            there.remove(missing);
+            assert_told_apart(slots, TABLE, &there, rows[missing]);
+        }
     }
 }
 

@@ -261,10 +261,9 @@ impl Drawn {
                 shape: shape(sets)
                     .expect("at least two sets a shard")
                     .of_table(tables.tables()[number].row_count().into())
-                    .with_tags(if sets % 2 == 0 {
-                        Width::One
-                    } else {
-                        Width::Two
+                    .with_tags(match (number + sets as usize) % 2 {
+                        0 => Width::One,
+                        _ => Width::Two,
                     }),
                 most_sets: MOST_SETS,
                 most_patched: tables.tables()[number].row_count(),

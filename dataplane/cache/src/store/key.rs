@@ -75,8 +75,8 @@ pub(super) struct Keys {
 impl Keys {
     /// Whether tags tell all rows of a set apart, where hashes of so many bits are spread over so many sets.
     pub(super) fn are_exact(&self, hash_bits: u32, sets: u32) -> bool {
-        // A set has so many hashes, rounded up or down, of which each has its bits.
-        1_u64 << hash_bits <= u64::from(sets) * u64::from(self.tag)
+        // A set has as many hashes as fall to each, rounded up or down, one after the other: so many that each has lowest bits of its own.
+        1_u64 << hash_bits <= u64::from(sets) * (u64::from(self.tag) + 1)
     }
 
     /// The tag of a hash.
@@ -171,13 +171,13 @@ mod tests {
     #[test]
     fn one_byte_is_taken_where_it_is_enough_for_half_as_many_sets() {
         for (end, sets, width) in [
-            (1, 18, Width::One),
-            (1 << 22, 1 << 17, Width::One),
-            (1 << 22, 66_054, Width::One),
-            (1 << 22, 66_053, Width::Two),
-            ((1 << 22) + 1, 1 << 17, Width::Two),
+            (1, 16, Width::One),
+            (1 << 23, 1 << 17, Width::One),
+            (1 << 22, 1 << 16, Width::One),
+            (1 << 22, (1 << 16) - 1, Width::Two),
+            ((1 << 23) + 1, 1 << 17, Width::Two),
             (1 << 31, 1 << 20, Width::Two),
-            (1, 17, Width::Two),
+            (1, 15, Width::Two),
         ] {
             assert_eq!(Width::of_table(end, sets), width, "{end} rows, {sets} sets");
         }

@@ -367,7 +367,9 @@ mod tests {
             (1, 1, 9, Width::One),
             (2000, 3, 7, Width::One),
             (1 << 15, 2, 150, Width::One),
-            (1 << 20, 4, 2065, Width::One),
+            (1 << 20, 4, 2048, Width::One),
+            (1, 1, 8, Width::One),
+            (1 << 20, 4, 16, Width::Two),
         ] {
             let spread = Spread::new(9, end, shards, shard_sets, width);
             assert!(spread.is_exact() && spread.end() >= end);
@@ -390,7 +392,7 @@ mod tests {
                     assert_eq!(spread.secondary_key(row), spread.primary_key(row));
                 }
             }
-            let fewer = spread.end() / (tags + 1);
+            let fewer = (spread.end() - 1) / (tags + 1);
             let few = Spread::new(9, end, 1, fewer.max(2), width);
             assert_eq!(few.is_exact(), fewer < 2, "{end}");
         }
