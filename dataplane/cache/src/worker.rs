@@ -70,6 +70,8 @@ pub struct Worker {
     warming: Warming,
     /// The same of rows that are to stay.
     pinning: Warming,
+    /// Whether these two come before hints next.
+    listed_first: bool,
     /// What was looked up in this turn and its policies are still to be told of.
     later: Later,
     /// Whether a store may be changing its size.
@@ -168,6 +170,7 @@ impl Worker {
             owners,
             warming,
             pinning,
+            listed_first: false,
             later: Later::new(has_tables),
             is_resizing: false,
             is_leaving: false,
@@ -434,6 +437,33 @@ impl Worker {
                 .filter(|(_, place)| **place == MISS)
                 .map(|(row, _)| *row),
         );
+    }
+
+    /// The same for a request that waits for other rows, up to the first that nobody can be told of for now. Returns how many of the rows need
+    /// not be looked at again.
+    pub fn prefetch_meanwhile(
+        &mut self,
+        turn: Turn<'_>,
+        table: usize,
+        rows: &[u32],
+        places: &mut [u32],
+    ) -> usize {
+        if self.fetches.limits().prefetched == 0 {
+            return rows.len();
+        }
+        let cached = cached(&mut self.tables, table as u32);
+        let spread = *cached.spread();
+        cached.look(turn, rows, places);
+        let mut lacking = rows.iter().zip(&*places).map(|(&row, &place)| {
+            let hint = Hint {
+                table: table as u32,
+                row,
+            };
+            place != MISS || self.owners.hint(self.owners.owner(spread.shard(row)), hint)
+        });
+        let done = lacking.position(|is_done| !is_done).unwrap_or(rows.len());
+        self.owners.ring();
+        done
     }
 
     fn hint(&mut self, table: usize, rows: impl Iterator<Item = u32>) {

@@ -127,6 +127,7 @@ pub(crate) fn fill(
             ids: from.ids,
             first_id: from.first_id,
             next_id: ids_from,
+            asked_id: ids_from,
         };
         ids_from += from.ids;
     }

@@ -13,6 +13,7 @@ use rowmill_cache::store::Turn;
 use rowmill_pooling::{Bags, Kernels, Mode};
 use rowmill_wire::Status;
 
+use crate::ahead;
 use crate::bind::{BoundSchema, Column, Panel};
 use crate::cached::Cached;
 use crate::limits::PIECES;
@@ -36,6 +37,8 @@ pub(crate) struct Made {
     pub(crate) finished: bool,
     /// Whether the run can't be placed before its parked bags are pooled.
     pub(crate) held: bool,
+    /// Whether there is more of the request of which rows can be asked for while its run is held.
+    pub(crate) asks: bool,
     /// Whether all that can be done next waits for rows, or for room to park a bag.
     pub(crate) waits: bool,
 }
@@ -98,6 +101,9 @@ fn walk(
             pool(work, slot, schema, panel, memory, made)?;
         }
         made.held = slot.walk.feature == panel.features.end && is_held(slot);
+        if made.held {
+            made.asks = ahead::ask(work, slot, schema, made);
+        }
         if made.held || slot.walk.feature < panel.features.end {
             return Ok(());
         }
@@ -253,7 +259,8 @@ fn announce(slot: &mut Slot, made: &mut Made) {
         made.finished = slot.walk.announced == slices;
         made.slice = (!made.finished).then_some(slice);
     }
-    let stands = slot.walk.slices == slices || made.held || slot.crowded > 0;
+    let is_held = made.held && !made.asks;
+    let stands = slot.walk.slices == slices || is_held || slot.crowded > 0;
     made.waits = stands && slot.ready.is_empty() && !made.finished && !is_placed(slot);
 }
 

@@ -77,6 +77,9 @@ pub(crate) const HASHED_COST: usize = 8;
 /// Ids of a prefetch that a turn takes: each costs up to 20 ns, all together less than a micro-batch's 50 us.
 pub(crate) const PREFETCH_IDS: u32 = 1 << 11;
 
+/// What looking for such a row costs, in bytes of a micro-batch: finding it touches two lines or so, and asking its owner as many.
+pub(crate) const LOOKED_FOR_BYTES: u64 = 256;
+
 /// Ids checked in a turn for the request that comes next, so that it is a request ahead of its rows. At 8
 /// bytes each they are half of the smallest micro-batch, so that what the next one owes for them
 /// never makes its own turn tiny.

@@ -35,6 +35,8 @@ pub(crate) struct Span {
     pub(crate) first_id: u32,
     /// The next id to pool, in [`Data::ids`].
     pub(crate) next_id: u32,
+    /// Ids between that and this one were asked for in advance.
+    pub(crate) asked_id: u32,
 }
 
 /// How far copying and checking the ids has come.

@@ -266,6 +266,43 @@ fn who_does_not_wait_any_more_gives_everything_back() {
 }
 
 #[test]
+fn all_rows_of_a_request_are_asked_for_before_it_waits_where_it_has_room_for_one_run_too() {
+    let model = Model::every();
+    let fetch = fetch::Limits {
+        staged: 1 << 14,
+        bags: 1 << 12,
+        prefetched: 1 << 14,
+        ..FETCH
+    };
+    let bags = 200;
+    let asked = |remote: Option<Remote>| {
+        let mut engine = engine_with(&model, LIMITS, fetch, 2, |_| Fate::Never);
+        let mut memory = memory_for(&model, bags, vec![]);
+        memory.remote = remote;
+        send(&model, &mut engine, &mut memory, 0, bags, 0);
+        // Far away its data come after the first.
+        for _ in 0..2 {
+            until_blocked(&mut engine, &mut memory);
+            let remote = memory.remote.as_mut();
+            let coming = remote.map(|remote| std::mem::take(&mut remote.coming));
+            for (conn, slot, outcome) in coming.into_iter().flatten() {
+                engine.fetched(0, conn, slot, outcome, &mut memory);
+            }
+        }
+        // What is to come in advance is asked for some rows a turn.
+        (0..1000).for_each(|_| _ = engine.turn(0, &mut memory));
+        let counters = engine.cache().fetch_counters();
+        let (on_the_way, _) = engine.cache().held();
+        (on_the_way, counters.prefetched, counters.parked)
+    };
+    let (all, none, all_bags) = asked(None);
+    let remote = Remote::new(STAGE_BYTES_MIN as usize, 2);
+    let (on_the_way, in_advance, bags_of_a_run) = asked(Some(remote));
+    assert_eq!((on_the_way, none), (all, 0), "distinct rows of the request");
+    assert!(in_advance > 100 && bags_of_a_run < all_bags);
+}
+
+#[test]
 fn rows_that_nobody_waits_for_any_more_are_taken_without_another_request() {
     let model = Model::mixed();
     let mut engine = engine_with(&model, LIMITS, FETCH, 3, |_| Fate::Comes);

@@ -85,8 +85,7 @@ impl Worker {
         let taken = self.take_rows(now_ns);
         let has_read = self.tiers.reads() > reads;
         self.give_up_rows(now_ns);
-        self.take_hints(now_ns);
-        self.load_listed(now_ns);
+        self.begin_in_advance(now_ns);
         let has_begun = taken <= FEW && !has_read && self.fetch(now_ns);
         taken > 0 || has_read || has_begun
     }
@@ -272,6 +271,27 @@ impl Worker {
             while let Some(ask) = fetches.next_told() {
                 owners.answer_kept(ask, found.ok_or(TierError::Late));
             }
+        }
+    }
+
+    /// Begins to fetch rows that nobody waits for. Hints and lists share the room for them, which whoever comes first may take all of: who has
+    /// got some comes last the next time.
+    fn begin_in_advance(&mut self, now_ns: u64) {
+        let begun = |worker: &Worker| worker.fetches.counters().prefetched;
+        let before = begun(self);
+        let listed_first = self.listed_first;
+        if listed_first {
+            self.load_listed(now_ns);
+        } else {
+            self.take_hints(now_ns);
+        }
+        if begun(self) > before {
+            self.listed_first = !listed_first;
+        }
+        if listed_first {
+            self.take_hints(now_ns);
+        } else {
+            self.load_listed(now_ns);
         }
     }
 

@@ -109,6 +109,29 @@ fn of_more_rows_than_there_is_room_for_the_first_are_warm() {
 }
 
 #[test]
+fn neither_hints_nor_what_was_warm_takes_all_room_from_the_other() {
+    let (mut seats, _) = seats(1, LIMITS, 100, 4);
+    let warm = WarmRows {
+        table: 0,
+        rows: (0..400).filter(|&row| fate(row) == Fate::Comes).collect(),
+    };
+    seats[0].worker.warm(&[warm].into());
+    let mut hints = (1000..).filter(|&row| fate(row) == Fate::Comes);
+    let mut now = 0;
+    while seats[0].worker.is_warming() {
+        let hints: Vec<u32> = hints.by_ref().take(10).collect();
+        seats[0].worker.prefetch(0, &hints);
+        seats[0].poll(now);
+        now += 1;
+        assert!(now < 2000, "what was warm has no turn");
+    }
+    let figures = seats[0].worker.figures(0).expect("a cached table");
+    let [told, dropped] = [Count::Hinted, Count::HintsDropped].map(|what| figures.get(what));
+    let taken = told - dropped;
+    assert!(taken > 20, "{taken} hints had a turn in {now} polls");
+}
+
+#[test]
 fn what_was_warm_is_loaded_by_its_owners() {
     let (mut seats, book) = seats(3, LIMITS, 100, 9);
     // As many as fit, of tables 1 and 0, some of which can't be read any more.
