@@ -23,6 +23,9 @@ use crate::report::{Measurement, Reporter};
 /// own caches hold beside rows.
 pub(crate) const ROWS: u32 = 2 << 20;
 const MANY_ROWS: u32 = 8 << 20;
+/// How many times as many rows the table has as the store, besides the one that has a fourth more: of the first one's rows tags of one byte
+/// are still enough, of the second one's they have two.
+const TIMES: [u32; 2] = [4, 8];
 /// Shards of the store.
 const SHARDS: u32 = 4;
 /// Rows that are fetched at a time while the store is filled.
@@ -56,7 +59,36 @@ pub(crate) fn run(full: bool, reporter: &mut Reporter) -> Result<()> {
                 measure(&name, rows, format, dim, reporter)?;
             }
         }
+        for (times, (format, dim)) in TIMES.into_iter().flat_map(|times| {
+            [
+                (times, (RowFormat::F32, 64)),
+                (times, (RowFormat::Int8, 64)),
+            ]
+        }) {
+            let name = case(rows, format, dim);
+            let name = name.replace("/format", &format!("/table={times}x/format"));
+            if reporter.wants(&name) {
+                eprintln!("cache: {name}");
+                measure_of_table(&name, rows, times, format, dim, reporter)?;
+            }
+        }
     }
+    Ok(())
+}
+
+/// The same beside a larger table, of which the store has a part.
+fn measure_of_table(
+    name: &str,
+    rows: u32,
+    times: u32,
+    format: RowFormat,
+    dim: usize,
+    reporter: &mut Reporter,
+) -> Result<()> {
+    let of_table = |slots: u32| u64::from(slots) * u64::from(times);
+    let mut hits = Hits::of_table(rows, of_table, format, dim, LOOKUPS)?;
+    let slots = hits.slots_asked();
+    beside_resident(name, &mut hits, &slots, Hits::look_up_and_pool, reporter);
     Ok(())
 }
 
@@ -178,7 +210,18 @@ pub(crate) struct Hits {
 impl Hits {
     /// So many lookups, a multiple of what a piece has, in a full store for at most so many rows.
     pub(crate) fn new(rows: u32, format: RowFormat, dim: usize, lookups: usize) -> Result<Hits> {
-        let cache = Cache::full(rows, format, dim)?;
+        Hits::of_table(rows, fetched, format, dim, lookups)
+    }
+
+    /// The same in a table that has so many rows, by the store's slots.
+    fn of_table(
+        rows: u32,
+        table: impl Fn(u32) -> u64,
+        format: RowFormat,
+        dim: usize,
+        lookups: usize,
+    ) -> Result<Hits> {
+        let cache = Cache::full(rows, table, format, dim)?;
         let drawn = ids(Spread::Uniform, cache.rows.len() as u32, lookups, 3);
         Ok(Hits {
             asked: drawn.iter().map(|&i| cache.rows[i as usize]).collect(),
@@ -253,6 +296,11 @@ impl Hits {
     }
 }
 
+/// How many rows are fetched to fill so many slots.
+fn fetched(slots: u32) -> u64 {
+    u64::from(slots + slots / 4)
+}
+
 /// A worker with a full store.
 struct Cache {
     adaptive: Adaptive,
@@ -261,14 +309,14 @@ struct Cache {
 }
 
 impl Cache {
-    /// A cache for which more rows were fetched, one after the other, than it has slots.
-    fn full(rows: u32, format: RowFormat, dim: usize) -> Result<Cache> {
+    /// A cache for which more rows were fetched, one after the other, than it has slots. `table` says how many the table has, at least as many.
+    fn full(rows: u32, table: impl Fn(u32) -> u64, format: RowFormat, dim: usize) -> Result<Cache> {
         let row_bytes = format.row_bytes(dim);
         let (available, _) = available_bytes();
         let rows = rows.min((available / 2 / row_bytes as u64) as u32);
         let shape = Shape::new(rows, SHARDS, row_bytes, row_bytes).context("the cache")?;
-        let asked: Vec<u32> = (0..shape.slots() + shape.slots() / 4).collect();
-        let shape = shape.of_table(asked.len() as u64);
+        let asked: Vec<u32> = (0..fetched(shape.slots()) as u32).collect();
+        let shape = shape.of_table(table(shape.slots()));
         let mut adaptive = Adaptive::of_shape(shape, FILLING, HugePages::Prefer, block())?;
         for bag in asked.chunks(FILLING) {
             adaptive.look_up(bag, &[]);
@@ -280,7 +328,12 @@ impl Cache {
             .zip(&places)
             .filter(|(_, place)| **place != MISS);
         let rows: Vec<u32> = there.map(|(&row, _)| row).collect();
-        eprintln!("cache: {} of {} slots hold rows", rows.len(), shape.slots());
+        eprintln!(
+            "cache: {} of {} slots hold rows, tags have {} byte(s)",
+            rows.len(),
+            shape.slots(),
+            shape.width().bytes()
+        );
         Ok(Cache { adaptive, rows })
     }
 
