@@ -23,9 +23,9 @@ use crate::report::{Measurement, Reporter};
 /// own caches hold beside rows.
 pub(crate) const ROWS: u32 = 2 << 20;
 const MANY_ROWS: u32 = 8 << 20;
-/// How many times as many rows the table has as the store, besides the one that has a fourth more: of the first one's rows tags of one byte
-/// are still enough, of the second one's they have two.
-const TIMES: [u32; 2] = [4, 8];
+/// How many times as many rows the table has as the store, besides the one that has a fourth more and of whose rows tags have one byte: of
+/// these they have two.
+const TIMES: [u32; 2] = [4, 64];
 /// Shards of the store.
 const SHARDS: u32 = 4;
 /// Rows that are fetched at a time while the store is filled.
