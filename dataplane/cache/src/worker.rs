@@ -439,33 +439,6 @@ impl Worker {
         );
     }
 
-    /// The same for a request that waits for other rows, up to the first that nobody can be told of for now. Returns how many of the rows need
-    /// not be looked at again.
-    pub fn prefetch_meanwhile(
-        &mut self,
-        turn: Turn<'_>,
-        table: usize,
-        rows: &[u32],
-        places: &mut [u32],
-    ) -> usize {
-        if self.fetches.limits().prefetched == 0 {
-            return rows.len();
-        }
-        let cached = cached(&mut self.tables, table as u32);
-        let spread = *cached.spread();
-        cached.look(turn, rows, places);
-        let mut lacking = rows.iter().zip(&*places).map(|(&row, &place)| {
-            let hint = Hint {
-                table: table as u32,
-                row,
-            };
-            place != MISS || self.owners.hint(self.owners.owner(spread.shard(row)), hint)
-        });
-        let done = lacking.position(|is_done| !is_done).unwrap_or(rows.len());
-        self.owners.ring();
-        done
-    }
-
     fn hint(&mut self, table: usize, rows: impl Iterator<Item = u32>) {
         let spread = *cached(&mut self.tables, table as u32).spread();
         let has_room = self.fetches.limits().prefetched > 0;

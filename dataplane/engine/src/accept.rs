@@ -127,7 +127,6 @@ pub(crate) fn fill(
             ids: from.ids,
             first_id: from.first_id,
             next_id: ids_from,
-            asked_id: ids_from,
         };
         ids_from += from.ids;
     }

@@ -13,14 +13,13 @@ use rowmill_cache::store::Turn;
 use rowmill_pooling::{Bags, Kernels, Mode};
 use rowmill_wire::Status;
 
-use crate::ahead;
 use crate::bind::{BoundSchema, Column, Panel};
 use crate::cached::Cached;
 use crate::limits::PIECES;
 use crate::memory::{Denied, Memory};
 use crate::piece;
 use crate::ready;
-use crate::slot::Slot;
+use crate::slot::{Held, Run, Slot};
 
 /// What a micro-batch did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,8 +36,6 @@ pub(crate) struct Made {
     pub(crate) finished: bool,
     /// Whether the run can't be placed before its parked bags are pooled.
     pub(crate) held: bool,
-    /// Whether there is more of the request of which rows can be asked for while its run is held.
-    pub(crate) asks: bool,
     /// Whether all that can be done next waits for rows, or for room to park a bag.
     pub(crate) waits: bool,
 }
@@ -100,14 +97,17 @@ fn walk(
         if slot.walk.feature < panel.features.end {
             pool(work, slot, schema, panel, memory, made)?;
         }
-        made.held = slot.walk.feature == panel.features.end && is_held(slot);
-        if made.held {
-            made.asks = ahead::ask(work, slot, schema, made);
-        }
-        if made.held || slot.walk.feature < panel.features.end {
+        if slot.walk.feature < panel.features.end {
             return Ok(());
         }
-        end_run(slot, panel, memory)?;
+        if !is_held(slot) {
+            end_run(slot, panel, memory)?;
+        } else if !slot.held.is_full() && memory.has_spare(slot.conn) {
+            hold_run(slot);
+        } else {
+            made.held = true;
+            return Ok(());
+        }
     }
     if next_panel(slot, schema, made).is_none() {
         finish_slice(slot);
@@ -159,13 +159,13 @@ fn begin_run(
     let fitting = (memory.stage_bytes() / panel.bytes).clamp(1, u64::from(left));
     let feature = panel.features.start;
     let span = &slot.spans[feature as usize];
-    walk.first = match schema.features[feature as usize].mode {
+    walk.run.first = match schema.features[feature as usize].mode {
         Mode::None => span.first_id + (span.next_id - span.ids_from),
         _ => header.first_bag + walk.bag + walk.placed,
     };
-    (walk.run, walk.feature, walk.done) = (fitting as u32, feature, 0);
+    (walk.run.count, walk.feature, walk.done) = (fitting as u32, feature, 0);
     walk.parked = 0;
-    let strips = strips(slot, panel);
+    let strips = strips(slot, panel, slot.walk.run);
     let staging = memory.stage(slot.conn, slot.header.target_region, &strips)?;
     slot.staging = Some(staging);
     Ok(())
@@ -173,23 +173,36 @@ fn begin_run(
 
 /// Places a run whose vectors are all pooled.
 fn end_run(slot: &mut Slot, panel: &Panel, memory: &mut impl Memory) -> Result<(), Status> {
-    let strips = strips(slot, panel);
+    let strips = strips(slot, panel, slot.walk.run);
     if let Some(staging) = slot.staging.take() {
         memory.place(slot.conn, slot.header.target_region, staging, &strips)?;
     }
-    slot.walk.placed += slot.walk.run;
+    slot.walk.placed += slot.walk.run.count;
     Ok(())
 }
 
-/// What the run fills of the target's region.
-pub(crate) fn strips(slot: &Slot, panel: &Panel) -> ArrayVec<Strip, MAX_STRIPS> {
+/// Leaves a run to its parked bags: the last of them that is pooled places it. So the rows that the next runs miss are asked for meanwhile.
+fn hold_run(slot: &mut Slot) {
+    let walk = &mut slot.walk;
+    if let Some(staging) = slot.staging.take() {
+        slot.held.push(Held {
+            staging,
+            slice: walk.slices,
+            panel: walk.panel,
+            run: walk.run,
+            parked: walk.parked,
+        });
+    }
+    walk.placed += walk.run.count;
+}
+
+/// What a run fills of the target's region.
+pub(crate) fn strips(slot: &Slot, panel: &Panel, run: Run) -> ArrayVec<Strip, MAX_STRIPS> {
     let strip = |column: &Column| Strip {
-        offset: slot.header.target_base
-            + column.offset
-            + u64::from(slot.walk.first) * column.stride,
+        offset: slot.header.target_base + column.offset + u64::from(run.first) * column.stride,
         bytes: column.bytes,
         stride: column.stride,
-        count: u64::from(slot.walk.run),
+        count: u64::from(run.count),
     };
     panel.columns.iter().map(strip).collect()
 }
@@ -209,7 +222,7 @@ fn pool(
     }
     let jagged: ArrayVec<[u32; 1], PIECES> = pieces.iter().map(|piece| [piece.ids]).collect();
     let staging = slot.staging.as_ref().expect("the run has begun");
-    let laid = staging.lay(&strips(slot, panel));
+    let laid = staging.lay(&strips(slot, panel, slot.walk.run));
     let mut bags: ArrayVec<Bags<'_>, PIECES> = ArrayVec::new();
     for (piece, jagged) in pieces.iter().zip(&jagged) {
         let feature = &schema.features[piece.feature as usize];
@@ -259,8 +272,7 @@ fn announce(slot: &mut Slot, made: &mut Made) {
         made.finished = slot.walk.announced == slices;
         made.slice = (!made.finished).then_some(slice);
     }
-    let is_held = made.held && !made.asks;
-    let stands = slot.walk.slices == slices || is_held || slot.crowded > 0;
+    let stands = slot.walk.slices == slices || made.held || slot.crowded > 0;
     made.waits = stands && slot.ready.is_empty() && !made.finished && !is_placed(slot);
 }
 

@@ -462,7 +462,8 @@ impl Engine {
             Stage::Checking | Stage::Pooling => self.schedule.remove(index, &mut self.slots),
         }
         let slot = &mut self.slots[index as usize];
-        if let Some(staging) = slot.staging.take() {
+        let held = slot.held.drain(..).map(|held| held.staging);
+        for staging in held.chain(slot.staging.take()) {
             memory.unstage(slot.conn, slot.header.target_region, staging);
         }
         fetch::release(slot, memory);

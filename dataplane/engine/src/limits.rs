@@ -40,6 +40,9 @@ impl Default for Limits {
 /// Most pieces (one feature, a run of bags) of one micro-batch; bounds the list on the stack.
 pub(crate) const PIECES: usize = 64;
 
+/// Most runs of a request that wait for rows of their parked bags beside the one under way: with blocks of 256 KiB 2 MiB of results.
+pub(crate) const HELD_RUNS: usize = 8;
+
 /// Bounds of a micro-batch in bytes of rows: at least a few rows of the largest dim, so that work
 /// goes on under any measured rate; at most 4 MiB, 80 us at 50 GB/s.
 pub(crate) const BATCH_BYTES: core::ops::RangeInclusive<u64> = (64 << 10)..=(4 << 20);
@@ -76,9 +79,6 @@ pub(crate) const HASHED_COST: usize = 8;
 
 /// Ids of a prefetch that a turn takes: each costs up to 20 ns, all together less than a micro-batch's 50 us.
 pub(crate) const PREFETCH_IDS: u32 = 1 << 11;
-
-/// What looking for such a row costs, in bytes of a micro-batch: finding it touches two lines or so, and asking its owner as many.
-pub(crate) const LOOKED_FOR_BYTES: u64 = 256;
 
 /// Ids checked in a turn for the request that comes next, so that it is a request ahead of its rows. At 8
 /// bytes each they are half of the smallest micro-batch, so that what the next one owes for them

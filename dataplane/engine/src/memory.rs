@@ -89,6 +89,10 @@ pub trait Memory {
     /// Most bytes of packed strips that are staged together, at least [`STAGE_BYTES_MIN`].
     fn stage_bytes(&self) -> u64;
 
+    /// Whether a request of the connection may keep packed strips staged while it waits for rows, and stage others: there is enough for
+    /// those who wait for none.
+    fn has_spare(&self, conn: Conn) -> bool;
+
     /// A place to store results in that are for these strips of a region.
     ///
     /// # Errors

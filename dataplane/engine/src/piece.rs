@@ -15,7 +15,7 @@ use crate::crowd::Wanted;
 use crate::limits::{MISSED_BYTES, PARKED_BYTES, PIECES};
 use crate::parked::Bag;
 use crate::rows::{rows, rows_in};
-use crate::slot::{Slot, Walk};
+use crate::slot::{Run, Slot, Walk};
 
 /// Where the rows of a piece are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +120,7 @@ pub(crate) fn next(
         let walk = &mut slot.walk;
         slot.spans[walk.feature as usize].next_id += taken.ids;
         walk.done += taken.vectors;
-        if walk.done == walk.run {
+        if walk.done == walk.run.count {
             walk.done = 0;
             walk.feature += 1;
         }
@@ -153,7 +153,7 @@ fn fitting(slot: &Slot, feature: &BoundFeature, budget: u64, most_ids: u32) -> P
         bag,
         placed,
         done,
-        run,
+        run: Run { count: run, .. },
         ..
     } = slot.walk;
     let mut piece = Piece {
@@ -264,7 +264,7 @@ fn look_up(
                 slot: work.index,
                 panel: slot.walk.panel,
                 feature: next.feature,
-                vector: slot.walk.first + next.done + i,
+                vector: slot.walk.run.first + next.done + i,
                 slice,
                 lengths_at: next.lengths_at + i,
                 first_id,

@@ -5,11 +5,11 @@ use rowmill_arena::Strip;
 use rowmill_pooling::Bags;
 
 use crate::batch::{Made, Work, strips};
-use crate::bind::BoundSchema;
+use crate::bind::{BoundSchema, Panel};
 use crate::memory::{Denied, Memory};
 use crate::parked::Bag;
 use crate::piece::{From, Piece};
-use crate::slot::Slot;
+use crate::slot::{Run, Slot};
 
 /// Pools bags of a request that are ready, at least one, up to the budget.
 ///
@@ -64,16 +64,25 @@ fn pool_one(
     };
     let jagged = [bag.ids];
     let bags = piece.bags(slot, schema, &jagged, work.cached);
-    // The run that it is of may be under way: then it is placed with that.
     let panel = &schema.panels[bag.panel as usize];
+    // The run that it is of may be held, or under way: then it is placed with that.
+    let of = |slice, at, run: Run| (slice, at) == (bag.slice, bag.panel) && run.has(bag.vector);
+    let held = slot.held.iter();
+    let held = { held }.position(|held| of(held.slice, held.panel, held.run));
     let walk = &slot.walk;
-    let run = walk.first..walk.first + walk.run;
-    let staging = slot.staging.as_ref().filter(|_| {
-        (walk.slices, walk.panel) == (bag.slice, bag.panel) && run.contains(&bag.vector)
-    });
-    if let Some(staging) = staging {
-        let laid = staging.lay(&strips(slot, panel))[feature.column];
-        let vector = u64::from(bag.vector - walk.first);
+    let staged = match held {
+        Some(at) => Some((&slot.held[at].staging, slot.held[at].run)),
+        None => {
+            let staging = slot
+                .staging
+                .as_ref()
+                .filter(|_| of(walk.slices, walk.panel, walk.run));
+            staging.map(|staging| (staging, walk.run))
+        }
+    };
+    if let Some((staging, run)) = staged {
+        let laid = staging.lay(&strips(slot, panel, run))[feature.column];
+        let vector = u64::from(bag.vector - run.first);
         let bags = Bags {
             offset: (laid.at + feature.column_at + vector * laid.stride) as usize,
             stride: laid.stride as usize,
@@ -81,7 +90,10 @@ fn pool_one(
         };
         let target = memory.window(slot.conn, region, staging)?;
         work.kernels.pool(&[bags], &target);
-        slot.walk.parked -= 1;
+        match held {
+            Some(at) => pooled_of(slot, panel, at, memory)?,
+            None => slot.walk.parked -= 1,
+        }
         return Ok(());
     }
     let strips: ArrayVec<Strip, 1> = ArrayVec::from([Strip {
@@ -107,4 +119,21 @@ fn pool_one(
             Err(status.into())
         }
     }
+}
+
+/// A parked bag of a held run is pooled: it is placed if that was the last.
+fn pooled_of(
+    slot: &mut Slot,
+    panel: &Panel,
+    at: usize,
+    memory: &mut impl Memory,
+) -> Result<(), Denied> {
+    slot.held[at].parked -= 1;
+    if slot.held[at].parked == 0 {
+        let held = slot.held.swap_remove(at);
+        let strips = strips(slot, panel, held.run);
+        let region = slot.header.target_region;
+        memory.place(slot.conn, region, held.staging, &strips)?;
+    }
+    Ok(())
 }

@@ -1,11 +1,12 @@
 //! A request in progress: its private copies and how far it has come.
 
+use arrayvec::ArrayVec;
 use rowmill_arena::Staging;
 use rowmill_wire::limits::{MAX_FEATURES, MAX_SLICES};
 use rowmill_wire::request::Header;
 
 use crate::generations::Side;
-use crate::limits::Limits;
+use crate::limits::{HELD_RUNS, Limits};
 use crate::memory::Conn;
 use crate::parked::List;
 
@@ -35,8 +36,6 @@ pub(crate) struct Span {
     pub(crate) first_id: u32,
     /// The next id to pool, in [`Data::ids`].
     pub(crate) next_id: u32,
-    /// Ids between that and this one were asked for in advance.
-    pub(crate) asked_id: u32,
 }
 
 /// How far copying and checking the ids has come.
@@ -66,16 +65,40 @@ pub(crate) struct Walk {
     pub(crate) vectors: u32,
     /// How many of these are placed.
     pub(crate) placed: u32,
-    /// How many the run has.
-    pub(crate) run: u32,
-    /// The number of its first vector in the target.
-    pub(crate) first: u32,
+    /// The vectors under way.
+    pub(crate) run: Run,
     /// The feature whose vectors come next.
     pub(crate) feature: u32,
     /// How many of its vectors in the run are done.
     pub(crate) done: u32,
     /// How many bags of the run are parked.
     pub(crate) parked: u32,
+}
+
+/// A run whose vectors are all pooled but those of parked bags, and that is placed when these are.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) staging: Staging,
+    pub(crate) slice: u32,
+    pub(crate) panel: u32,
+    pub(crate) run: Run,
+    /// How many of its bags are parked.
+    pub(crate) parked: u32,
+}
+
+/// Vectors of a panel that are staged together: of each of its features as many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// The number of the first in the target.
+    pub(crate) first: u32,
+    /// How many there are.
+    pub(crate) count: u32,
+}
+
+impl Run {
+    pub(crate) fn has(self, vector: u32) -> bool {
+        (self.first..self.first + self.count).contains(&vector)
+    }
 }
 
 /// Where a request stands.
@@ -123,6 +146,8 @@ pub(crate) struct Slot {
     pub(crate) walk: Walk,
     /// Where the run's results are stored until they are placed.
     pub(crate) staging: Option<Staging>,
+    /// Earlier runs that are not placed yet.
+    pub(crate) held: ArrayVec<Held, HELD_RUNS>,
     /// Bags that wait for rows, and those whose rows are there.
     pub(crate) parked: List,
     pub(crate) ready: List,
@@ -161,6 +186,7 @@ impl Slot {
             check: Check::default(),
             walk: Walk::default(),
             staging: None,
+            held: ArrayVec::new(),
             parked: List::EMPTY,
             ready: List::EMPTY,
             crowded: 0,

@@ -266,15 +266,14 @@ fn who_does_not_wait_any_more_gives_everything_back() {
 }
 
 #[test]
-fn all_rows_of_a_request_are_asked_for_before_it_waits_where_it_has_room_for_one_run_too() {
+fn all_rows_of_a_request_are_asked_for_before_it_waits_where_its_runs_have_room() {
     let model = Model::every();
     let fetch = fetch::Limits {
         staged: 1 << 14,
         bags: 1 << 12,
-        prefetched: 1 << 14,
         ..FETCH
     };
-    let bags = 200;
+    let bags = 40;
     let asked = |remote: Option<Remote>| {
         let mut engine = engine_with(&model, LIMITS, fetch, 2, |_| Fate::Never);
         let mut memory = memory_for(&model, bags, vec![]);
@@ -289,17 +288,21 @@ fn all_rows_of_a_request_are_asked_for_before_it_waits_where_it_has_room_for_one
                 engine.fetched(0, conn, slot, outcome, &mut memory);
             }
         }
-        // What is to come in advance is asked for some rows a turn.
-        (0..1000).for_each(|_| _ = engine.turn(0, &mut memory));
-        let counters = engine.cache().fetch_counters();
         let (on_the_way, _) = engine.cache().held();
-        (on_the_way, counters.prefetched, counters.parked)
+        let parked = engine.cache().fetch_counters().parked;
+        engine.cancel(0, Conn(0), 0, &mut memory);
+        assert!(memory.remote.is_none_or(|remote| remote.is_whole()));
+        (on_the_way, parked)
     };
-    let (all, none, all_bags) = asked(None);
-    let remote = Remote::new(STAGE_BYTES_MIN as usize, 2);
-    let (on_the_way, in_advance, bags_of_a_run) = asked(Some(remote));
-    assert_eq!((on_the_way, none), (all, 0), "distinct rows of the request");
-    assert!(in_advance > 100 && bags_of_a_run < all_bags);
+    let remote = |blocks| Some(Remote::new(STAGE_BYTES_MIN as usize, blocks));
+    let all = asked(None);
+    assert_eq!(asked(remote(32)), all, "rows on their way, and bags");
+    // Of two blocks a request that waits keeps one and no more.
+    let (rows, parked) = asked(remote(2));
+    assert!(
+        rows < all.0 && parked < all.1,
+        "{rows} rows of {parked} bags, and {all:?}"
+    );
 }
 
 #[test]

@@ -205,6 +205,13 @@ pub trait ServerPort {
     /// Most bytes of strips that are staged together where they are packed: at least 64 KiB.
     fn stage_bytes(&self) -> u64;
 
+    /// Whether there is so much staging of packed strips that the connection may keep some for as long as its requests wait for rows. Where none is
+    /// packed nobody asks.
+    fn has_spare(&self, conn: ConnId) -> bool {
+        let _ = conn;
+        false
+    }
+
     /// Where results for these strips of the region are stored until they are placed: the region's own
     /// memory where the port has it, else memory of the worker's, from which the port sends them. It has
     /// to be given to [`ServerPort::place`] or [`ServerPort::unstage`] before the worker acknowledges the

@@ -378,6 +378,10 @@ impl<P: ServerPort> Memory for PortMemory<'_, P> {
         self.port.stage_bytes()
     }
 
+    fn has_spare(&self, conn: Conn) -> bool {
+        self.port.has_spare(ConnId(conn.0))
+    }
+
     fn stage(&mut self, conn: Conn, region: u32, strips: &[Strip]) -> Result<Staging, Denied> {
         let staging = self.port.stage(ConnId(conn.0), RegionId(region), strips);
         staging.map_err(|error| denied(error, Status::TargetOutOfRegion))

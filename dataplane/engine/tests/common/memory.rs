@@ -180,6 +180,11 @@ impl Memory for HeapMemory {
         remote.map_or(u64::MAX, |remote| remote.stage_bytes as u64)
     }
 
+    fn has_spare(&self, _: Conn) -> bool {
+        let remote = self.remote.as_ref();
+        remote.is_some_and(|remote| 2 * remote.free.len() >= remote.blocks.len())
+    }
+
     fn stage(&mut self, conn: Conn, region: u32, strips: &[Strip]) -> Result<Staging, Denied> {
         for s in strips {
             let end = s.end().expect("checked when the request was accepted");

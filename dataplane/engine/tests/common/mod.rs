@@ -411,9 +411,12 @@ pub(crate) fn answer(
     slice_bags: u32,
 ) -> Vec<(CompletionKind, u16)> {
     let near = answer_from(model, engine, batch, carry, slice_bags, None);
-    let remote = Remote::new(STAGE_BYTES_MIN as usize, 2);
-    let far = answer_from(model, engine, batch, carry, slice_bags, Some(remote));
-    assert_eq!(near, far, "the same records wherever memory is");
+    // With room for a run or two, and for more that wait for rows.
+    for blocks in [2, 32] {
+        let remote = Remote::new(STAGE_BYTES_MIN as usize, blocks);
+        let far = answer_from(model, engine, batch, carry, slice_bags, Some(remote));
+        assert_eq!(near, far, "the same records wherever memory is");
+    }
     near
 }
 

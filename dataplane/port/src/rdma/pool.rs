@@ -189,6 +189,11 @@ impl Pool {
         Some(index)
     }
 
+    /// Whether a connection that has `held` blocks for results may keep them while it waits: three times as many are free.
+    pub(super) fn has_spare(&self, held: u32) -> bool {
+        3 * held as usize <= self.slab.free()
+    }
+
     /// A free pull with blocks for `bytes`, for a connection whose pulls hold `held` blocks; `None` where there is no room
     /// now. One that has none gets what there is; a further one leaves others as much as it then holds.
     pub(super) fn pull(&mut self, held: u32, bytes: u64) -> Option<u16> {

@@ -127,6 +127,12 @@ impl ServerPort for RdmaLane {
         self.pool.block_bytes()
     }
 
+    fn has_spare(&self, conn: ConnId) -> bool {
+        self.seats
+            .get(conn)
+            .is_some_and(|seat| self.pool.has_spare(seat.staged))
+    }
+
     fn stage(
         &mut self,
         conn: ConnId,

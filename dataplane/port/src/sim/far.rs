@@ -83,6 +83,11 @@ impl Room {
         Some(block)
     }
 
+    /// Whether as many are free as are taken.
+    pub(super) fn has_spare(&self) -> bool {
+        2 * self.free.len() >= self.blocks.len()
+    }
+
     pub(super) fn block(&self, block: u32) -> Rc<SimMemory> {
         Rc::clone(&self.blocks[block as usize])
     }
