@@ -34,7 +34,7 @@ pub(crate) struct Made {
     pub(crate) slice: Option<u32>,
     /// Whether the request is finished.
     pub(crate) finished: bool,
-    /// Whether the run can't be placed before its parked bags are pooled.
+    /// Whether the run can't be placed before its parked bags are pooled, and can't be left to them either.
     pub(crate) held: bool,
     /// Whether all that can be done next waits for rows, or for room to park a bag.
     pub(crate) waits: bool,
@@ -75,7 +75,11 @@ pub(crate) fn run(
     if !slot.ready.is_empty() {
         ready::pool(work, slot, schema, memory, &mut made)?;
     } else if slot.walk.slices < slot.header.slices() && work.cached.has_room(work.index, slot) {
-        walk(work, slot, schema, memory, &mut made)?;
+        match walk(work, slot, schema, memory, &mut made) {
+            // Without room for another run: what is placed is announced all the same.
+            Err(Denied::Later) if is_placed(slot) => {}
+            outcome => outcome?,
+        }
     }
     announce(slot, &mut made);
     Ok(made)

@@ -63,7 +63,7 @@ pub(crate) struct Walk {
     pub(crate) panel: u32,
     /// How many vectors each of its features has in the slice; 0 between panels.
     pub(crate) vectors: u32,
-    /// How many of these are placed.
+    /// How many of these are placed or held.
     pub(crate) placed: u32,
     /// The vectors under way.
     pub(crate) run: Run,

@@ -95,8 +95,9 @@ impl Engine {
             first = first.or(Some(index));
             let mut worked = self.work(now_ns, index, allowed, memory);
             if worked.is_none() {
-                // It waits for staging, which another of its connection may have: that one goes on, or nobody would.
-                let has_staging = |slot: &Slot| slot.staging.is_some() || !slot.held.is_empty();
+                // It waits for staging, which another of its connection may have, or have held for bags that are ready: that one goes on, or
+                // nobody would.
+                let has_staging = |slot: &Slot| slot.staging.is_some() || !slot.ready.is_empty();
                 let holder = self.schedule.behind(index, &self.slots, has_staging);
                 worked = holder.and_then(|holder| self.work(now_ns, holder, allowed, memory));
             }

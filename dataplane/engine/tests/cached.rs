@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::shelf::{FETCH, Fate, SLOTS, engine_that, engine_with, engines_and_shares};
 use common::{
-    Carry, HeapMemory, LIMITS, Model, REGION, Remote, answer, frame, lookup, memory_for, run,
-    statuses,
+    Carry, HeapMemory, INLINE, LIMITS, Model, REGION, Remote, answer, frame, lookup, memory_for,
+    run, statuses,
 };
 use proptest::prelude::*;
 use rowmill_cache::figures::Count;
@@ -303,6 +303,59 @@ fn all_rows_of_a_request_are_asked_for_before_it_waits_where_its_runs_have_room(
         rows < all.0 && parked < all.1,
         "{rows} rows of {parked} bags, and {all:?}"
     );
+}
+
+#[test]
+fn slices_that_are_placed_are_announced_though_there_is_no_room_for_the_next() {
+    static LATE: AtomicU64 = AtomicU64::new(0);
+    let model = Model::mixed();
+    let fetch = fetch::Limits {
+        staged: 1000,
+        bags: 1000,
+        ..FETCH
+    };
+    let fate = |wanted: Wanted| match LATE.load(Ordering::Relaxed) == u64::from(wanted.row) {
+        true => Fate::Never,
+        false => Fate::Comes,
+    };
+    // A row of the first slice that the second one does not want.
+    let batch = model.batch(5, 30, 9);
+    let bags_of = |slice: usize| {
+        let features = batch.features.iter();
+        features.flat_map(move |bags| bags[10 * slice..10 * (slice + 1)].iter().flatten())
+    };
+    let late = bags_of(0).find(|&row| bags_of(1).all(|other| other != row));
+    LATE.store(*late.expect("a row"), Ordering::Relaxed);
+    let mut engine = engine_with(&model, LIMITS, fetch, 1, fate);
+    let mut header = lookup(0, 30);
+    header.slice_bags = 10;
+    let mut source = vec![];
+    let frame = frame(header, &batch, INLINE, &mut source);
+    let mut memory = memory_for(&model, 30, source);
+    let mut remote = Remote::new(STAGE_BYTES_MIN as usize, 32);
+    remote.steady = true;
+    memory.remote = Some(remote);
+    engine
+        .request(0, Conn(0), 0, &frame, &mut memory)
+        .expect("the slot is free");
+    let mut records = vec![];
+    for turn in 0..4000 {
+        let remote = memory.remote.as_mut().expect("far away");
+        // The first two have a block each.
+        if remote.taken() >= 2 {
+            remote.take_all();
+        }
+        if turn == 2000 {
+            LATE.store(u64::MAX, Ordering::Relaxed);
+        }
+        engine.turn(0, &mut memory);
+        records.extend(std::iter::from_fn(|| engine.poll_completion()));
+        assert!(turn >= 2000 || records.is_empty(), "{records:?}");
+    }
+    let slices: Vec<_> = records.iter().map(|(_, r)| (r.kind, r.slice)).collect();
+    // The third one has no staging.
+    let placed = [0, 1].map(|slice| (CompletionKind::Slice, slice));
+    assert_eq!(slices, placed);
 }
 
 #[test]

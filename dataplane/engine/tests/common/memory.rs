@@ -58,6 +58,16 @@ impl Remote {
         !self.steady && self.asked % 2 == 1
     }
 
+    /// How many blocks are taken.
+    pub(crate) fn taken(&self) -> usize {
+        self.blocks.len() - self.free.len()
+    }
+
+    /// Others take all blocks that are free.
+    pub(crate) fn take_all(&mut self) {
+        self.free.clear();
+    }
+
     /// All staging and all data were given back.
     pub(crate) fn is_whole(&self) -> bool {
         self.free.len() == self.blocks.len() && self.fetched.is_empty()

@@ -189,9 +189,11 @@ impl Pool {
         Some(index)
     }
 
-    /// Whether a connection that has `held` blocks for results may keep them while it waits: three times as many are free.
+    /// Whether a connection that has `held` blocks for results may keep them while it waits, and take others: three times as many are free, and
+    /// half of all, which are for those that wait for nothing.
     pub(super) fn has_spare(&self, held: u32) -> bool {
-        3 * held as usize <= self.slab.free()
+        let (free, all) = (self.slab.free(), self.staged.len());
+        3 * held as usize <= free && 2 * free >= all
     }
 
     /// A free pull with blocks for `bytes`, for a connection whose pulls hold `held` blocks; `None` where there is no room
@@ -252,6 +254,20 @@ mod tests {
         }
         assert_eq!(held, [16, 8, 4]);
         assert_eq!(pool.slab.free(), 4);
+    }
+
+    #[test]
+    fn clients_that_wait_leave_nearly_half_of_the_blocks() {
+        let mut pool = pool(32);
+        let mut held = [0; 5];
+        for held in &mut held {
+            while *held == 0 || pool.has_spare(*held) {
+                assert!(pool.stage(*held).is_some());
+                *held += 1;
+            }
+        }
+        assert_eq!(held, [9, 6, 2, 1, 1]);
+        assert_eq!(pool.slab.free(), 13);
     }
 
     #[test]
