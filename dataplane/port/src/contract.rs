@@ -207,8 +207,7 @@ pub trait ServerPort {
 
     /// Whether there is so much staging of packed strips that the connection may keep some for as long as its requests wait for rows. Where none is
     /// packed nobody asks.
-    fn has_spare(&self, conn: ConnId) -> bool {
-        let _ = conn;
+    fn has_spare(&self, _conn: ConnId) -> bool {
         false
     }
 

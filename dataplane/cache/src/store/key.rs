@@ -19,8 +19,8 @@ pub enum Width {
 impl Width {
     /// For a table of rows with numbers below `end`, in so many sets: one byte where that tells its rows apart, and would do so in a quarter as many
     /// sets. So it is where there are slots for half of the rows, or for all of them, as near as these are below a power of two. A store
-    /// may be made smaller, and where tags are not exact any more its lookups take about twice as long (measured): that is more to lose than the
-    /// twentieth that one byte gains.
+    /// may be made smaller, and where tags are not exact any more a row that is looked up and pooled takes about twice as long (`bench/RESULTS.md`): that is
+    /// more to lose than the few percent that one byte gains.
     pub fn of_table(end: u32, sets: u32) -> Width {
         let one = Width::One;
         match one.keys().are_exact(one.hash_bits(end), sets / 4) {
