@@ -2,32 +2,37 @@
 //!
 //! Two clients offer the same load, a part of what the second's requests that miss can be done at. The first asks for rows that are in the
 //! cache. The second does, too, or a part of its rows was never asked for before: then a tenth of all rows that are asked for miss.
-//! What is told is the 99th percentile of the first's requests with the misses, beside what it is without them, of those rounds in which
-//! the machine was most its own. It counts from when they were due; from when the client came to send them, which is later where something
-//! else had its CPU; and the worker's part, from receipt to end. And beside what it is where nobody misses anything and this process reads
-//! as many pages of the same file: a disk's interrupts come to some CPU whoever it is that reads, and cost those who use it. Where the
-//! client shares a machine with the service that is the client's, as it never is where clients are elsewhere.
+//! What is told is the 99th percentile of the first's requests with the misses, beside what it is without them, of rounds that take turns.
+//! It counts from when they were due; from when the client came to send them, which is later where something else had its CPU; and the
+//! worker's part, from receipt to end. And beside what it is where nobody misses anything and this process reads as many pages of the same
+//! file: a disk's interrupts come to some CPU whoever it is that reads, and cost those who use it. Where the client shares a machine with
+//! the service that is the client's, as it never is where clients are elsewhere.
+//!
+//! A service has CPUs of its own and so has a client; here other processes have theirs for a few milliseconds now and then, with misses as
+//! without. That is as many requests as the slowest hundredth. So requests are told that nothing disturbed so, by what the kernel counts;
+//! how many others there were, in rounds of either kind, and the 99th percentile of all of them are told, too.
 //!
 //! All of it a second time with the table on a disk in memory, which interrupts nobody (see [`crate::memory_disk`]): that is no bound's
 //! case, and tells how much of the first needs a device's interrupts and delays.
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::mem::take;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use hdrhistogram::Histogram;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rowmill_arena::{DirectFile, DirectReader, FileId, HugePages, PageCache, ReaderOptions};
 use rowmill_client::{Batch, Ticket};
 use rowmill_table::{Generation, PAGE_BYTES};
 
-use crate::driver::{Driver, first_cpu, histogram, median, pin_beside, quantile_us, record};
-use crate::machine;
+use crate::driver::{Driver, first_cpu, histogram, median, pin_beside};
+use crate::machine::{self, Waits};
 use crate::memory_disk::MemoryDisk;
 use crate::model::Model;
 use crate::report::{Measurement, Reporter};
+use crate::rounds::{Figure, Round, Taken, quantile, spread};
 use crate::service::Service;
 use crate::workload::Query;
 
@@ -43,14 +48,25 @@ const BAGS: u32 = 16;
 const BAG_LENGTH: u32 = 20;
 /// One in so many rows of the second client's is new: of both clients' one in ten.
 const NEW_ONE_IN: u32 = 5;
-/// Requests of each client in a round: some fifty are above the 99th percentile of all rounds that count.
+/// Requests of each client in a round.
 const REQUESTS: usize = 500;
-/// Times that each kind of round has its turn, and how many of these count: those in which a hypervisor took the CPUs away for the
-/// shortest time. It does so for 10 ms at a time where it has a quota for the machine, the disk's work counts for that, and a hundredth of
-/// a round's requests are those of some 10 ms.
-const TURNS: usize = 18;
-/// See above.
-const COUNTED: usize = 9;
+/// Times that each kind of round has its turn. A round's 99th percentile is that of its five slowest requests, and another's may be twice
+/// as much with the same service: half as many turns were seen to say 0.77 where these said 0.90.
+const TURNS: usize = 40;
+/// The thread of the service's worker.
+const WORKER: &str = "rowmilld-0";
+/// What is told of the first client's requests, at which quantile, and whether with those that were disturbed.
+const FIGURES: [(&str, Figure, f64, bool); 6] = [
+    ("latency_p50", |t| t.latency, 0.5, false),
+    ("latency_p99", |t| t.latency, 0.99, false),
+    ("sent_p99", |t| t.sent, 0.99, false),
+    ("late_p99", |t| t.late, 0.99, false),
+    ("service_p99", |t| t.service, 0.99, false),
+    ("p99_with_disturbed", |t| t.latency, 0.99, true),
+];
+/// A request for so long of whose time, or longer, client or worker waited for a CPU that something else had: that is a process' turn, a
+/// millisecond and longer (Linux, `kernel/sched/fair.c`), where a disk's work takes microseconds.
+const LONG_WAIT: Duration = Duration::from_micros(500);
 /// Requests of a client in flight at most.
 const DEPTH: usize = 64;
 /// Of the rate that the second client's requests that miss can be done at. A worker that is busy with misses for half of its time has
@@ -173,24 +189,20 @@ impl Requests {
     }
 }
 
-/// What was seen in a round: of the first client's requests the quantiles in microseconds, of the second's the 99th percentile, and the
-/// part of all rows that missed.
-#[derive(Clone, Copy, Default)]
-struct Round {
-    p50: f64,
-    p99: f64,
-    /// From when the client came to send them.
-    sent_p99: f64,
-    /// How late the client came.
-    late_p99: f64,
-    /// Of the first client's requests from receipt to end, which the worker takes.
-    service_p99: f64,
-    others_p99: f64,
-    missed: f64,
+/// Sees when something else had the client's CPU, or the worker's.
+struct Watch {
+    waits: Waits,
+    /// For how long they had waited for them when this was last looked at.
+    seen: Duration,
 }
 
-/// One of them.
-type Figure = fn(&Round) -> f64;
+impl Watch {
+    /// For how long they have waited, and had when this was last looked at.
+    fn look(&mut self) -> Result<(Duration, Duration)> {
+        let now = self.waits.so_far()?;
+        Ok((now, std::mem::replace(&mut self.seen, now)))
+    }
+}
 
 /// A client, with what it has to send.
 struct Side {
@@ -201,16 +213,15 @@ struct Side {
     /// When it first tried to send the next.
     tried: Option<Instant>,
     in_flight: HashMap<Ticket, Asked>,
-    times: Histogram<u64>,
-    sent: Histogram<u64>,
-    late: Histogram<u64>,
-    service: Histogram<u64>,
+    taken: Vec<Taken>,
 }
 
 /// When a request was due, and when the client first tried to send it: that the connection had no room for it then is the service's doing.
 struct Asked {
     due: Instant,
     tried: Instant,
+    /// For how long client and worker had waited for their CPUs before it was due.
+    waited: Duration,
 }
 
 impl Side {
@@ -222,10 +233,7 @@ impl Side {
             next: 0,
             tried: None,
             in_flight: HashMap::with_capacity(DEPTH),
-            times: histogram(),
-            sent: histogram(),
-            late: histogram(),
-            service: histogram(),
+            taken: Vec::with_capacity(REQUESTS),
         }
     }
 
@@ -243,9 +251,6 @@ impl Side {
             self.due.push(Duration::from_secs_f64(at));
         }
         self.next = 0;
-        let times = [&mut self.times, &mut self.sent, &mut self.late];
-        times.into_iter().for_each(Histogram::clear);
-        self.service.clear();
         Ok(())
     }
 
@@ -254,7 +259,7 @@ impl Side {
     }
 
     /// Sends what is due, as far as the connection takes it, and takes answers.
-    fn go_on(&mut self, began: Instant) -> Result<()> {
+    fn go_on(&mut self, began: Instant, watch: &mut Watch) -> Result<()> {
         while self.next < self.due.len() && self.due[self.next] <= began.elapsed() {
             let tried = *self.tried.get_or_insert_with(Instant::now);
             let sent = self.driver.try_submit_batch(&self.batches[self.next])?;
@@ -263,17 +268,23 @@ impl Side {
             };
             self.tried = None;
             let due = began + self.due[self.next];
-            record(&mut self.late, tried - due);
-            self.in_flight.insert(ticket, Asked { due, tried });
+            let (_, waited) = watch.look()?;
+            self.in_flight.insert(ticket, Asked { due, tried, waited });
             self.next += 1;
         }
         while let Some(answer) = self.driver.session.poll()? {
             answer.outcome?;
             let asked = self.in_flight.remove(&answer.ticket);
             let asked = asked.context("an answer to a request of ours")?;
-            record(&mut self.times, asked.due.elapsed());
-            record(&mut self.sent, asked.tried.elapsed());
-            self.service.saturating_record(answer.service_ns);
+            let (waited, _) = watch.look()?;
+            let ns = |time: Duration| time.as_nanos() as u64;
+            self.taken.push(Taken {
+                latency: ns(asked.due.elapsed()),
+                sent: ns(asked.tried.elapsed()),
+                late: ns(asked.tried - asked.due),
+                service: answer.service_ns,
+                is_disturbed: waited - asked.waited >= LONG_WAIT,
+            });
             self.driver.idle.push(answer.target);
         }
         Ok(())
@@ -295,6 +306,7 @@ struct Scene {
     sides: [Side; 2],
     requests: Requests,
     reads: Reads,
+    watch: Watch,
 }
 
 /// Runs the cases.
@@ -354,6 +366,10 @@ fn on_disk(
             new: 0,
         },
         reads: Reads::new(model)?,
+        watch: Watch {
+            waits: Waits::of(service.pid(), WORKER)?,
+            seen: Duration::ZERO,
+        },
         service,
     };
     let mut times = histogram();
@@ -383,58 +399,58 @@ fn on_disk(
 fn measure(scene: &mut Scene, reporter: &mut Reporter, case: &str, rate: f64) -> Result<()> {
     eprintln!("cache: {case}, {rate:.0} requests/s of either client");
     let mut turns = Vec::new();
+    let stolen = machine::stolen();
     for turn in 0..=TURNS {
         // Who goes first finds the disk and the caches as the one before left them.
-        let mut rounds = [Round::default(); Kind::ALL.len()];
-        let stolen = machine::stolen();
+        let mut rounds = Kind::ALL.map(|_| Round::default());
         for place in 0..Kind::ALL.len() {
             let place = (place + turn) % Kind::ALL.len();
             rounds[place] = scene.round(Kind::ALL[place], rate, 2 * turn as u64)?;
         }
         // The targets' first pages came with the first ones.
         if turn > 0 {
-            turns.push((machine::stolen() - stolen, rounds));
+            turns.push(rounds);
         }
     }
-    turns.sort_by_key(|(stolen, _)| *stolen);
-    let stolen_of = |turns: &[(u64, _)]| turns.iter().map(|(stolen, _)| stolen).sum::<u64>();
     eprintln!(
-        "cache: the CPUs were taken away for {} ms in the {COUNTED} turns that count, {} ms in all {TURNS}",
-        10 * stolen_of(&turns[..COUNTED]),
-        10 * stolen_of(&turns)
+        "cache: a hypervisor took the CPUs away for {} ms meanwhile",
+        10 * (machine::stolen() - stolen)
     );
-    turns.truncate(COUNTED);
-    let of = |kind: Kind, what: Figure| -> Vec<f64> {
-        let rounds = turns.iter().map(|(_, rounds)| &rounds[kind as usize]);
-        rounds.map(what).collect()
-    };
-    let ratio = |with: &[f64], without: &[f64]| {
-        median(with.iter().zip(without).map(|(w, o)| o / w).collect())
-    };
     let plain =
         |case: &str, metric, value, unit| Measurement::plain("cache", case, metric, value, unit);
-    let quantiles: [(_, Figure); 5] = [
-        ("latency_p50", |r| r.p50),
-        ("latency_p99", |r| r.p99),
-        ("sent_p99", |r| r.sent_p99),
-        ("late_p99", |r| r.late_p99),
-        ("service_p99", |r| r.service_p99),
-    ];
-    for (metric, what) in quantiles {
-        let with = of(Kind::Misses, what);
+    let of = |kind: Kind| turns.iter().map(move |rounds| &rounds[kind as usize]);
+    for (metric, what, q, with_disturbed) in FIGURES {
+        let each = |kind: Kind| -> Vec<f64> {
+            let counts = |t: &&Taken| with_disturbed || !t.is_disturbed;
+            let rounds = of(kind).map(|round| round.first.iter().filter(counts));
+            rounds.map(|taken| quantile(taken, what, q)).collect()
+        };
+        let with = each(Kind::Misses);
         for (case, kind, name) in [
             (case.to_owned(), Kind::Hits, "no misses"),
             (format!("{case}/beside=reads"), Kind::Reads, "only reads"),
         ] {
-            let without = of(kind, what);
-            let ratio = ratio(&with, &without);
+            let without = each(kind);
+            let ratios: Vec<f64> = without.iter().zip(&with).map(|(o, w)| o / w).collect();
+            let ([low, high], ratio) = (spread(&ratios), median(ratios));
+            eprintln!(
+                "cache: {metric} {ratio:.3} of {name}, nine of ten draws of its turns {low:.3} to {high:.3}"
+            );
             let found = plain(&case, metric, median(with.clone()), "us");
             reporter.add(found.beside(name, median(without), ratio));
         }
     }
-    let others = median(of(Kind::Misses, |r| r.others_p99));
-    reporter.add(plain(case, "others_p99", others, "us"));
-    let missed = median(of(Kind::Misses, |r| r.missed));
+    let disturbed = |kind: Kind| {
+        let taken = of(kind).flat_map(|round| &round.first);
+        let disturbed = taken.clone().filter(|t| t.is_disturbed).count();
+        disturbed as f64 / taken.count() as f64
+    };
+    let (with, without) = (disturbed(Kind::Misses), disturbed(Kind::Hits));
+    let found = plain(case, "disturbed", with, "fraction");
+    reporter.add(found.beside("no misses", without, without / with));
+    let others = of(Kind::Misses).map(|r| quantile(r.second.iter(), |t| t.latency, 0.99));
+    reporter.add(plain(case, "others_p99", median(others.collect()), "us"));
+    let missed = median(of(Kind::Misses).map(|r| r.missed).collect());
     reporter.add(plain(case, "missed", missed, "fraction"));
     reporter.add(plain(case, "rate", rate, "requests/s"));
     Ok(())
@@ -449,11 +465,12 @@ impl Scene {
         self.sides[1].prepare(&of_second, rate, seed + 1)?;
         let before = counted(&self.service)?;
         self.reads.asked = 0;
+        self.watch.look()?;
         let misses_a_request = f64::from(BAGS * BAG_LENGTH / NEW_ONE_IN);
         let began = Instant::now();
         while !self.sides.iter().all(Side::is_done) {
             let mut sides = self.sides.iter_mut();
-            sides.try_for_each(|side| side.go_on(began))?;
+            sides.try_for_each(|side| side.go_on(began, &mut self.watch))?;
             if kind == Kind::Reads {
                 let requests = (rate * began.elapsed().as_secs_f64()).min(REQUESTS as f64);
                 self.reads.go_on((requests * misses_a_request) as u64)?;
@@ -461,15 +478,10 @@ impl Scene {
             std::hint::spin_loop();
         }
         let after = counted(&self.service)?;
-        let first = &self.sides[0];
-        let [p50, p99] = [0.5, 0.99].map(|q| quantile_us(&first.times, q));
+        let [first, second] = &mut self.sides;
         Ok(Round {
-            p50,
-            p99,
-            sent_p99: quantile_us(&first.sent, 0.99),
-            late_p99: quantile_us(&first.late, 0.99),
-            service_p99: quantile_us(&first.service, 0.99),
-            others_p99: quantile_us(&self.sides[1].times, 0.99),
+            first: take(&mut first.taken),
+            second: take(&mut second.taken),
             missed: 1.0 - (after.1 - before.1) as f64 / (after.0 - before.0) as f64,
         })
     }

@@ -1,7 +1,11 @@
 //! What machine a measurement was made on, and of what commit.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
 
 /// One line each: CPU, memory, kernel, huge pages, commit, date.
 pub(crate) fn describe() -> Vec<(&'static str, String)> {
@@ -66,6 +70,37 @@ pub(crate) fn stolen() -> u64 {
     let all = stat.lines().next().unwrap_or_default();
     let steal = all.split_whitespace().nth(8);
     steal.and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
+}
+
+/// For how long threads could have run and did not, since others had their CPUs.
+pub(crate) struct Waits(Vec<File>);
+
+impl Waits {
+    /// Of this thread, and of the threads of this process (`pid`) whose name is so.
+    pub(crate) fn of(pid: u32, name: &str) -> Result<Waits> {
+        let mut files = vec![File::open("/proc/thread-self/schedstat")?];
+        for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+            let task = task?.path();
+            if fs::read_to_string(task.join("comm"))?.trim_end() == name {
+                files.push(File::open(task.join("schedstat"))?);
+            }
+        }
+        anyhow::ensure!(files.len() > 1, "process {pid} has no thread {name}");
+        Ok(Waits(files))
+    }
+
+    /// Of all of them together (the second number of `/proc/PID/schedstat`: kernel documentation, `scheduler/sched-stats`).
+    pub(crate) fn so_far(&self) -> Result<Duration> {
+        let mut all = 0;
+        for file in &self.0 {
+            let mut text = [0; 64];
+            let length = file.read_at(&mut text, 0).context("reading schedstat")?;
+            let text = std::str::from_utf8(&text[..length]).context("schedstat is text")?;
+            let waited = text.split(' ').nth(1).and_then(|ns| ns.parse::<u64>().ok());
+            all += waited.context("schedstat has a second number")?;
+        }
+        Ok(Duration::from_nanos(all))
+    }
 }
 
 fn output(program: &str, arguments: &[&str]) -> String {

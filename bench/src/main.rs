@@ -27,6 +27,7 @@ mod python;
 mod python_client;
 mod rdma;
 mod report;
+mod rounds;
 mod sampling;
 mod serve;
 mod service;
