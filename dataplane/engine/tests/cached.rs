@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::shelf::{FETCH, Fate, SLOTS, engine_that, engine_with, engines_and_shares};
 use common::{
@@ -305,6 +305,75 @@ fn all_rows_of_a_request_are_asked_for_before_it_waits_where_its_runs_have_room(
     );
 }
 
+/// A request of ten slices over a memory far away with so many blocks, in which all that can be done before rows come is done.
+fn waiting(
+    model: &Model,
+    bags: u32,
+    blocks: usize,
+    fate: fn(Wanted) -> Fate,
+) -> (Engine, HeapMemory) {
+    let fetch = fetch::Limits {
+        staged: 1 << 15,
+        bags: 1 << 14,
+        ..FETCH
+    };
+    let mut engine = engine_with(model, LIMITS, fetch, 2, fate);
+    let mut memory = memory_for(model, bags, vec![]);
+    let mut remote = Remote::new(STAGE_BYTES_MIN as usize, blocks);
+    remote.steady = true;
+    memory.remote = Some(remote);
+    let mut header = lookup(0, bags);
+    header.slice_bags = bags / 10;
+    let mut source = vec![];
+    let frame = frame(header, &model.batch(5, bags, 9), WIDE, &mut source);
+    memory.regions.insert((0, common::SOURCE), source);
+    let taken = engine.request(0, Conn(0), 0, &frame, &mut memory);
+    taken.expect("the slot is free");
+    for _ in 0..2 {
+        until_blocked(&mut engine, &mut memory);
+        let remote = memory.remote.as_mut().expect("far away");
+        for (conn, slot, outcome) in std::mem::take(&mut remote.coming) {
+            engine.fetched(0, conn, slot, outcome, &mut memory);
+        }
+    }
+    (engine, memory)
+}
+
+#[test]
+fn eight_runs_of_a_request_are_held_beside_the_one_under_way() {
+    let model = Model::every();
+    let (mut engine, mut memory) = waiting(&model, 100, 64, |_| Fate::Never);
+    let taken = memory.remote.as_ref().map(Remote::taken);
+    assert_eq!(taken, Some(9));
+    engine.cancel(0, Conn(0), 0, &mut memory);
+    assert!(memory.remote.is_some_and(|remote| remote.is_whole()));
+}
+
+#[test]
+fn a_held_run_that_can_not_be_placed_ends_its_request_and_gives_all_back() {
+    static COME: AtomicBool = AtomicBool::new(false);
+    let model = Model::every();
+    let fate = |_| match COME.load(Ordering::Relaxed) {
+        true => Fate::Comes,
+        false => Fate::Never,
+    };
+    let (mut engine, mut memory) = waiting(&model, 100, 64, fate);
+    COME.store(true, Ordering::Relaxed);
+    // The target is gone when the first of them is placed, and there again for all that follows.
+    let target = memory.regions.remove(&(0, common::TARGET));
+    let taken = |memory: &HeapMemory| memory.remote.as_ref().map(Remote::taken);
+    while taken(&memory) == Some(9) {
+        engine.turn(0, &mut memory);
+    }
+    let target = target.expect("a target");
+    memory.regions.insert((0, common::TARGET), target);
+    let records = run(&mut engine, &mut memory, &mut 0);
+    assert_eq!(statuses(&records), [Status::UnknownRegion]);
+    run_until_nothing_is_held(&mut engine, &mut memory);
+    assert_eq!(taken(&memory), Some(0));
+    answer(&model, &mut engine, &model.batch(6, 40, 9), WIDE, 0);
+}
+
 #[test]
 fn slices_that_are_placed_are_announced_though_there_is_no_room_for_the_next() {
     static LATE: AtomicU64 = AtomicU64::new(0);
@@ -485,7 +554,7 @@ fn until_blocked(engine: &mut Engine, memory: &mut HeapMemory) {
             return;
         }
     }
-    panic!("it never waits: {engine:?}");
+    panic!("it never waits: {:?}", engine.counters());
 }
 
 #[test]

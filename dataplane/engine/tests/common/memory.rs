@@ -245,17 +245,20 @@ impl Memory for HeapMemory {
         staging: Staging,
         strips: &[Strip],
     ) -> Result<(), Status> {
-        if let Some(remote) = &mut self.remote {
+        let target = self.regions.get_mut(&(conn.0, region));
+        let is_there = target.is_some();
+        if let (Some(remote), Some(target)) = (&self.remote, target) {
             let mut bytes = &remote.blocks[staging.block as usize][..];
             for (offset, len) in strips.iter().flat_map(|strip| strip.pieces()) {
-                let target = self.regions.get_mut(&(conn.0, region));
-                let target = target.ok_or(Status::UnknownRegion)?;
                 let piece;
                 (piece, bytes) = bytes.split_at(len as usize);
                 target[offset as usize..][..piece.len()].copy_from_slice(piece);
             }
         }
         self.unstage(conn, region, staging);
+        if !is_there {
+            return Err(Status::UnknownRegion);
+        }
         if self.is_lost(conn, region) {
             return Err(Status::RegionLost);
         }
