@@ -8,9 +8,10 @@
 //! file: a disk's interrupts come to some CPU whoever it is that reads, and cost those who use it. Where the client shares a machine with
 //! the service that is the client's, as it never is where clients are elsewhere.
 //!
-//! A service has CPUs of its own and so has a client; here other processes have theirs for a few milliseconds now and then, with misses as
-//! without. That is as many requests as the slowest hundredth. So requests are told that nothing disturbed so, by what the kernel counts;
-//! how many others there were, in rounds of either kind, and the 99th percentile of all of them are told, too.
+//! A service has CPUs of its own and so has a client; here other threads have theirs for a few milliseconds now and then, with misses as
+//! without. That is as many requests as the slowest hundredth. So requests are told that nothing disturbed so, by what the kernel counts,
+//! and the 99th percentile of all of them, too. What has the CPUs may also be what misses themselves need, threads of the kernel or of the
+//! service: then more requests are disturbed with misses than without, and how many there were of either kind is told.
 //!
 //! All of it a second time with the table on a disk in memory, which interrupts nobody (see [`crate::memory_disk`]): that is no bound's
 //! case, and tells how much of the first needs a device's interrupts and delays.
@@ -67,6 +68,8 @@ const FIGURES: [(&str, Figure, f64, bool); 6] = [
 /// A request for so long of whose time, or longer, client or worker waited for a CPU that something else had: that is a process' turn, a
 /// millisecond and longer (Linux, `kernel/sched/fair.c`), where a disk's work takes microseconds.
 const LONG_WAIT: Duration = Duration::from_micros(500);
+/// How often that is looked at, beside when an answer comes.
+const LOOK: Duration = Duration::from_micros(200);
 /// Requests of a client in flight at most.
 const DEPTH: usize = 64;
 /// Of the rate that the second client's requests that miss can be done at. A worker that is busy with misses for half of its time has
@@ -192,15 +195,29 @@ impl Requests {
 /// Sees when something else had the client's CPU, or the worker's.
 struct Watch {
     waits: Waits,
-    /// For how long they had waited for them when this was last looked at.
+    /// When this was last looked at and for how long they had waited then; and for how long when it was looked at before that.
+    at: Instant,
     seen: Duration,
+    before: Duration,
 }
 
 impl Watch {
-    /// For how long they have waited, and had when this was last looked at.
-    fn look(&mut self) -> Result<(Duration, Duration)> {
-        let now = self.waits.so_far()?;
-        Ok((now, std::mem::replace(&mut self.seen, now)))
+    /// Looks, if the last time is long ago.
+    fn go_on(&mut self) -> Result<()> {
+        let now = Instant::now();
+        if now - self.at >= LOOK {
+            self.before = std::mem::replace(&mut self.seen, self.waits.so_far()?);
+            self.at = now;
+        }
+        Ok(())
+    }
+
+    /// For how long they had waited when a request was due that was not when this was looked at before.
+    fn at(&self, due: Instant) -> Duration {
+        match due < self.at {
+            true => self.before,
+            false => self.seen,
+        }
     }
 }
 
@@ -210,8 +227,8 @@ struct Side {
     batches: Vec<Batch>,
     due: Vec<Duration>,
     next: usize,
-    /// When it first tried to send the next.
-    tried: Option<Instant>,
+    /// When it first tried to send the next, and for how long client and worker had waited for their CPUs when that was due.
+    tried: Option<(Instant, Duration)>,
     in_flight: HashMap<Ticket, Asked>,
     taken: Vec<Taken>,
 }
@@ -220,7 +237,7 @@ struct Side {
 struct Asked {
     due: Instant,
     tried: Instant,
-    /// For how long client and worker had waited for their CPUs before it was due.
+    /// For how long client and worker had waited for their CPUs shortly before it was due.
     waited: Duration,
 }
 
@@ -259,16 +276,16 @@ impl Side {
     }
 
     /// Sends what is due, as far as the connection takes it, and takes answers.
-    fn go_on(&mut self, began: Instant, watch: &mut Watch) -> Result<()> {
+    fn go_on(&mut self, began: Instant, watch: &Watch) -> Result<()> {
         while self.next < self.due.len() && self.due[self.next] <= began.elapsed() {
-            let tried = *self.tried.get_or_insert_with(Instant::now);
+            let due = began + self.due[self.next];
+            let (tried, waited) =
+                *(self.tried).get_or_insert_with(|| (Instant::now(), watch.at(due)));
             let sent = self.driver.try_submit_batch(&self.batches[self.next])?;
             let Some(ticket) = sent else {
                 break;
             };
             self.tried = None;
-            let due = began + self.due[self.next];
-            let (_, waited) = watch.look()?;
             self.in_flight.insert(ticket, Asked { due, tried, waited });
             self.next += 1;
         }
@@ -276,7 +293,7 @@ impl Side {
             answer.outcome?;
             let asked = self.in_flight.remove(&answer.ticket);
             let asked = asked.context("an answer to a request of ours")?;
-            let (waited, _) = watch.look()?;
+            let waited = watch.waits.so_far()?;
             let ns = |time: Duration| time.as_nanos() as u64;
             self.taken.push(Taken {
                 latency: ns(asked.due.elapsed()),
@@ -368,7 +385,9 @@ fn on_disk(
         reads: Reads::new(model)?,
         watch: Watch {
             waits: Waits::of(service.pid(), WORKER)?,
+            at: Instant::now(),
             seen: Duration::ZERO,
+            before: Duration::ZERO,
         },
         service,
     };
@@ -465,12 +484,12 @@ impl Scene {
         self.sides[1].prepare(&of_second, rate, seed + 1)?;
         let before = counted(&self.service)?;
         self.reads.asked = 0;
-        self.watch.look()?;
         let misses_a_request = f64::from(BAGS * BAG_LENGTH / NEW_ONE_IN);
         let began = Instant::now();
         while !self.sides.iter().all(Side::is_done) {
             let mut sides = self.sides.iter_mut();
-            sides.try_for_each(|side| side.go_on(began, &mut self.watch))?;
+            self.watch.go_on()?;
+            sides.try_for_each(|side| side.go_on(began, &self.watch))?;
             if kind == Kind::Reads {
                 let requests = (rate * began.elapsed().as_secs_f64()).min(REQUESTS as f64);
                 self.reads.go_on((requests * misses_a_request) as u64)?;

@@ -6,7 +6,7 @@
 //! are synthetic: they have that histogram, and nothing else of the data.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -192,8 +192,17 @@ pub(crate) fn read_trace(path: &Path, least: u32) -> Result<Vec<u32>> {
     let file =
         File::open(path).with_context(|| format!("cannot open the trace {}", path.display()))?;
     let mut ids = Vec::new();
-    for (number, line) in BufReader::new(file).split(b'\n').enumerate() {
-        let line = line.with_context(|| format!("{} line {}", path.display(), number + 1))?;
+    let mut reader = BufReader::new(file);
+    for number in 0.. {
+        let mut line = Vec::new();
+        // What is no row number may have no end.
+        let read = reader
+            .by_ref()
+            .take(LINE_BYTES)
+            .read_until(b'\n', &mut line);
+        if read.with_context(|| format!("{} line {}", path.display(), number + 1))? == 0 {
+            break;
+        }
         let line = String::from_utf8_lossy(&line);
         let text = line.trim();
         match text.parse::<u32>() {
@@ -214,6 +223,9 @@ pub(crate) fn read_trace(path: &Path, least: u32) -> Result<Vec<u32>> {
     );
     Ok(ids)
 }
+
+/// Most bytes of a line: more than any row number has, with spaces around it.
+const LINE_BYTES: u64 = 256;
 
 /// The first characters of a text, and dots where there are more.
 fn beginning(text: &str) -> String {

@@ -178,8 +178,14 @@ impl Warm {
             file.write_all(&self.encode())?;
             file.sync_all()
         };
-        // One that was left by a writer that was interrupted is written over.
-        let written = File::create(&partial).and_then(write);
+        // One that was left by a writer that was interrupted goes first, or whatever is there: a pipe would be waited at, and a link lead
+        // to a file of somebody else.
+        let gone = match fs::remove_file(&partial) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        };
+        let create = || File::create_new(&partial);
+        let written = gone.and_then(|()| create()).and_then(write);
         let written = written.and_then(|()| fs::rename(&partial, path));
         if written.is_err() {
             // On a disk that is full it would take room for nothing.
@@ -426,6 +432,19 @@ mod tests {
         Warm::default().write(&path).unwrap();
         assert_eq!(Warm::read(&path).unwrap(), Some(Warm::default()));
         assert!(!partial.exists());
+        // Nor a link, which leads to something else, nor a pipe, which nobody reads.
+        let other = folder.path().join("other");
+        fs::write(&other, "precious").unwrap();
+        std::os::unix::fs::symlink(&other, &partial).unwrap();
+        warm().write(&path).unwrap();
+        assert_eq!(fs::read(&other).unwrap(), b"precious");
+        let made = std::process::Command::new("mkfifo")
+            .arg(&partial)
+            .status()
+            .unwrap();
+        assert!(made.success());
+        Warm::default().write(&path).unwrap();
+        assert_eq!(Warm::read(&path).unwrap(), Some(Warm::default()));
         // Where no file can be made, the one before stays.
         fs::create_dir(&partial).unwrap();
         assert!(matches!(warm().write(&path), Err(WarmError::Io { .. })));

@@ -106,9 +106,7 @@ fn walk(
         }
         if !is_held(slot) {
             end_run(slot, panel, memory)?;
-        } else if !slot.held.is_full() && memory.has_spare(slot.conn) {
-            hold_run(slot);
-        } else {
+        } else if !hold_run(slot, memory) {
             made.held = true;
             return Ok(());
         }
@@ -185,19 +183,24 @@ fn end_run(slot: &mut Slot, panel: &Panel, memory: &mut impl Memory) -> Result<(
     Ok(())
 }
 
-/// Leaves a run to its parked bags: the last of them that is pooled places it. So the rows that the next runs miss are asked for meanwhile.
-fn hold_run(slot: &mut Slot) {
+/// Leaves a run to its parked bags, if there is room to keep it: the last of them that is pooled places it. So the rows that the next runs
+/// miss are asked for meanwhile.
+fn hold_run(slot: &mut Slot, memory: &mut impl Memory) -> bool {
+    let has_room = !slot.held.is_full();
+    let kept = (slot.staging).take_if(|staging| has_room && memory.keep(slot.conn, staging));
+    let Some(staging) = kept else {
+        return false;
+    };
     let walk = &mut slot.walk;
-    if let Some(staging) = slot.staging.take() {
-        slot.held.push(Held {
-            staging,
-            slice: walk.slices,
-            panel: walk.panel,
-            run: walk.run,
-            parked: walk.parked,
-        });
-    }
+    slot.held.push(Held {
+        staging,
+        slice: walk.slices,
+        panel: walk.panel,
+        run: walk.run,
+        parked: walk.parked,
+    });
     walk.placed += walk.run.count;
+    true
 }
 
 /// What a run fills of the target's region.

@@ -40,7 +40,8 @@ impl Default for Limits {
 /// Most pieces (one feature, a run of bags) of one micro-batch; bounds the list on the stack.
 pub(crate) const PIECES: usize = 64;
 
-/// Most runs of a request that wait for rows of their parked bags beside the one under way: with blocks of 256 KiB 2 MiB of results.
+/// Most runs of a request that wait for rows of their parked bags beside the one under way: with blocks of 256 KiB 2 MiB of results. It
+/// is what one connection may keep of 16 blocks that are there for that.
 pub(crate) const HELD_RUNS: usize = 8;
 
 /// Bounds of a micro-batch in bytes of rows: at least a few rows of the largest dim, so that work

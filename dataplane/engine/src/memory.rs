@@ -89,15 +89,15 @@ pub trait Memory {
     /// Most bytes of packed strips that are staged together, at least [`STAGE_BYTES_MIN`].
     fn stage_bytes(&self) -> u64;
 
-    /// Whether a request of the connection may keep packed strips staged while it waits for rows, and stage others: there is enough for
-    /// those who wait for none.
-    fn has_spare(&self, conn: Conn) -> bool;
-
     /// A place to store results in that are for these strips of a region.
     ///
     /// # Errors
     /// `UnknownRegion`, `TargetOutOfRegion`, `RegionLost`, or [`Denied::Later`].
     fn stage(&mut self, conn: Conn, region: u32, strips: &[Strip]) -> Result<Staging, Denied>;
+
+    /// Keeps packed strips staged for as long as a request waits for rows of theirs, if there is room for that: then they take nothing from what
+    /// others stage. They are placed or given back as all others are.
+    fn keep(&mut self, conn: Conn, staging: &Staging) -> bool;
 
     /// The memory of such a place.
     ///

@@ -205,9 +205,9 @@ pub trait ServerPort {
     /// Most bytes of strips that are staged together where they are packed: at least 64 KiB.
     fn stage_bytes(&self) -> u64;
 
-    /// Whether there is so much staging of packed strips that the connection may keep some for as long as its requests wait for rows. Where none is
-    /// packed nobody asks.
-    fn has_spare(&self, _conn: ConnId) -> bool {
+    /// Keeps packed strips staged for as long as a request waits for rows of theirs, if there is room for that: then they take nothing from what
+    /// others stage. They are placed or given back as all others are. Where none is packed nobody asks.
+    fn keep(&mut self, _conn: ConnId, _staging: &Staging) -> bool {
         false
     }
 

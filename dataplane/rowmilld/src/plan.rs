@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rowmill_arena::guards_holes;
 use rowmill_pooling::{Isa, UnknownIsa};
+use rowmill_port::rdma::kept_blocks;
 use rowmill_port::shm::socket_path;
 use rowmill_table::{Generation, TableError, TableInfo};
 use rustix::fs::{Access, access};
@@ -231,9 +232,10 @@ fn describe_staging(config: &Config, workers: usize) -> Choice {
     Choice::new(
         "staging of results",
         format!(
-            "{} blocks of {} a worker",
+            "{} blocks of {} a worker, and {} for results that wait for rows",
             rdma.stage_blocks,
-            bytes_text(rdma.stage_block_bytes.into())
+            bytes_text(rdma.stage_block_bytes.into()),
+            kept_blocks(rdma.stage_blocks)
         ),
         format!(
             "{} in all, from which the device writes to clients",

@@ -378,8 +378,8 @@ impl<P: ServerPort> Memory for PortMemory<'_, P> {
         self.port.stage_bytes()
     }
 
-    fn has_spare(&self, conn: Conn) -> bool {
-        self.port.has_spare(ConnId(conn.0))
+    fn keep(&mut self, conn: Conn, staging: &Staging) -> bool {
+        self.port.keep(ConnId(conn.0), staging)
     }
 
     fn stage(&mut self, conn: Conn, region: u32, strips: &[Strip]) -> Result<Staging, Denied> {

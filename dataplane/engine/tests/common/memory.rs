@@ -25,6 +25,10 @@ pub(crate) struct Remote {
     stage_bytes: usize,
     free: Vec<u32>,
     blocks: Vec<Vec<u8>>,
+    /// Of blocks that are not free, whose they are, and whether they are kept until rows come.
+    of: HashMap<u32, (Conn, bool)>,
+    /// How many may be kept: nothing else is done with them.
+    keepable: usize,
     /// By connection and slot.
     fetched: HashMap<(u32, u16), Data>,
     /// Answers that are on their way.
@@ -40,11 +44,15 @@ pub(crate) struct Remote {
 type Data = Vec<(Extent, Vec<u8>)>;
 
 impl Remote {
+    /// So many blocks, and half as many more that can be kept until rows come.
     pub(crate) fn new(stage_bytes: usize, blocks: usize) -> Remote {
+        let (keepable, blocks) = (blocks / 2, blocks + blocks / 2);
         Remote {
             stage_bytes,
             free: (0..blocks as u32).collect(),
             blocks: vec![vec![0; stage_bytes]; blocks],
+            of: HashMap::new(),
+            keepable,
             fetched: HashMap::new(),
             coming: Vec::new(),
             asked: 0,
@@ -56,6 +64,16 @@ impl Remote {
     fn puts_off(&mut self) -> bool {
         self.asked += 1;
         !self.steady && self.asked % 2 == 1
+    }
+
+    /// Blocks of a connection that are kept, or that are not.
+    fn of(&self, conn: Conn, kept: bool) -> usize {
+        self.of.values().filter(|&&of| of == (conn, kept)).count()
+    }
+
+    /// How many more may be kept.
+    fn to_keep(&self) -> usize {
+        self.keepable - self.of.values().filter(|&&(_, kept)| kept).count()
     }
 
     /// How many blocks are taken.
@@ -190,9 +208,15 @@ impl Memory for HeapMemory {
         remote.map_or(u64::MAX, |remote| remote.stage_bytes as u64)
     }
 
-    fn has_spare(&self, _: Conn) -> bool {
-        let remote = self.remote.as_ref();
-        remote.is_some_and(|remote| 2 * remote.free.len() >= remote.blocks.len())
+    fn keep(&mut self, conn: Conn, staging: &Staging) -> bool {
+        let remote = self.remote.as_mut();
+        let remote = remote.expect("nothing is packed in memory at hand");
+        if remote.of(conn, true) >= remote.to_keep() {
+            return false;
+        }
+        let before = remote.of.insert(staging.block, (conn, true));
+        assert_eq!(before, Some((conn, false)), "what is staged is kept once");
+        true
     }
 
     fn stage(&mut self, conn: Conn, region: u32, strips: &[Strip]) -> Result<Staging, Denied> {
@@ -211,7 +235,13 @@ impl Memory for HeapMemory {
             len <= remote.stage_bytes as u64,
             "{len} bytes are too many to stage"
         );
+        // As the RDMA port has it: a connection leaves others a part.
+        let free = remote.free.len().saturating_sub(remote.to_keep());
+        if remote.of(conn, false) >= free {
+            return Err(Denied::Later);
+        }
         let block = remote.free.pop().ok_or(Denied::Later)?;
+        remote.of.insert(block, (conn, false));
         remote.blocks[block as usize].fill(0x5a);
         Ok(Staging {
             layout: Layout::Packed,
@@ -267,6 +297,8 @@ impl Memory for HeapMemory {
 
     fn unstage(&mut self, _: Conn, _: u32, staging: Staging) {
         if let (Layout::Packed, Some(remote)) = (staging.layout, &mut self.remote) {
+            let of = remote.of.remove(&staging.block);
+            assert!(of.is_some(), "a block is given back once");
             remote.free.push(staging.block);
         }
     }

@@ -126,12 +126,13 @@ pub struct RdmaConfig {
     /// How long what was posted to a client may stay undone before the client is given up; `None`: as long as
     /// [`ConnectionParameters::overdue`] says. It is looked at four times a second.
     pub overdue_limit: Option<Duration>,
-    /// Blocks that a worker stages results in and fetches data to, 2 to 256. Half of them can hold fetched data.
+    /// Blocks that a worker stages results in and fetches data to, 2 to 256. Half of them can hold fetched data. It has half as many more, in
+    /// which results are kept that wait for rows ([`kept_blocks`]).
     pub stage_blocks: u32,
     /// Bytes that lanes ask the device to send inline: with 64, status records and beats need no memory of their own. Where
     /// the device grants fewer they have some.
     pub inline_bytes: u32,
-    /// Bytes of a block, a multiple of 4096 from 64 KiB on. All blocks of a worker have at most 64 MiB.
+    /// Bytes of a block, a multiple of 4096 from 64 KiB on. `stage_blocks` of them have at most 64 MiB.
     pub stage_block_bytes: usize,
 }
 
@@ -161,10 +162,20 @@ impl RdmaConfig {
             .unwrap_or_else(|| self.connection.overdue())
     }
 
+    /// All blocks of a worker.
+    pub(super) fn all_blocks(&self) -> u32 {
+        self.stage_blocks + kept_blocks(self.stage_blocks)
+    }
+
     /// Most bytes of request data (lengths, ids, weights) that can be fetched for one part; more is refused.
     pub fn fetch_bytes(&self) -> u64 {
         u64::from(self.stage_blocks / 2) * self.stage_block_bytes as u64
     }
+}
+
+/// How many blocks a worker has for results that wait for rows, beside so many for all else.
+pub fn kept_blocks(stage_blocks: u32) -> u32 {
+    stage_blocks / 2
 }
 
 /// How a client half is set up.

@@ -54,7 +54,7 @@ mod turn;
 mod watch;
 
 pub use client::RdmaClient;
-pub use config::{ConnectionParameters, RdmaClientConfig, RdmaConfig};
+pub use config::{ConnectionParameters, RdmaClientConfig, RdmaConfig, kept_blocks};
 pub use lane::RdmaLane;
 pub use rowmill_verbs::{AckTimeout, Live, PathMtu, RetryCount, RnrTimer};
 pub use server::{ConnectionInfo, RdmaCounters, RdmaServer};

@@ -4,6 +4,7 @@ use arrayvec::ArrayVec;
 use rowmill_arena::{MAX_STRIPS, Strip};
 use rowmill_verbs::{Block, HostMemory, Pages, Piece, Remote, Slab};
 
+use super::config::kept_blocks;
 use super::scatter::Scatter;
 use crate::{ConnId, Extent, MAX_EXTENTS, PortError};
 
@@ -24,6 +25,8 @@ pub(super) enum Note {
 #[derive(Default)]
 pub(super) struct Staged {
     pub(super) block: Option<Block>,
+    /// It waits for rows, and is one of those that may: it is none of the connection's others meanwhile.
+    kept: bool,
     /// What of it is still to be sent, and where to.
     pub(super) scatter: Scatter,
     pub(super) strips: ArrayVec<Strip, MAX_STRIPS>,
@@ -138,6 +141,9 @@ pub(super) struct Pool {
     pub(super) pulls: Vec<Pull>,
     /// Blocks that hold fetched data, or are about to.
     pub(super) fetching: u32,
+    /// Blocks that wait for rows, and how many may: nothing else is done with so many.
+    kept: u32,
+    keepable: u32,
 }
 
 impl Pool {
@@ -165,7 +171,15 @@ impl Pool {
             pulls: (0..blocks / 2).map(pull).collect(),
             slab,
             fetching: 0,
+            kept: 0,
+            keepable: kept_blocks(blocks),
         }
+    }
+
+    /// Blocks that are free for results and for fetched data.
+    fn free(&self) -> u32 {
+        let spare = self.keepable - self.kept;
+        (self.slab.free() as u32).saturating_sub(spare)
     }
 
     pub(super) fn block_bytes(&self) -> u64 {
@@ -180,7 +194,7 @@ impl Pool {
     /// A block for results of a connection that has `held` of them: so many clients that never take theirs leave some
     /// free, each a part of what the others left.
     pub(super) fn stage(&mut self, held: u32) -> Option<u32> {
-        if held as usize >= self.slab.free() {
+        if held >= self.free() {
             return None;
         }
         let block = self.slab.take()?;
@@ -189,18 +203,30 @@ impl Pool {
         Some(index)
     }
 
-    /// Whether a connection that has `held` blocks for results may keep them while it waits, and take others: three times as many are free, and
-    /// half of all, which are for those that wait for nothing.
-    pub(super) fn has_spare(&self, held: u32) -> bool {
-        let (free, all) = (self.slab.free(), self.staged.len());
-        3 * held as usize <= free && 2 * free >= all
+    /// Keeps a block of results that wait for rows, for a connection that keeps `kept` already, if it may: so many that wait leave some to
+    /// others that do, each a part of what these left, and to all else what there is without those that may be kept.
+    pub(super) fn keep(&mut self, block: u32, kept: u32) -> bool {
+        let staged = &mut self.staged[block as usize];
+        let may = !staged.kept && staged.block.is_some() && kept < self.keepable - self.kept;
+        if may {
+            staged.kept = true;
+            self.kept += 1;
+        }
+        may
+    }
+
+    /// A block waits for rows no longer; whether it did.
+    pub(super) fn keep_no_more(&mut self, block: u32) -> bool {
+        let kept = std::mem::take(&mut self.staged[block as usize].kept);
+        self.kept -= u32::from(kept);
+        kept
     }
 
     /// A free pull with blocks for `bytes`, for a connection whose pulls hold `held` blocks; `None` where there is no room
     /// now. One that has none gets what there is; a further one leaves others as much as it then holds.
     pub(super) fn pull(&mut self, held: u32, bytes: u64) -> Option<u16> {
         let wanted = bytes.div_ceil(self.block_bytes()) as u32;
-        let free = self.slab.free() as u32;
+        let free = self.free();
         let left = self.fetchable() - self.fetching;
         let fair = held == 0 || held + wanted <= left;
         if wanted > left || wanted > free || !fair {
@@ -238,8 +264,10 @@ mod tests {
     use super::*;
     use crate::RegionId;
 
+    /// A pool of so many blocks, and of half as many for results that wait.
     fn pool(blocks: u32) -> Pool {
-        let memory = HostMemory::new(blocks as usize * 4096, Pages::Small).expect("memory");
+        let all = blocks + kept_blocks(blocks);
+        let memory = HostMemory::new(all as usize * 4096, Pages::Small).expect("memory");
         Pool::new(Slab::new(memory, 4096), blocks)
     }
 
@@ -253,21 +281,54 @@ mod tests {
             }
         }
         assert_eq!(held, [16, 8, 4]);
-        assert_eq!(pool.slab.free(), 4);
+        assert_eq!(pool.free(), 4);
     }
 
     #[test]
-    fn clients_that_wait_leave_nearly_half_of_the_blocks() {
+    fn what_waits_for_rows_takes_nothing_from_what_does_not() {
         let mut pool = pool(32);
-        let mut held = [0; 5];
-        for held in &mut held {
-            while *held == 0 || pool.has_spare(*held) {
-                assert!(pool.stage(*held).is_some());
-                *held += 1;
+        let mut kept = Vec::new();
+        for _ in 0..6 {
+            let mut own = 0;
+            while let Some(block) = pool.stage(0) {
+                if !pool.keep(block, own) {
+                    pool.staged[block as usize].block = None;
+                    break;
+                }
+                assert!(!pool.keep(block, own), "it is kept once");
+                own += 1;
+                kept.push(block);
             }
+            assert_eq!(pool.free(), 32);
         }
-        assert_eq!(held, [9, 6, 2, 1, 1]);
-        assert_eq!(pool.slab.free(), 13);
+        assert_eq!(kept.len(), 16);
+        let mut held = 0;
+        while pool.stage(held).is_some() {
+            held += 1;
+        }
+        assert_eq!(held, 16, "as if nobody waited");
+        // Placed, they are in use as all others until they are sent.
+        for &block in &kept {
+            assert!(pool.keep_no_more(block) && !pool.keep_no_more(block));
+        }
+        assert_eq!(pool.free(), 0);
+        for block in kept {
+            pool.staged[block as usize].block = None;
+        }
+        assert_eq!(pool.free(), 16);
+    }
+
+    #[test]
+    fn of_the_blocks_that_may_be_kept_each_client_leaves_some() {
+        let mut pool = pool(32);
+        let kept = [(); 5].map(|()| {
+            let mut own = 0;
+            while pool.stage(0).is_some_and(|block| pool.keep(block, own)) {
+                own += 1;
+            }
+            own
+        });
+        assert_eq!(kept, [8, 4, 2, 1, 1]);
     }
 
     #[test]
@@ -278,12 +339,12 @@ mod tests {
             pool.pulls[usize::from(pull)].of = Some((ConnId(0), pulls.len() as u16));
             pulls.push(pull);
         }
-        assert_eq!((pulls.len(), pool.fetching, pool.slab.free()), (2, 4, 4));
+        assert_eq!((pulls.len(), pool.fetching, pool.free()), (2, 4, 4));
         assert!(pool.stage(0).is_some());
         for pull in pulls {
             pool.free_pull(pull);
         }
-        assert_eq!((pool.fetching, pool.slab.free()), (0, 7));
+        assert_eq!((pool.fetching, pool.free()), (0, 7));
         assert!(
             pool.pull(0, 5 * 4096).is_none(),
             "more than half never fits"

@@ -74,6 +74,8 @@ pub(super) struct Seat {
     pub(super) pulls: Vec<Option<u16>>,
     /// Blocks of staging that it has, at the worker's or in the queue pair.
     pub(super) staged: u32,
+    /// Others, that are kept until rows come.
+    pub(super) kept: u32,
     /// Blocks of its pulls.
     pub(super) fetching: u32,
     pub(super) is_ready: bool,
@@ -121,6 +123,7 @@ impl Seat {
             barrier: None,
             pulls: vec![None; usize::from(with.credits)],
             staged: 0,
+            kept: 0,
             fetching: 0,
             is_ready: false,
             is_dirty: false,

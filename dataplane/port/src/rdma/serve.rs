@@ -127,10 +127,14 @@ impl ServerPort for RdmaLane {
         self.pool.block_bytes()
     }
 
-    fn has_spare(&self, conn: ConnId) -> bool {
-        self.seats
-            .get(conn)
-            .is_some_and(|seat| self.pool.has_spare(seat.staged))
+    fn keep(&mut self, conn: ConnId, staging: &Staging) -> bool {
+        let seat = self.seats.get_mut(conn);
+        let Some(seat) = seat.filter(|seat| self.pool.keep(staging.block, seat.kept)) else {
+            return false;
+        };
+        seat.kept += 1;
+        seat.staged = seat.staged.saturating_sub(1);
+        true
     }
 
     fn stage(
@@ -196,6 +200,7 @@ impl ServerPort for RdmaLane {
         staging: Staging,
         strips: &[Strip],
     ) -> Result<(), RegionError> {
+        self.keep_no_more(conn, staging.block);
         let seat = self.seats.get_mut(conn);
         let target = seat.and_then(|seat| Some((seat.region(region)?, seat)));
         let staged = &mut self.pool.staged[staging.block as usize];
@@ -221,6 +226,7 @@ impl ServerPort for RdmaLane {
     }
 
     fn unstage(&mut self, conn: ConnId, _region: RegionId, staging: Staging) {
+        self.keep_no_more(conn, staging.block);
         self.pool.staged[staging.block as usize].block = None;
         self.unstaged(conn);
     }
@@ -262,6 +268,15 @@ impl ServerPort for RdmaLane {
 }
 
 impl RdmaLane {
+    fn keep_no_more(&mut self, conn: ConnId, block: u32) {
+        if self.pool.keep_no_more(block)
+            && let Some(seat) = self.seats.get_mut(conn)
+        {
+            seat.kept = seat.kept.saturating_sub(1);
+            seat.staged += 1;
+        }
+    }
+
     fn unstaged(&mut self, conn: ConnId) {
         if let Some(seat) = self.seats.get_mut(conn) {
             seat.staged = seat.staged.saturating_sub(1);

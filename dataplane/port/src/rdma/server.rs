@@ -321,7 +321,7 @@ fn make_parts(
         let capacity = u32::from(config.max_connections) * worker_completions(config.credits);
         let completions = CompletionQueue::new(&context, capacity, Some(&lane_channel))
             .map_err(|e| system("making a worker's completion queue", e))?;
-        let slab = Pool::slab(config.stage_blocks, config.stage_block_bytes)?;
+        let slab = Pool::slab(config.all_blocks(), config.stage_block_bytes)?;
         let life = Arc::new(Life::default());
         parts.push(LaneParts {
             shared: shared.clone(),

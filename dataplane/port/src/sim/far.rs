@@ -13,7 +13,7 @@ use crate::{ConnId, Extent, RegionError};
 pub struct Far {
     /// Bytes of a block of staging, at least 64 KiB.
     pub stage_bytes: u64,
-    /// Blocks of a lane.
+    /// Blocks of a lane; half as many more are there for results that wait for rows.
     pub blocks: u32,
     /// Requests of a lane that can have data fetched.
     pub fetches: u32,
@@ -27,6 +27,8 @@ pub(super) struct Room {
     pub(super) far: Far,
     blocks: Vec<Rc<SimMemory>>,
     free: Vec<u32>,
+    /// Blocks that wait for rows, and whose.
+    kept: BTreeMap<u32, ConnId>,
     /// Blocks that are still being sent, and until when.
     sent: Vec<(u64, u32)>,
     pulls: BTreeMap<(ConnId, u16), Pull>,
@@ -48,8 +50,9 @@ impl Room {
         let block = |_| Rc::new(SimMemory::new(far.stage_bytes as usize));
         Room {
             far,
-            blocks: (0..far.blocks).map(block).collect(),
-            free: (0..far.blocks).collect(),
+            blocks: (0..far.blocks + far.blocks / 2).map(block).collect(),
+            free: (0..far.blocks + far.blocks / 2).collect(),
+            kept: BTreeMap::new(),
             sent: Vec::new(),
             pulls: BTreeMap::new(),
             late: Vec::new(),
@@ -76,6 +79,9 @@ impl Room {
 
     /// A block with nothing useful in it.
     pub(super) fn take(&mut self) -> Option<u32> {
+        if self.free.len() <= self.keepable() {
+            return None;
+        }
         let block = self.free.pop()?;
         let memory = self.block(block);
         let poison = vec![0xdb; memory.len()];
@@ -83,9 +89,16 @@ impl Room {
         Some(block)
     }
 
-    /// Whether as many are free as are taken.
-    pub(super) fn has_spare(&self) -> bool {
-        2 * self.free.len() >= self.blocks.len()
+    /// Blocks that may be kept and are not: nothing else is done with them.
+    fn keepable(&self) -> usize {
+        self.far.blocks as usize / 2 - self.kept.len()
+    }
+
+    /// Keeps a block that waits for rows, if there is room for that; each connection leaves others some.
+    pub(super) fn keep(&mut self, conn: ConnId, block: u32) -> bool {
+        let own = self.kept.values().filter(|&&of| of == conn).count();
+        let may = own < self.keepable();
+        may && self.kept.insert(block, conn).is_none()
     }
 
     pub(super) fn block(&self, block: u32) -> Rc<SimMemory> {
@@ -94,6 +107,7 @@ impl Room {
 
     /// A block is free again at this time.
     pub(super) fn give_back(&mut self, block: u32, due: u64) {
+        self.kept.remove(&block);
         self.sent.push((due, block));
     }
 

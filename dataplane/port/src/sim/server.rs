@@ -9,7 +9,6 @@ use rowmill_wire::control::Rights;
 use rowmill_wire::limits::SLOT_BYTES;
 use rowmill_wire::{Completion, Immediate, Status};
 
-use super::far::Room;
 use super::log::What;
 use super::memory::SimMemory;
 use super::net::{Connection, Net};
@@ -127,10 +126,10 @@ impl ServerPort for SimServer {
         room.map_or(u64::MAX, |room| room.far.stage_bytes)
     }
 
-    fn has_spare(&self, _: ConnId) -> bool {
-        let net = self.net.net.borrow();
-        let room = net.lanes[self.lane].room.as_ref();
-        room.is_some_and(Room::has_spare)
+    fn keep(&mut self, conn: ConnId, staging: &Staging) -> bool {
+        let mut net = self.net.net.borrow_mut();
+        let room = net.lanes[self.lane].room.as_mut();
+        room.is_some_and(|room| room.keep(conn, staging.block))
     }
 
     fn stage(

@@ -1,7 +1,7 @@
 //! Options of `rdma://` endpoints.
 
 use rowmill_port::rdma::{
-    AckTimeout, ConnectionParameters, PathMtu, RdmaConfig, RetryCount, RnrTimer,
+    AckTimeout, ConnectionParameters, PathMtu, RdmaConfig, RetryCount, RnrTimer, kept_blocks,
 };
 use serde::Deserialize;
 
@@ -104,7 +104,8 @@ impl Rdma {
 
     /// Bytes of a worker's staging.
     pub(crate) fn worker_bytes(&self) -> u64 {
-        u64::from(self.stage_blocks) * u64::from(self.stage_block_bytes)
+        u64::from(self.stage_blocks + kept_blocks(self.stage_blocks))
+            * u64::from(self.stage_block_bytes)
     }
 }
 
@@ -132,7 +133,7 @@ mod tests {
     fn defaults_are_the_ports_and_bad_values_are_named() {
         let rdma = Rdma::default();
         assert_eq!(rdma.fault(), None);
-        assert_eq!(rdma.worker_bytes(), 8 << 20);
+        assert_eq!(rdma.worker_bytes(), 12 << 20);
         let cases = [
             (
                 Rdma {
