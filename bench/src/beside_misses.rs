@@ -204,15 +204,15 @@ struct Watch {
 impl Watch {
     /// Looks, if the last time is long ago.
     fn go_on(&mut self) -> Result<()> {
-        let now = Instant::now();
-        if now - self.at >= LOOK {
+        if self.at.elapsed() >= LOOK {
             self.before = std::mem::replace(&mut self.seen, self.waits.so_far()?);
-            self.at = now;
+            // Behind it: what begins in between is seen with the next look, and what is due until then counts from the one before.
+            self.at = Instant::now();
         }
         Ok(())
     }
 
-    /// For how long they had waited when a request was due that was not when this was looked at before.
+    /// For how long they had waited shortly before a request was due that was not yet when this was looked at before.
     fn at(&self, due: Instant) -> Duration {
         match due < self.at {
             true => self.before,
@@ -227,16 +227,16 @@ struct Side {
     batches: Vec<Batch>,
     due: Vec<Duration>,
     next: usize,
-    /// When it first tried to send the next, and for how long client and worker had waited for their CPUs when that was due.
-    tried: Option<(Instant, Duration)>,
+    /// When it came to send those that were due by now, and for how long client and worker had waited for their CPUs when they were.
+    came: Vec<(Instant, Duration)>,
     in_flight: HashMap<Ticket, Asked>,
     taken: Vec<Taken>,
 }
 
-/// When a request was due, and when the client first tried to send it: that the connection had no room for it then is the service's doing.
+/// When a request was due, and when the client came to send it: that the connection had no room for it then is the service's doing.
 struct Asked {
     due: Instant,
-    tried: Instant,
+    came: Instant,
     /// For how long client and worker had waited for their CPUs shortly before it was due.
     waited: Duration,
 }
@@ -248,7 +248,7 @@ impl Side {
             batches: Vec::new(),
             due: Vec::new(),
             next: 0,
-            tried: None,
+            came: Vec::with_capacity(REQUESTS),
             in_flight: HashMap::with_capacity(DEPTH),
             taken: Vec::with_capacity(REQUESTS),
         }
@@ -260,6 +260,7 @@ impl Side {
         let mut at = 0.0;
         self.batches.clear();
         self.due.clear();
+        self.came.clear();
         for query in queries {
             let mut batch = Batch::new(1)?;
             query.fill(&mut batch)?;
@@ -277,28 +278,32 @@ impl Side {
 
     /// Sends what is due, as far as the connection takes it, and takes answers.
     fn go_on(&mut self, began: Instant, watch: &Watch) -> Result<()> {
-        while self.next < self.due.len() && self.due[self.next] <= began.elapsed() {
-            let due = began + self.due[self.next];
-            let (tried, waited) =
-                *(self.tried).get_or_insert_with(|| (Instant::now(), watch.at(due)));
+        while let Some(&due) = self.due.get(self.came.len())
+            && due <= began.elapsed()
+        {
+            self.came.push((Instant::now(), watch.at(began + due)));
+        }
+        while let Some(&(came, waited)) = self.came.get(self.next) {
             let sent = self.driver.try_submit_batch(&self.batches[self.next])?;
             let Some(ticket) = sent else {
                 break;
             };
-            self.tried = None;
-            self.in_flight.insert(ticket, Asked { due, tried, waited });
+            let due = began + self.due[self.next];
+            self.in_flight.insert(ticket, Asked { due, came, waited });
             self.next += 1;
         }
         while let Some(answer) = self.driver.session.poll()? {
             answer.outcome?;
             let asked = self.in_flight.remove(&answer.ticket);
             let asked = asked.context("an answer to a request of ours")?;
+            // Behind the time: what was waited in between is of the request.
+            let now = Instant::now();
             let waited = watch.waits.so_far()?;
             let ns = |time: Duration| time.as_nanos() as u64;
             self.taken.push(Taken {
-                latency: ns(asked.due.elapsed()),
-                sent: ns(asked.tried.elapsed()),
-                late: ns(asked.tried - asked.due),
+                latency: ns(now - asked.due),
+                sent: ns(now - asked.came),
+                late: ns(asked.came - asked.due),
                 service: answer.service_ns,
                 is_disturbed: waited - asked.waited >= LONG_WAIT,
             });

@@ -200,9 +200,17 @@ pub(crate) fn read_trace(path: &Path, least: u32) -> Result<Vec<u32>> {
             .by_ref()
             .take(LINE_BYTES)
             .read_until(b'\n', &mut line);
-        if read.with_context(|| format!("{} line {}", path.display(), number + 1))? == 0 {
+        let read = read.with_context(|| format!("{} line {}", path.display(), number + 1))?;
+        if read == 0 {
             break;
         }
+        ensure!(
+            line.ends_with(b"\n") || (read as u64) < LINE_BYTES,
+            "{} line {}: `{}` is not a row number: the line is longer than {LINE_BYTES} bytes",
+            path.display(),
+            number + 1,
+            beginning(&String::from_utf8_lossy(&line))
+        );
         let line = String::from_utf8_lossy(&line);
         let text = line.trim();
         match text.parse::<u32>() {
@@ -308,6 +316,8 @@ mod tests {
         let of_line = |text: &str| of_bytes(text.as_bytes());
         assert!(of_line("x").contains("line 3: `x` is not a row number"));
         assert!(of_bytes(&[0xff, 0xfe, 0]).contains("is not a row number"));
+        // All of it would be a number.
+        assert!(of_line(&"0".repeat(1000)).contains("the line is longer than 256 bytes"));
         let long = of_line(&"ä".repeat(1_000_000));
         assert!(
             long.contains(&format!("`{}...` is not", "ä".repeat(SHOWN_CHARS))),

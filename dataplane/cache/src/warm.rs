@@ -184,8 +184,8 @@ impl Warm {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         };
-        let create = || File::create_new(&partial);
-        let written = gone.and_then(|()| create()).and_then(write);
+        let made = gone.and_then(|()| File::create_new(&partial));
+        let written = write(made.map_err(io_error(path))?);
         let written = written.and_then(|()| fs::rename(&partial, path));
         if written.is_err() {
             // On a disk that is full it would take room for nothing.

@@ -249,7 +249,7 @@ fn try_to_answer(
 }
 
 #[test]
-fn a_request_without_misses_is_answered_however_many_wait_for_rows() {
+fn a_request_without_misses_is_answered_while_runs_of_many_others_are_held() {
     let model = Model::mixed();
     let fetch = fetch::Limits {
         staged: 1 << 16,

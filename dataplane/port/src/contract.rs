@@ -207,9 +207,7 @@ pub trait ServerPort {
 
     /// Keeps packed strips staged for as long as a request waits for rows of theirs, if there is room for that: then they take nothing from what
     /// others stage. They are placed or given back as all others are. Where none is packed nobody asks.
-    fn keep(&mut self, _conn: ConnId, _staging: &Staging) -> bool {
-        false
-    }
+    fn keep(&mut self, conn: ConnId, staging: &Staging) -> bool;
 
     /// Where results for these strips of the region are stored until they are placed: the region's own
     /// memory where the port has it, else memory of the worker's, from which the port sends them. It has

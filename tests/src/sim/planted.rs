@@ -203,6 +203,10 @@ impl ServerPort for Planted {
         self.port.check(conn, region, offset, len)
     }
 
+    fn keep(&mut self, conn: ConnId, staging: &Staging) -> bool {
+        self.port.keep(conn, staging)
+    }
+
     fn stage_bytes(&self) -> u64 {
         self.port.stage_bytes()
     }

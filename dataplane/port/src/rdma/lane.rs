@@ -355,6 +355,7 @@ impl RdmaLane {
             if seat.failed || seat.is_settled() || now >= *until {
                 let mut leaving = self.leaving.swap_remove(at);
                 leaving.seat.fail(&mut self.pool);
+                self.pool.part(&mut leaving.seat.blocks);
                 self.shared.notify(Notice::LetGo {
                     conn: leaving.conn,
                     seat: leaving.seat,

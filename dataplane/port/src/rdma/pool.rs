@@ -34,6 +34,17 @@ pub(super) struct Staged {
     pub(super) region: Base,
 }
 
+/// Blocks for results that a connection has, at the worker's or in the queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Blocks {
+    /// Those that are not kept.
+    ordinary: u32,
+    /// Those that wait for rows, or did so.
+    kept: u32,
+    /// How many of these do no longer, and are to come back.
+    kept_sent: u32,
+}
+
 /// A place in a client's memory; all zeros where none is meant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Base {
@@ -186,40 +197,72 @@ impl Pool {
         self.slab.block_bytes() as u64
     }
 
-    /// Blocks that can hold fetched data: half of all, so that results always find room some time.
+    /// Blocks that can hold fetched data: half of those that are not kept, so that results always find room some time.
     pub(super) fn fetchable(&self) -> u32 {
         self.pulls.len() as u32
     }
 
-    /// A block for results of a connection that has `held` of them: so many clients that never take theirs leave some
-    /// free, each a part of what the others left.
-    pub(super) fn stage(&mut self, held: u32) -> Option<u32> {
-        if held >= self.free() {
+    /// A block for results of a connection: so many clients that never take theirs leave some free, each a part of what the others left.
+    pub(super) fn stage(&mut self, of: &mut Blocks) -> Option<u32> {
+        if of.ordinary >= self.free() {
             return None;
         }
         let block = self.slab.take()?;
         let index = block.index();
+        of.ordinary += 1;
         self.staged[index as usize].block = Some(block);
         Some(index)
     }
 
-    /// Keeps a block of results that wait for rows, for a connection that keeps `kept` already, if it may: so many that wait leave some to
-    /// others that do, each a part of what these left, and to all else what there is without those that may be kept.
-    pub(super) fn keep(&mut self, block: u32, kept: u32) -> bool {
+    /// Keeps a block of results that wait for rows, if the connection may: so many that wait leave some to others that do, each a part of what
+    /// these left, and to all else what there is without those that may be kept.
+    pub(super) fn keep(&mut self, block: u32, of: &mut Blocks) -> bool {
         let staged = &mut self.staged[block as usize];
-        let may = !staged.kept && staged.block.is_some() && kept < self.keepable - self.kept;
+        let may = !staged.kept && staged.block.is_some() && of.kept < self.keepable - self.kept;
         if may {
             staged.kept = true;
             self.kept += 1;
+            of.kept += 1;
+            of.ordinary -= 1;
         }
         may
     }
 
-    /// A block waits for rows no longer; whether it did.
-    pub(super) fn keep_no_more(&mut self, block: u32) -> bool {
-        let kept = std::mem::take(&mut self.staged[block as usize].kept);
-        self.kept -= u32::from(kept);
-        kept
+    /// A block is about to be sent. One that was kept counts as that until it is back.
+    pub(super) fn send(&mut self, block: u32, of: &mut Blocks) {
+        of.kept_sent += u32::from(std::mem::take(&mut self.staged[block as usize].kept));
+    }
+
+    /// A block is free again without having been sent. A connection that is not there any more has none by [`Pool::part`].
+    pub(super) fn unstage(&mut self, block: u32, of: Option<&mut Blocks>) {
+        let staged = &mut self.staged[block as usize];
+        staged.block = None;
+        match (std::mem::take(&mut staged.kept), of) {
+            (true, Some(of)) => self.keep_less(of),
+            (false, Some(of)) => of.ordinary = of.ordinary.saturating_sub(1),
+            (_, None) => {}
+        }
+    }
+
+    /// A block that was sent is back: which one says nothing, as long as there is one less.
+    pub(super) fn came_back(&mut self, of: &mut Blocks) {
+        if of.kept_sent > 0 {
+            of.kept_sent -= 1;
+            self.keep_less(of);
+        } else {
+            of.ordinary = of.ordinary.saturating_sub(1);
+        }
+    }
+
+    fn keep_less(&mut self, of: &mut Blocks) {
+        self.kept -= 1;
+        of.kept -= 1;
+    }
+
+    /// A connection is handed over, with the blocks that are still to come back.
+    pub(super) fn part(&mut self, of: &mut Blocks) {
+        self.kept -= of.kept;
+        *of = Blocks::default();
     }
 
     /// A free pull with blocks for `bytes`, for a connection whose pulls hold `held` blocks; `None` where there is no room
@@ -271,64 +314,75 @@ mod tests {
         Pool::new(Slab::new(memory, 4096), blocks)
     }
 
+    /// How many blocks a client takes that never lets go.
+    fn all_that_are_had(pool: &mut Pool, of: &mut Blocks) -> u32 {
+        while pool.stage(of).is_some() {}
+        of.ordinary
+    }
+
+    /// Those that a client keeps that waits for rows, beside one that it has not kept.
+    fn all_that_are_kept(pool: &mut Pool, of: &mut Blocks) -> Vec<u32> {
+        let mut kept = Vec::new();
+        while let Some(block) = pool.stage(of) {
+            if !pool.keep(block, of) {
+                break;
+            }
+            assert!(!pool.keep(block, of), "it is kept once");
+            kept.push(block);
+        }
+        kept
+    }
+
     #[test]
     fn clients_that_never_let_go_leave_blocks_for_others() {
         let mut pool = pool(32);
-        let mut held = [0; 3];
-        for held in &mut held {
-            while pool.stage(*held).is_some() {
-                *held += 1;
-            }
-        }
+        let held = [(); 3].map(|()| all_that_are_had(&mut pool, &mut Blocks::default()));
         assert_eq!(held, [16, 8, 4]);
         assert_eq!(pool.free(), 4);
     }
 
     #[test]
-    fn what_waits_for_rows_takes_nothing_from_what_does_not() {
+    fn clients_that_wait_leave_others_what_there_is_without_their_blocks() {
         let mut pool = pool(32);
-        let mut kept = Vec::new();
-        for _ in 0..6 {
-            let mut own = 0;
-            while let Some(block) = pool.stage(0) {
-                if !pool.keep(block, own) {
-                    pool.staged[block as usize].block = None;
-                    break;
-                }
-                assert!(!pool.keep(block, own), "it is kept once");
-                own += 1;
-                kept.push(block);
-            }
-            assert_eq!(pool.free(), 32);
+        let mut clients = [Blocks::default(); 5];
+        let kept = clients
+            .each_mut()
+            .map(|of| all_that_are_kept(&mut pool, of));
+        let counts = kept.each_ref().map(Vec::len);
+        assert_eq!(counts, [8, 4, 2, 1, 1]);
+        // Each has the one that it may not keep.
+        assert_eq!(pool.free(), 27);
+        // Sent, they take nothing from others either, until they are back.
+        for (of, kept) in clients.iter_mut().zip(&kept) {
+            kept.iter().for_each(|&block| pool.send(block, of));
+            kept.iter()
+                .for_each(|&block| pool.staged[block as usize].block = None);
         }
-        assert_eq!(kept.len(), 16);
-        let mut held = 0;
-        while pool.stage(held).is_some() {
-            held += 1;
+        assert_eq!(pool.kept, 16);
+        assert!(all_that_are_kept(&mut pool, &mut Blocks::default()).is_empty());
+        for (of, kept) in clients.iter_mut().zip(&kept) {
+            kept.iter().for_each(|_| pool.came_back(of));
+            assert_eq!((of.kept, of.kept_sent, of.ordinary), (0, 0, 1));
+            pool.came_back(of);
+            assert_eq!(*of, Blocks::default());
         }
-        assert_eq!(held, 16, "as if nobody waited");
-        // Placed, they are in use as all others until they are sent.
-        for &block in &kept {
-            assert!(pool.keep_no_more(block) && !pool.keep_no_more(block));
-        }
-        assert_eq!(pool.free(), 0);
-        for block in kept {
-            pool.staged[block as usize].block = None;
-        }
-        assert_eq!(pool.free(), 16);
+        assert_eq!(pool.kept, 0);
     }
 
     #[test]
-    fn of_the_blocks_that_may_be_kept_each_client_leaves_some() {
+    fn blocks_that_are_given_back_or_parted_from_are_kept_no_more() {
         let mut pool = pool(32);
-        let kept = [(); 5].map(|()| {
-            let mut own = 0;
-            while pool.stage(0).is_some_and(|block| pool.keep(block, own)) {
-                own += 1;
-            }
-            own
-        });
-        assert_eq!(kept, [8, 4, 2, 1, 1]);
+        let mut of = Blocks::default();
+        let kept = all_that_are_kept(&mut pool, &mut of);
+        let (back, sent) = kept.split_at(3);
+        back.iter()
+            .for_each(|&block| pool.unstage(block, Some(&mut of)));
+        assert_eq!((pool.kept, of.kept, of.ordinary), (5, 5, 1));
+        sent.iter().for_each(|&block| pool.send(block, &mut of));
+        pool.came_back(&mut of);
+        assert_eq!((pool.kept, of.kept_sent), (4, 4));
+        pool.part(&mut of);
+        assert_eq!((pool.kept, of), (0, Blocks::default()));
     }
 
     #[test]
@@ -340,7 +394,7 @@ mod tests {
             pulls.push(pull);
         }
         assert_eq!((pulls.len(), pool.fetching, pool.free()), (2, 4, 4));
-        assert!(pool.stage(0).is_some());
+        assert!(pool.stage(&mut Blocks::default()).is_some());
         for pull in pulls {
             pool.free_pull(pull);
         }

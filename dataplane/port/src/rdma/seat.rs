@@ -12,7 +12,7 @@ use rowmill_wire::limits::{MAX_REGIONS, SLOT_BYTES};
 use rowmill_wire::{Completion, CompletionKind, Immediate};
 
 use super::inbox::{Cut, RemoteRegion};
-use super::pool::{Base, Note, Pool};
+use super::pool::{Base, Blocks, Note, Pool};
 use super::progress::Progress;
 use super::scatter::PIECES;
 use crate::RegionId;
@@ -72,10 +72,8 @@ pub(super) struct Seat {
     barrier: Option<Barrier>,
     /// The pull of each slot.
     pub(super) pulls: Vec<Option<u16>>,
-    /// Blocks of staging that it has, at the worker's or in the queue pair.
-    pub(super) staged: u32,
-    /// Others, that are kept until rows come.
-    pub(super) kept: u32,
+    /// Blocks of staging that it has.
+    pub(super) blocks: Blocks,
     /// Blocks of its pulls.
     pub(super) fetching: u32,
     pub(super) is_ready: bool,
@@ -122,8 +120,7 @@ impl Seat {
             progress: Arc::default(),
             barrier: None,
             pulls: vec![None; usize::from(with.credits)],
-            staged: 0,
-            kept: 0,
+            blocks: Blocks::default(),
             fetching: 0,
             is_ready: false,
             is_dirty: false,
@@ -202,7 +199,10 @@ impl Seat {
         }
         while let Some(item) = self.outbox.pop_front() {
             if let Item::Place { block } = item {
-                pool.staged[block as usize].block = None;
+                // One of which some is sent comes back with that.
+                if pool.staged[block as usize].block.take().is_some() {
+                    pool.came_back(&mut self.blocks);
+                }
             }
         }
     }
@@ -252,7 +252,7 @@ impl Seat {
         while let Some(item) = self.outbox.front() {
             let done = match *item {
                 Item::Place { block } => {
-                    post_place(&mut batch, pool, block, self.key, pieces, &mut self.staged)
+                    post_place(&mut batch, pool, block, self.key, pieces, &mut self.blocks)
                 }
                 Item::Fetch { pull } => post_fetch(&mut batch, pool, pull, self.key, message),
                 Item::Record(record) => {
@@ -293,7 +293,7 @@ impl Seat {
         for (block, note) in back {
             match note {
                 Note::Record => (),
-                Note::Staged => self.staged = self.staged.saturating_sub(1),
+                Note::Staged => pool.came_back(&mut self.blocks),
                 Note::Fetched { pull, part } => {
                     let pull_of = &mut pool.pulls[usize::from(pull)];
                     pull_of.missing -= 1;
@@ -438,7 +438,7 @@ fn post_place(
     block: u32,
     key: LocalKey,
     pieces: usize,
-    held: &mut u32,
+    of: &mut Blocks,
 ) -> bool {
     let staged = &mut pool.staged[block as usize];
     if let Some(block) = staged.block.take() {
@@ -456,7 +456,7 @@ fn post_place(
         staged.scatter = next;
     }
     if batch.close().is_some() {
-        *held = held.saturating_sub(1);
+        pool.came_back(of);
     }
     true
 }

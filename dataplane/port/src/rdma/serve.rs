@@ -129,12 +129,7 @@ impl ServerPort for RdmaLane {
 
     fn keep(&mut self, conn: ConnId, staging: &Staging) -> bool {
         let seat = self.seats.get_mut(conn);
-        let Some(seat) = seat.filter(|seat| self.pool.keep(staging.block, seat.kept)) else {
-            return false;
-        };
-        seat.kept += 1;
-        seat.staged = seat.staged.saturating_sub(1);
-        true
+        seat.is_some_and(|seat| self.pool.keep(staging.block, &mut seat.blocks))
     }
 
     fn stage(
@@ -170,8 +165,8 @@ impl ServerPort for RdmaLane {
         if seat.failed {
             return Err(RegionError::Lost.into());
         }
-        let block = self.pool.stage(seat.staged).ok_or(RoomError::Later)?;
-        seat.staged += 1;
+        let block = self.pool.stage(&mut seat.blocks);
+        let block = block.ok_or(RoomError::Later)?;
         Ok(Staging {
             layout: Layout::Packed,
             len,
@@ -200,35 +195,31 @@ impl ServerPort for RdmaLane {
         staging: Staging,
         strips: &[Strip],
     ) -> Result<(), RegionError> {
-        self.keep_no_more(conn, staging.block);
+        let block = staging.block;
         let seat = self.seats.get_mut(conn);
         let target = seat.and_then(|seat| Some((seat.region(region)?, seat)));
-        let staged = &mut self.pool.staged[staging.block as usize];
         let Some((memory, seat)) = target else {
-            staged.block = None;
-            self.unstaged(conn);
+            self.unstaged(conn, block);
             return Err(RegionError::Unknown);
         };
+        let staged = &mut self.pool.staged[block as usize];
         staged.strips = strips.iter().copied().collect();
         staged.scatter = Scatter::default();
         staged.region = Base {
             address: memory.address,
             key: memory.key,
         };
-        let block = staging.block;
         if !seat.queue(Item::Place { block }) {
-            staged.block = None;
-            self.unstaged(conn);
+            self.unstaged(conn, block);
             return Err(RegionError::Lost);
         }
+        self.pool.send(block, &mut seat.blocks);
         self.soil(conn);
         Ok(())
     }
 
     fn unstage(&mut self, conn: ConnId, _region: RegionId, staging: Staging) {
-        self.keep_no_more(conn, staging.block);
-        self.pool.staged[staging.block as usize].block = None;
-        self.unstaged(conn);
+        self.unstaged(conn, staging.block);
     }
 
     fn complete(&mut self, conn: ConnId, record: &Completion) {
@@ -268,18 +259,8 @@ impl ServerPort for RdmaLane {
 }
 
 impl RdmaLane {
-    fn keep_no_more(&mut self, conn: ConnId, block: u32) {
-        if self.pool.keep_no_more(block)
-            && let Some(seat) = self.seats.get_mut(conn)
-        {
-            seat.kept = seat.kept.saturating_sub(1);
-            seat.staged += 1;
-        }
-    }
-
-    fn unstaged(&mut self, conn: ConnId) {
-        if let Some(seat) = self.seats.get_mut(conn) {
-            seat.staged = seat.staged.saturating_sub(1);
-        }
+    fn unstaged(&mut self, conn: ConnId, block: u32) {
+        let seat = self.seats.get_mut(conn);
+        self.pool.unstage(block, seat.map(|seat| &mut seat.blocks));
     }
 }

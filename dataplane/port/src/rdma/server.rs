@@ -27,7 +27,7 @@ use crate::{ConnId, PortError, Service};
 /// Requests to connect that may wait for the control thread.
 const BACKLOG: u16 = 128;
 
-/// Least and most blocks of a worker, and the most bytes of all of them (DESIGN.md section 5).
+/// Least and most blocks of a worker beside those that are kept ([`super::kept_blocks`]), and the most bytes of them (DESIGN.md section 5).
 const BLOCKS: std::ops::RangeInclusive<u32> = 2..=256;
 const BLOCK_BYTES_MIN: usize = 64 << 10;
 const SLAB_BYTES_MAX: usize = 64 << 20;

@@ -293,6 +293,10 @@ impl ServerPort for ShmLane {
         self.target(conn, region, offset, len).map(|_| ())
     }
 
+    fn keep(&mut self, _: ConnId, _: &Staging) -> bool {
+        false
+    }
+
     fn stage_bytes(&self) -> u64 {
         u64::MAX
     }

@@ -27,8 +27,8 @@ pub(super) struct Room {
     pub(super) far: Far,
     blocks: Vec<Rc<SimMemory>>,
     free: Vec<u32>,
-    /// Blocks that wait for rows, and whose.
-    kept: BTreeMap<u32, ConnId>,
+    /// Blocks that are not free: whose, and whether they wait for rows or did so.
+    of: BTreeMap<u32, (ConnId, bool)>,
     /// Blocks that are still being sent, and until when.
     sent: Vec<(u64, u32)>,
     pulls: BTreeMap<(ConnId, u16), Pull>,
@@ -52,7 +52,7 @@ impl Room {
             far,
             blocks: (0..far.blocks + far.blocks / 2).map(block).collect(),
             free: (0..far.blocks + far.blocks / 2).collect(),
-            kept: BTreeMap::new(),
+            of: BTreeMap::new(),
             sent: Vec::new(),
             pulls: BTreeMap::new(),
             late: Vec::new(),
@@ -68,37 +68,48 @@ impl Room {
     /// Takes back the blocks that have been sent by now, and the room of data that nobody wants any more.
     pub(super) fn settle(&mut self, now_ns: u64) {
         self.late.retain(|&due| due > now_ns);
-        let free = &mut self.free;
+        let (free, of) = (&mut self.free, &mut self.of);
         self.sent.retain(|&(due, block)| {
             if due <= now_ns {
+                of.remove(&block);
                 free.push(block);
             }
             due > now_ns
         });
     }
 
-    /// A block with nothing useful in it.
-    pub(super) fn take(&mut self) -> Option<u32> {
-        if self.free.len() <= self.keepable() {
+    /// A block with nothing useful in it, for a connection that has fewer than there are free, as the RDMA port has it.
+    pub(super) fn take(&mut self, conn: ConnId) -> Option<u32> {
+        let free = self.free.len().saturating_sub(self.keepable());
+        if self.count((conn, false)) >= free {
             return None;
         }
         let block = self.free.pop()?;
+        self.of.insert(block, (conn, false));
         let memory = self.block(block);
         let poison = vec![0xdb; memory.len()];
         memory.window().write(0, &poison);
         Some(block)
     }
 
+    fn count(&self, of: (ConnId, bool)) -> usize {
+        self.of.values().filter(|&&had| had == of).count()
+    }
+
     /// Blocks that may be kept and are not: nothing else is done with them.
     fn keepable(&self) -> usize {
-        self.far.blocks as usize / 2 - self.kept.len()
+        let kept = self.of.values().filter(|&&(_, kept)| kept).count();
+        self.far.blocks as usize / 2 - kept
     }
 
     /// Keeps a block that waits for rows, if there is room for that; each connection leaves others some.
     pub(super) fn keep(&mut self, conn: ConnId, block: u32) -> bool {
-        let own = self.kept.values().filter(|&&of| of == conn).count();
-        let may = own < self.keepable();
-        may && self.kept.insert(block, conn).is_none()
+        let may = self.count((conn, true)) < self.keepable();
+        if may {
+            let before = self.of.insert(block, (conn, true));
+            assert_eq!(before, Some((conn, false)), "what is staged is kept once");
+        }
+        may
     }
 
     pub(super) fn block(&self, block: u32) -> Rc<SimMemory> {
@@ -107,7 +118,6 @@ impl Room {
 
     /// A block is free again at this time.
     pub(super) fn give_back(&mut self, block: u32, due: u64) {
-        self.kept.remove(&block);
         self.sent.push((due, block));
     }
 

@@ -151,7 +151,7 @@ impl ServerPort for SimServer {
             len <= room.far.stage_bytes,
             "{len} bytes are more than are staged"
         );
-        let block = room.take().ok_or(RoomError::Later)?;
+        let block = room.take(conn).ok_or(RoomError::Later)?;
         Ok(Staging {
             layout: Layout::Packed,
             len,

@@ -23,7 +23,7 @@ pub struct Rdma {
     pub traffic_class: Option<u8>,
     /// Blocks that a worker stages results in, 2 to 256.
     pub stage_blocks: u32,
-    /// Bytes of a block: a multiple of 4096 from 65,536 on; all blocks of a worker have at most 64 MiB.
+    /// Bytes of a block: a multiple of 4096 from 65,536 on; `stage_blocks` of them have at most 64 MiB.
     pub stage_block_bytes: u32,
 }
 
@@ -42,7 +42,7 @@ impl Default for Rdma {
     }
 }
 
-/// Most bytes of a worker's staging.
+/// Most bytes of a worker's `stage_blocks`.
 const STAGE_BYTES_MAX: u64 = 64 << 20;
 
 impl Rdma {
@@ -77,9 +77,8 @@ impl Rdma {
         })
         .or_else(|| {
             let all = u64::from(blocks) * u64::from(bytes);
-            let reason = format!(
-                "times rdma.stage_blocks is {all}; a worker can have {STAGE_BYTES_MAX} in all"
-            );
+            let reason =
+                format!("times rdma.stage_blocks is {all}; that can be {STAGE_BYTES_MAX} at most");
             (all > STAGE_BYTES_MAX).then_some(("rdma.stage_block_bytes", reason))
         })
     }
@@ -190,7 +189,7 @@ mod tests {
                     ..rdma
                 },
                 "rdma.stage_block_bytes",
-                "in all",
+                "at most",
             ),
         ];
         for (rdma, key, reason) in cases {

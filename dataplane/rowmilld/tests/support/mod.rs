@@ -134,6 +134,10 @@ impl ServerPort for ScriptedPort {
         self.range(region, offset, len).map(|_| ())
     }
 
+    fn keep(&mut self, _: ConnId, _: &Staging) -> bool {
+        false
+    }
+
     fn stage_bytes(&self) -> u64 {
         u64::MAX
     }
