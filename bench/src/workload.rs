@@ -206,7 +206,7 @@ pub(crate) fn read_trace(path: &Path, least: u32) -> Result<Vec<u32>> {
         }
         ensure!(
             line.ends_with(b"\n") || (read as u64) < LINE_BYTES,
-            "{} line {}: `{}` is not a row number: the line is longer than {LINE_BYTES} bytes",
+            "{} line {}: `{}` is not a row number: the line has {LINE_BYTES} bytes or more",
             path.display(),
             number + 1,
             beginning(&String::from_utf8_lossy(&line))
@@ -317,7 +317,7 @@ mod tests {
         assert!(of_line("x").contains("line 3: `x` is not a row number"));
         assert!(of_bytes(&[0xff, 0xfe, 0]).contains("is not a row number"));
         // All of it would be a number.
-        assert!(of_line(&"0".repeat(1000)).contains("the line is longer than 256 bytes"));
+        assert!(of_line(&"0".repeat(1000)).contains("the line has 256 bytes or more"));
         let long = of_line(&"ä".repeat(1_000_000));
         assert!(
             long.contains(&format!("`{}...` is not", "ä".repeat(SHOWN_CHARS))),

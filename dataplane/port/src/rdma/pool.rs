@@ -233,7 +233,7 @@ impl Pool {
         of.kept_sent += u32::from(std::mem::take(&mut self.staged[block as usize].kept));
     }
 
-    /// A block is free again without having been sent. A connection that is not there any more has none by [`Pool::part`].
+    /// A block is free again without having been sent. Of a connection that leaves [`Pool::part`] takes what it kept.
     pub(super) fn unstage(&mut self, block: u32, of: Option<&mut Blocks>) {
         let staged = &mut self.staged[block as usize];
         staged.block = None;
@@ -353,15 +353,25 @@ mod tests {
         // Each has the one that it may not keep.
         assert_eq!(pool.free(), 27);
         // Sent, they take nothing from others either, until they are back.
+        let mut sent = Vec::new();
         for (of, kept) in clients.iter_mut().zip(&kept) {
-            kept.iter().for_each(|&block| pool.send(block, of));
-            kept.iter()
-                .for_each(|&block| pool.staged[block as usize].block = None);
+            for &block in kept {
+                pool.send(block, of);
+                sent.push(pool.staged[block as usize].block.take());
+            }
         }
-        assert_eq!(pool.kept, 16);
-        assert!(all_that_are_kept(&mut pool, &mut Blocks::default()).is_empty());
+        assert_eq!(pool.free(), 27);
+        let (mut other, before) = (Blocks::default(), pool.slab.free());
+        let block = pool.stage(&mut other).expect("others have what there is");
+        assert!(!pool.keep(block, &mut other), "none is left to be kept");
+        pool.unstage(block, Some(&mut other));
+        assert_eq!(pool.slab.free(), before);
         for (of, kept) in clients.iter_mut().zip(&kept) {
-            kept.iter().for_each(|_| pool.came_back(of));
+            for _ in kept {
+                sent.pop();
+                pool.came_back(of);
+                assert_eq!(pool.free(), 27);
+            }
             assert_eq!((of.kept, of.kept_sent, of.ordinary), (0, 0, 1));
             pool.came_back(of);
             assert_eq!(*of, Blocks::default());

@@ -199,7 +199,7 @@ impl Seat {
         }
         while let Some(item) = self.outbox.pop_front() {
             if let Item::Place { block } = item {
-                // One of which some is sent comes back with that.
+                // The queue pair has one of which some was posted, and gives it back when it is destroyed.
                 if pool.staged[block as usize].block.take().is_some() {
                     pool.came_back(&mut self.blocks);
                 }

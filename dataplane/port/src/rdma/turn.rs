@@ -6,7 +6,7 @@ use rowmill_verbs::Completion as Done;
 
 use super::inbox::{Cut, LaneShared, Notice};
 use super::lane::Leaving;
-use super::pool::Pool;
+use super::pool::{Note, Pool};
 use super::seat::Seat;
 use super::seats::Seats;
 use crate::ConnId;
@@ -34,7 +34,11 @@ impl Turn<'_> {
             if let Some(leaving) = leaving.find(|leaving| leaving.conn == conn)
                 && let Ok(back) = leaving.seat.qp.retire(done)
             {
-                back.for_each(drop);
+                for (_, note) in back {
+                    if let Note::Staged = note {
+                        self.pool.came_back(&mut leaving.seat.blocks);
+                    }
+                }
                 if done.result().is_err() {
                     leaving.seat.fail(self.pool);
                 }
