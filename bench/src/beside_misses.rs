@@ -66,7 +66,7 @@ const FIGURES: [(&str, Figure, f64, bool); 6] = [
     ("p99_with_disturbed", |t| t.latency, 0.99, true),
 ];
 /// A request for so long of whose time, or longer, client or worker waited for a CPU that something else had: that is a process' turn, a
-/// millisecond and longer (Linux, `kernel/sched/fair.c`), where a disk's work takes microseconds.
+/// millisecond and longer (Linux, `kernel/sched/fair.c`), where a disk's interrupt takes some tens of microseconds (`RESULTS.md`).
 const LONG_WAIT: Duration = Duration::from_micros(500);
 /// How often that is looked at, beside when an answer comes.
 const LOOK: Duration = Duration::from_micros(200);

@@ -6,20 +6,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::shelf::{FETCH, Fate, SLOTS, engine_that, engine_with, engines_and_shares};
 use common::{
-    Carry, HeapMemory, LIMITS, Model, REGION, Remote, answer, frame, lookup, memory_for, run,
-    statuses,
+    HeapMemory, LIMITS, Model, Remote, WIDE, answer, frame, lookup, memory_for, run,
+    run_until_nothing_is_held, send, statuses, until_blocked,
 };
 use proptest::prelude::*;
 use rowmill_cache::figures::Count;
 use rowmill_cache::tier::{TierError, Wanted};
 use rowmill_cache::{OnFailure, fetch};
 use rowmill_engine::{Conn, Engine, Home, Limits, STAGE_BYTES_MIN, Turn};
-use rowmill_wire::{CompletionKind, Element, Status};
-
-const WIDE: Carry = Carry {
-    ids: Element::Bits64,
-    ..REGION
-};
+use rowmill_wire::{CompletionKind, Status};
 
 fn engine(model: &Model, limits: Limits, step: usize) -> Engine {
     engine_with(model, limits, FETCH, step, |_| Fate::Comes)
@@ -74,25 +69,6 @@ proptest! {
         prop_assert_eq!(numbers, (0..slices).collect::<Vec<_>>());
         prop_assert_eq!(engine.cache().held(), (0, 0));
     }
-}
-
-/// Sends a batch in a slot.
-fn send(
-    model: &Model,
-    engine: &mut Engine,
-    memory: &mut HeapMemory,
-    slot: u16,
-    bags: u32,
-    remaining_us: u32,
-) {
-    let mut header = lookup(u64::from(slot), bags);
-    header.remaining_us = remaining_us;
-    let mut source = vec![];
-    let frame = frame(header, &model.batch(5, bags, 9), WIDE, &mut source);
-    memory.regions.insert((0, common::SOURCE), source);
-    engine
-        .request(0, Conn(0), slot, &frame, memory)
-        .expect("the slot is free");
 }
 
 #[test]
@@ -157,16 +133,6 @@ fn gives_without(model: &Model, engine: &mut Engine, lacks: fn(u32) -> bool) {
     let target = &memory.regions[&(0, common::TARGET)];
     common::assert_bytes(model, &target[..wanted.len()], &wanted);
     assert_eq!(engine.counters().row_unavailable, 0);
-}
-
-fn run_until_nothing_is_held(engine: &mut Engine, memory: &mut HeapMemory) {
-    for turn in 0..1000 {
-        engine.turn(1_000_000 + turn, memory);
-        if engine.cache().held() == (0, 0) {
-            return;
-        }
-    }
-    panic!("{:?} rows are held", engine.cache().held());
 }
 
 #[test]
@@ -384,15 +350,6 @@ fn make_resident(model: &Model, engine: &mut Engine, table: usize) {
         cached: None,
     };
     engine.place(table, &mut home);
-}
-
-fn until_blocked(engine: &mut Engine, memory: &mut HeapMemory) {
-    for _ in 0..10_000 {
-        if engine.turn(0, memory) == Turn::Blocked {
-            return;
-        }
-    }
-    panic!("it never waits: {:?}", engine.counters());
 }
 
 #[test]

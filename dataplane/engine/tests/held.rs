@@ -6,56 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::shelf::{FETCH, Fate, engine_with};
 use common::{
-    Batch, Carry, HeapMemory, INLINE, LIMITS, Model, REGION, Remote, UNTOUCHED, answer, attach,
-    frame, lookup, memory_for, run, statuses,
+    Batch, HeapMemory, INLINE, LIMITS, Model, Remote, UNTOUCHED, WIDE, answer, attach, frame,
+    lookup, memory_for, run, run_until_nothing_is_held, send, statuses, until_blocked,
 };
 use rowmill_cache::fetch;
 use rowmill_cache::tier::Wanted;
-use rowmill_engine::{Conn, Engine, Limits, STAGE_BYTES_MIN, Turn};
-use rowmill_wire::{CompletionKind, Element, Status};
-
-const WIDE: Carry = Carry {
-    ids: Element::Bits64,
-    ..REGION
-};
-
-/// Sends a batch in a slot.
-fn send(
-    model: &Model,
-    engine: &mut Engine,
-    memory: &mut HeapMemory,
-    slot: u16,
-    bags: u32,
-    remaining_us: u32,
-) {
-    let mut header = lookup(u64::from(slot), bags);
-    header.remaining_us = remaining_us;
-    let mut source = vec![];
-    let frame = frame(header, &model.batch(5, bags, 9), WIDE, &mut source);
-    memory.regions.insert((0, common::SOURCE), source);
-    engine
-        .request(0, Conn(0), slot, &frame, memory)
-        .expect("the slot is free");
-}
-
-fn until_blocked(engine: &mut Engine, memory: &mut HeapMemory) {
-    for _ in 0..10_000 {
-        if engine.turn(0, memory) == Turn::Blocked {
-            return;
-        }
-    }
-    panic!("it never waits: {:?}", engine.counters());
-}
-
-fn run_until_nothing_is_held(engine: &mut Engine, memory: &mut HeapMemory) {
-    for turn in 0..1000 {
-        engine.turn(1_000_000 + turn, memory);
-        if engine.cache().held() == (0, 0) {
-            return;
-        }
-    }
-    panic!("{:?} rows are held", engine.cache().held());
-}
+use rowmill_engine::{Conn, Engine, Limits, STAGE_BYTES_MIN};
+use rowmill_wire::{CompletionKind, Status};
 
 #[test]
 fn all_rows_of_a_request_are_asked_for_before_it_waits_where_its_runs_have_room() {

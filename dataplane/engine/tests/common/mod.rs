@@ -518,3 +518,49 @@ pub(crate) fn run(
 pub(crate) fn statuses(records: &[(Conn, Completion)]) -> Vec<Status> {
     records.iter().map(|(_, c)| c.status).collect()
 }
+
+/// Data in the client's memory, with ids of 64 bits.
+pub(crate) const WIDE: Carry = Carry {
+    ids: Element::Bits64,
+    ..REGION
+};
+
+/// Sends a batch in a slot.
+pub(crate) fn send(
+    model: &Model,
+    engine: &mut Engine,
+    memory: &mut HeapMemory,
+    slot: u16,
+    bags: u32,
+    remaining_us: u32,
+) {
+    let mut header = lookup(u64::from(slot), bags);
+    header.remaining_us = remaining_us;
+    let mut source = vec![];
+    let frame = frame(header, &model.batch(5, bags, 9), WIDE, &mut source);
+    memory.regions.insert((0, SOURCE), source);
+    engine
+        .request(0, Conn(0), slot, &frame, memory)
+        .expect("the slot is free");
+}
+
+/// Turns until nothing can be done before rows come.
+pub(crate) fn until_blocked(engine: &mut Engine, memory: &mut HeapMemory) {
+    for _ in 0..10_000 {
+        if engine.turn(0, memory) == Turn::Blocked {
+            return;
+        }
+    }
+    panic!("it never waits: {:?}", engine.counters());
+}
+
+/// Turns until no row is held for anybody.
+pub(crate) fn run_until_nothing_is_held(engine: &mut Engine, memory: &mut HeapMemory) {
+    for turn in 0..1000 {
+        engine.turn(1_000_000 + turn, memory);
+        if engine.cache().held() == (0, 0) {
+            return;
+        }
+    }
+    panic!("{:?} rows are held", engine.cache().held());
+}
