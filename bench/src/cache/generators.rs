@@ -68,9 +68,7 @@ impl Popularity {
 
     /// Other rows become popular.
     pub(super) fn shuffle(&mut self, random: &mut Random) {
-        for i in (1..self.rows.len()).rev() {
-            self.rows.swap(i, random.below(i + 1));
-        }
+        random.shuffle(&mut self.rows);
     }
 
     pub(super) fn draw(&self, random: &mut Random) -> u32 {

@@ -5,7 +5,7 @@ use super::generators::{ACCESSES, Generator, Popularity, ROWS};
 use super::random::Random;
 
 /// All of them.
-pub(crate) const HARD: [Generator; 16] = [
+pub(crate) const HARD: [Generator; 19] = [
     Generator::new("sweeps-12k", || sweeps(12_000)),
     Generator::new("sweeps-30k", || sweeps(30_000)),
     Generator::new("sweeps-60k", || sweeps(60_000)),
@@ -22,6 +22,11 @@ pub(crate) const HARD: [Generator; 16] = [
     Generator::new("newest-4k", || newest(0.1, 4_000.0, 21)),
     Generator::new("newest-20k", || newest(0.3, 20_000.0, 22)),
     Generator::new("uniform-30k", || uniform(30_000, 23)),
+    Generator::new("loop-100k", || a_loop(0.5, 100_000, 1.0, 24)),
+    Generator::new("ends-with-recent", || ends_with(|[_, recent]| recent, 25)),
+    Generator::new("ends-with-frequent", || {
+        ends_with(|[frequent, _]| frequent, 25)
+    }),
 ];
 
 /// Popularity by Zipf's law over so many rows.
@@ -111,6 +116,28 @@ fn newest(rate: f64, others: f64, seed: u64) -> Vec<u32> {
     (0..ACCESSES).map(|_| next()).collect()
 }
 
+/// A set of rows again and again, each time in another order; another set once; and at the end the one or the other once more. With one seed, traces
+/// differ at the end alone, so that no policy can know which of the sets to hold.
+fn ends_with(which: fn([Vec<u32>; 2]) -> Vec<u32>, seed: u64) -> Vec<u32> {
+    const SET: u32 = 10_000;
+    let random = &mut Random::new(seed);
+    let (mut frequent, mut recent) = (
+        (0..SET).collect::<Vec<_>>(),
+        (SET..2 * SET).collect::<Vec<_>>(),
+    );
+    let mut trace = Vec::with_capacity(ACCESSES);
+    while trace.len() < ACCESSES - 2 * SET as usize {
+        random.shuffle(&mut frequent);
+        trace.extend(&frequent);
+    }
+    random.shuffle(&mut recent);
+    trace.extend(&recent);
+    let mut last = which([frequent, recent]);
+    random.shuffle(&mut last);
+    trace.extend(last);
+    trace
+}
+
 /// So many rows, one like another.
 fn uniform(rows: usize, seed: u64) -> Vec<u32> {
     let random = &mut Random::new(seed);
@@ -122,7 +149,7 @@ mod tests {
     use super::*;
     use crate::cache::generators::tests::hash;
 
-    const HASHES: [u64; 16] = [
+    const HASHES: [u64; 19] = [
         0x1960_b90d_dd8d_e905,
         0x52a0_6e78_7dd4_c845,
         0xb17c_008d_636b_d545,
@@ -139,6 +166,9 @@ mod tests {
         0xf08b_8090_bf70_49dc,
         0xc9a2_7422_3bfa_61ab,
         0xd190_3768_5c11_00f7,
+        0x02ec_bd7b_d9e7_c420,
+        0x710f_e254_82e3_2403,
+        0x66ec_cd20_4a47_e6c1,
     ];
 
     #[test]
@@ -150,6 +180,23 @@ mod tests {
         }
         let hashes = traces.map(|trace| hash(&trace));
         assert_eq!(hashes, HASHES, "{hashes:#018x?}");
+    }
+
+    #[test]
+    fn traces_that_end_otherwise_are_the_same_before() {
+        let recent = ends_with(|[_, recent]| recent, 1);
+        let frequent = ends_with(|[frequent, _]| frequent, 1);
+        let (before, end) = recent.split_at(ACCESSES - 10_000);
+        assert_eq!(before, &frequent[..before.len()]);
+        let set = |rows: &[u32]| {
+            rows.iter()
+                .copied()
+                .collect::<std::collections::BTreeSet<_>>()
+        };
+        let (end, other_end) = (set(end), set(&frequent[before.len()..]));
+        assert_eq!(end, set(&before[before.len() - 10_000..]));
+        assert_eq!(other_end, set(&before[..10_000]));
+        assert!(end.is_disjoint(&other_end));
     }
 
     #[test]

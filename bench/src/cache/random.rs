@@ -34,4 +34,11 @@ impl Random {
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.bits()) * bound as u128) >> 64) as usize
     }
+
+    /// Puts rows into any order, each as likely.
+    pub(crate) fn shuffle(&mut self, rows: &mut [u32]) {
+        for i in (1..rows.len()).rev() {
+            rows.swap(i, self.below(i + 1));
+        }
+    }
 }
