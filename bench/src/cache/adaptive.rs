@@ -282,6 +282,28 @@ mod tests {
     }
 
     #[test]
+    fn a_loop_is_hit_when_it_begins_anew() {
+        // Every second lookup goes through 40,000 rows in order, twice.
+        let mut popular = part("zipf-1.0").into_iter();
+        let mut in_order = (ROWS as u32..ROWS as u32 + 40_000).cycle();
+        let next = |at| match at % 2 {
+            0 => in_order.next(),
+            _ => popular.next(),
+        };
+        let trace: Vec<u32> = (0..160_000).map_while(next).collect();
+        // That holds the first rows that came, whatever they are.
+        let known = known_hits("w-tinylfu", &trace, 20_000);
+        let mut cache = Adaptive::of_single(20_000).expect("a cache");
+        let found = reference::hits(&mut cache, &trace);
+        assert!(
+            found > known - trace.len() / 100,
+            "{found} hits, and {known}"
+        );
+        let lru = known_hits("lru", &trace, 20_000);
+        assert!(known > lru + trace.len() / 20, "the loop is no trial");
+    }
+
+    #[test]
     fn rows_that_are_used_twice_wait_for_the_second_time_only() {
         // A session begins with each second lookup, and comes again 12,000 to 20,000 lookups later.
         let mut random = fastrand::Rng::with_seed(1);

@@ -14,6 +14,9 @@
 //! Rows of a class are taken to be used no less often than ones of their age that are a class below. They may seem to be: where rows
 //! come again in a loop, those that were used twice are first seen to lie unused, all of them, for as long as the loop takes. It is believed
 //! as long as none of them is seen to have become older than that: rows that are used twice and no more do.
+//!
+//! Rows that were used once are used less than others at all ages that were seen, but not for that reason less at ages that were not. They may be a loop's, which are
+//! all used once and never again until it begins anew; and if no old ones are there by then, it isn't seen that it does.
 
 use super::ages::{BANDS, PARTS, STEPS, middle, step, ticks};
 use super::word::{CLASSES, Tick, Word};
@@ -21,12 +24,20 @@ use super::word::{CLASSES, Tick, Word};
 /// What is assumed before anything is known weighs as much as that many uses.
 const ASSUMED_USES: f64 = 4.0;
 /// How much of what is known of ages is assumed of those just above them: how many times as often rows are used as was assumed, to this
-/// power. 0 is nothing of it, 1 is all. Found by trying (bench/RESULTS.md). The more,
-/// the sooner rows are kept that all come again at an age that was never seen, and the longer those of a scan.
-const CARRIED_OVER: f64 = 0.3;
+/// power. 0 is nothing of it, 1 is all. Found by trying (bench/RESULTS.md). The less, the more rows are kept that lay unused for as long as any did, in case that
+/// they come again.
+const CARRIED_OVER: f64 = 0.2;
 
 /// Uses and row-ticks by class and band.
 type Table = [[f64; BANDS]; CLASSES];
+
+/// What is known of rows of all classes together, by band.
+struct Common {
+    /// Uses per row and tick.
+    rates: [f64; BANDS],
+    /// How much of that was seen and is not assumed, from 0 to 1.
+    seen: [f64; BANDS],
+}
 
 /// Rates by class and age.
 #[derive(Clone, Debug)]
@@ -73,13 +84,13 @@ impl Model {
 
     /// Computes the ranks of classes anew: some thousand floating-point operations, and half as many for each of them.
     pub(super) fn rank_classes(&mut self, classes: impl IntoIterator<Item = usize>) {
-        let common = self.common_rates();
+        let common = self.common();
         for class in classes {
             self.rank_class(class, &common);
         }
     }
 
-    fn rank_class(&mut self, class: usize, common: &[f64; BANDS]) {
+    fn rank_class(&mut self, class: usize, common: &Common) {
         let mut rates = self.rates(class, common);
         if let Some(below) = class.checked_sub(1) {
             self.raise(class, &mut rates, &self.rates(below, common));
@@ -91,13 +102,23 @@ impl Model {
     }
 
     /// Uses per row and tick of a class, by band, drawn to those of all classes together where there are few.
-    fn rates(&self, class: usize, common: &[f64; BANDS]) -> [f64; BANDS] {
+    fn rates(&self, class: usize, common: &Common) -> [f64; BANDS] {
         let (uses, row_ticks) = (&self.uses[class], &self.row_ticks[class]);
         // How much more often rows of this class are used than others of their age.
         let found: f64 = uses.iter().sum();
-        let expected: f64 = row_ticks.iter().zip(common).map(|(t, rate)| t * rate).sum();
-        let factor = (found + ASSUMED_USES) / (expected + ASSUMED_USES);
-        std::array::from_fn(|band| rate(uses[band], row_ticks[band], common[band] * factor))
+        let expected = row_ticks
+            .iter()
+            .zip(&common.rates)
+            .map(|(t, rate)| t * rate);
+        let factor = (found + ASSUMED_USES) / (expected.sum::<f64>() + ASSUMED_USES);
+        std::array::from_fn(|band| {
+            // Of rows that were used once it holds for ages that were seen.
+            let factor = match class {
+                0 => factor.powf(common.seen[band]),
+                _ => factor,
+            };
+            rate(uses[band], row_ticks[band], common.rates[band] * factor)
+        })
     }
 
     /// Raises the rates of a class to those of the class below it, as far as these may be: whole while no row of the class is known to have
@@ -117,12 +138,13 @@ impl Model {
         }
     }
 
-    /// Uses per row and tick of all classes together, by band. Where little is known of an age, it is taken to be used as much more or less
+    /// Of all classes together. Where little is known of an age, it is taken to be used as much more or less
     /// often than is assumed as ages just below it are, in part.
-    fn common_rates(&self) -> [f64; BANDS] {
+    fn common(&self) -> Common {
         let (uses, row_ticks) = (of_all_classes(&self.uses), of_all_classes(&self.row_ticks));
         let mut younger: f64 = 1.0;
-        std::array::from_fn(|band| {
+        let mut seen = [0.0; BANDS];
+        let rates = std::array::from_fn(|band| {
             // Before anything is known, older rows are used less, as with LRU. Half a use a lifetime, and 6 ticks, a tenth
             // of what it takes to look up as many rows as there are slots, are of a right order of magnitude.
             let assumed = 0.5 / (middle(band) + 6.0);
@@ -132,8 +154,11 @@ impl Model {
                 assumed * younger.powf(CARRIED_OVER),
             );
             younger = found / assumed;
+            let expected = row_ticks[band] * assumed;
+            seen[band] = expected / (expected + ASSUMED_USES);
             found
-        })
+        });
+        Common { rates, seen }
     }
 }
 
@@ -400,7 +425,7 @@ mod tests {
                 model.seen(3, band, 1e6);
                 model.reused(3, band, 1e6 * assumed * times);
             }
-            model.common_rates()
+            model.common().rates
         };
         let (more, same, less) = (rate(10.0), rate(1.0), rate(0.1));
         let unknown = |rates: &[f64; BANDS]| {
@@ -417,6 +442,26 @@ mod tests {
         // Far from what is known it is as if nothing were.
         let last = BANDS - 1;
         assert!((more[last] / same[last] - 1.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn rows_used_once_may_come_again_at_ages_that_were_never_seen() {
+        // Rows of two classes are used a hundredth as often as those of class 9, at all ages up to 100 ticks.
+        let mut model = Model::new();
+        for band in (0..BANDS).take_while(|&band| middle(band) < 100.0) {
+            let rate = 0.5 / (middle(band) + 6.0);
+            for (class, rate) in [(0, rate / 100.0), (1, rate / 100.0), (9, rate)] {
+                model.seen(class, band, 1e6);
+                model.reused(class, band, 1e6 * rate);
+            }
+        }
+        let common = model.common();
+        let [once, twice, often] = [0, 1, 9].map(|class| model.rates(class, &common));
+        let (seen, never) = (super::super::ages::band(50), super::super::ages::band(200));
+        assert!(once[seen] < often[seen] / 50.0 && twice[seen] < often[seen] / 50.0);
+        let of_all = once[never] / common.rates[never];
+        assert!((0.99..1.01).contains(&of_all), "{of_all}");
+        assert!(twice[never] < often[never] / 50.0);
     }
 
     #[test]
