@@ -263,8 +263,8 @@ impl Hits {
 
     /// Some of the rows become others.
     fn patch(&mut self) -> Result<()> {
-        let rows: Vec<u32> = (self.cache.rows.iter().copied())
-            .step_by(PATCHED_ONE_IN as usize)
+        let rows: Vec<u32> = (self.cache.rows.chunks_exact(PATCHED_ONE_IN as usize))
+            .map(|rows| rows[0])
             .collect();
         let bytes = vec![0; rows.len() * self.format.row_bytes(self.dim)];
         let store = self.cache.adaptive.worker().store(0);

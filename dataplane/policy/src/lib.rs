@@ -47,18 +47,18 @@ const WAYS: usize = 16;
 /// Rows that the ghost remembers for each slot, 4 bytes each. It matters where popularity is nearly even: on Zipf 0.6 with 5,000 slots
 /// twice as many have 0.1 points more, half as many 0.4 less.
 const GHOST_ROWS_PER_SLOT: usize = 4;
-/// Lookups after which it learns, and looks at a line of words: half a word a lookup. Eight times as many words changed hit rates by less
-/// than 0.1 points.
-const NEAR: Pace = Pace {
+/// Slots up to which the policy learns by [`PACE_NEAR`]. A line of more is one from memory, and they have more lookups before counts fade.
+const SLOTS_NEAR: u64 = 1 << 16;
+/// Half a word a lookup. Eight times as many words changed hit rates by less than 0.1 points.
+const PACE_NEAR: Pace = Pace {
     lookups: 32,
     lines: 1,
 };
-/// Slots up to which it does so. A line of more is one from memory, and they have more lookups before counts fade: then it learns so
-/// often in as many lookups as there are slots, some microseconds in hundreds or thousands of lookups, and looks at so many lines each time. With
-/// one line 100,000 slots have up to 1.0 points less beside a loop, and 0.1 where popularity is uneven; with 16 they have no more.
-const SLOTS_NEAR: u64 = 1 << 16;
-const TIMES_PER_TURNOVER: u64 = 128;
-const LINES_EACH: u64 = 4;
+/// How often in as many lookups as there are slots one of more slots learns: some microseconds in hundreds or thousands of lookups.
+const TIMES_FAR: u64 = 128;
+/// And at how many lines it looks each time. With one line 100,000 slots have up to 1.0 points less beside a loop, and 0.1 where popularity is uneven;
+/// sixteen times as many lines gain nothing more. No other number of slots was tried.
+const LINES_FAR: u64 = 4;
 /// Lines looked at in one call at most.
 const LINES_MAX: u64 = 16;
 /// What is left of counts when they fade. With 0.8 `scan` has 0.2 points more with 25,000 slots, but after a shift the control plane has divided an arena later.
@@ -99,11 +99,11 @@ struct Pace {
 impl Pace {
     fn of(slots: u64) -> Pace {
         if slots <= SLOTS_NEAR {
-            return NEAR;
+            return PACE_NEAR;
         }
         Pace {
-            lookups: slots / TIMES_PER_TURNOVER,
-            lines: LINES_EACH,
+            lookups: slots / TIMES_FAR,
+            lines: LINES_FAR,
         }
     }
 }
@@ -452,7 +452,7 @@ fn rank(model: &Model, is_by_recency: bool, word: Word, now: Tick) -> f32 {
 }
 
 /// Lookups after which counts fade: enough to have counted some thousand uses, and for a shard that is large, to have looked at
-/// a good part of its words.
+/// some thousand of its words.
 fn fading_period(slots: u64) -> u64 {
     (slots * 4).min(20_000).max(slots / 2)
 }

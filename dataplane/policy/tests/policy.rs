@@ -165,3 +165,21 @@ fn nothing_is_allocated_and_the_same_is_the_same() {
     }
     assert_eq!(outcomes[0], outcomes[1]);
 }
+
+#[test]
+fn a_policy_of_many_slots_looks_at_a_few_lines_of_words() {
+    for (slots, lines) in [(1 << 16, 2048.0), (1 << 17, 512.0)] {
+        let mut policy = Policy::new(slots, slots, 7);
+        let (mut reuses, usage) = (Reuses::new(), Usage::new());
+        let mut sets = 0;
+        for _ in 0..10 * slots / 32 {
+            policy.advance(32, &mut reuses, 1, &usage, |_| {
+                sets += 1;
+                std::iter::empty()
+            });
+        }
+        // Of five lines four are of rows that are away, and it has done ten turnovers.
+        let found = f64::from(sets) / 10.0 * 5.0 / lines;
+        assert!((0.9..1.1).contains(&found), "{slots} slots: {found}");
+    }
+}
