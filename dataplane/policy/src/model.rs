@@ -28,7 +28,7 @@ const ASSUMED_USES: f64 = 4.0;
 /// How much of what is known of ages is assumed of those just above them: how many times as often rows are used as was assumed, to this
 /// power. 0 is nothing of it, 1 is all. Found by trying (bench/RESULTS.md). Where these are used less than was assumed, as beside a loop or a scan, less of it keeps
 /// more rows that lay unused for as long as any did.
-const CARRIED_OVER: f64 = 0.2;
+const CARRIED_OVER: f64 = 0.25;
 
 /// Uses and row-ticks by class and band.
 type Table = [[f64; BANDS]; CLASSES];
