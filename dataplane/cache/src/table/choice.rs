@@ -64,7 +64,7 @@ impl CachedTable {
                 return Some(found);
             }
         }
-        // Where tags are far away it isn't worth their lines.
+        // What it gains where tags are far away, and each set is some lines from memory, was not tried.
         if !self.store.is_near() {
             return None;
         }
