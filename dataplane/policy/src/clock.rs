@@ -1,7 +1,7 @@
 //! The coarse time: how ticks go with the lookups of a table.
 
 /// Ticks in which as many rows are looked up as there are slots. A stamp can tell the age up to 64 times that.
-const TICKS_PER_TURNOVER: u64 = 64;
+pub(super) const TICKS_PER_TURNOVER: u64 = 64;
 
 /// Ticks of as many lookups as the number of a table's slots asks for. Where that changes, time goes on from where it was, lest ages jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -96,7 +96,8 @@ fn a_row_that_was_away_is_known() {
         (0, None)
     );
     policy.refused(forgotten);
-    assert_eq!(policy.newcomer(5, true).word.class(), 1);
+    // Used twice, and soon.
+    assert_eq!(policy.newcomer(5, true).word.class(), 2);
 }
 
 proptest! {
