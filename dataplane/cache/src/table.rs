@@ -149,11 +149,12 @@ impl CachedTable {
             false => self.touching.every(),
         });
         self.touching.count(places.len(), misses);
-        let (now, reuses) = (self.policy.now(), &mut self.reuses);
+        let (now, ago) = (self.policy.now(), self.policy.halved_ago());
+        let reuses = &mut self.reuses;
         // A copy, which stays in a register: stored after each draw it would have to be waited for.
         let mut draw = self.draw.clone();
         self.store.touch(places, &mut self.sample, |n, bits| {
-            let word = Word::from_bits(bits);
+            let word = Word::from_bits(bits).halved(now, ago);
             reuses.count(n, word, now);
             word.touched(now, &mut draw).bits()
         });

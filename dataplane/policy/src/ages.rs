@@ -4,7 +4,7 @@ use super::word::TICKS;
 
 /// Bands of ages, two for each doubling: band 0 is age 0, band 1 age 1; of the others an even band b has the ages from 2^(b/2) up to, not
 /// including, half as many again, and the odd band behind it the rest up to the double. The last has all above, too.
-pub(super) const BANDS: usize = 24;
+pub(super) const BANDS: usize = 22;
 const _: () = assert!(1 << (BANDS / 2) == TICKS);
 
 /// Parts of a band in which ranks differ.

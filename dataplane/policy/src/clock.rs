@@ -1,7 +1,7 @@
 //! The coarse time: how ticks go with the lookups of a table.
 
 /// Ticks in which as many rows are looked up as there are slots. A stamp can tell the age up to 64 times that.
-pub(super) const TICKS_PER_TURNOVER: u64 = 64;
+pub(super) const TICKS_PER_TURNOVER: u64 = 32;
 
 /// Ticks of as many lookups as the number of a table's slots asks for. Where that changes, time goes on from where it was, lest ages jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,9 +54,9 @@ mod tests {
 
     #[test]
     fn time_goes_on_when_the_pace_changes() {
-        let clock = Clock::new(640);
+        let clock = Clock::new(320);
         assert_eq!((clock.ticks(99), clock.ticks(100)), (9, 10));
-        let slower = clock.over(6400, 105);
+        let slower = clock.over(3200, 105);
         assert_eq!((slower.ticks(105), slower.ticks(204)), (10, 10));
         assert_eq!((slower.ticks(205), slower.ticks(0)), (11, 10));
         let faster = slower.over(16, 305);

@@ -71,6 +71,19 @@ impl Model {
         self.row_ticks[class][band] += row_ticks;
     }
 
+    /// Rows have half the uses that they had, and what was known of those of a class is known of others.
+    pub(super) fn halve(&mut self) {
+        for table in [&mut self.uses, &mut self.row_ticks] {
+            let before = std::mem::replace(table, [[0.0; BANDS]; CLASSES]);
+            for (bands, halved) in before.iter().zip(Word::halved_classes()) {
+                for (sum, value) in table[halved].iter_mut().zip(bands) {
+                    *sum += value;
+                }
+            }
+        }
+        self.rank_classes(0..CLASSES);
+    }
+
     /// Everything that was counted counts for less.
     pub(super) fn fade(&mut self, factor: f64) {
         let tables = [&mut self.uses, &mut self.row_ticks];
@@ -123,9 +136,9 @@ impl Model {
         })
     }
 
-    /// Raises the rates of a class to those of the class below it, as far as these may be: whole while no row of the class is known to have
+    /// Raises the rates of a class to those of the class below it ([`below`]), as far as these may be: whole while no row of the class is known to have
     /// become older, and then by the part that there was of the uses that there should have been. Those of the class below are as they were before they were
-    /// raised themselves: it goes one class far.
+    /// raised themselves: it goes one level far.
     fn raise(&self, class: usize, rates: &mut [f64; BANDS], of_below: &[f64; BANDS]) {
         let (uses, row_ticks) = (&self.uses[class], &self.row_ticks[class]);
         // The most rows that are known of any older band.
@@ -151,9 +164,9 @@ impl Model {
         };
         let mut younger: f64 = 1.0;
         for band in 0..BANDS {
-            // Before anything is known, older rows are used less, as with LRU. Half a use a lifetime, and 6 ticks, a tenth
+            // Before anything is known, older rows are used less, as with LRU. Half a use a lifetime, and 3 ticks, a tenth
             // of what it takes to look up as many rows as there are slots, are of a right order of magnitude.
-            let assumed = 0.5 / (middle(band) + 6.0);
+            let assumed = 0.5 / (middle(band) + 3.0);
             let found = rate(
                 uses[band],
                 row_ticks[band],
@@ -282,14 +295,16 @@ mod tests {
     }
 
     fn rank(model: &Model, age: u64) -> f64 {
-        model.rank(Word::from_bits(3 << 12), Tick::new(age)).into()
+        model
+            .rank(Word::of(3, Tick::default()), Tick::new(age))
+            .into()
     }
 
     #[test]
     fn rows_used_at_one_rate_are_ranked_by_it() {
         for rate in [0.001, 0.02, 0.3] {
             let model = model(|_| rate);
-            for age in [0, 1, 7, 100, 4095] {
+            for age in [0, 1, 7, 100, 2047] {
                 let found = rank(&model, age);
                 assert!(
                     (found / rate - 1.0).abs() < 0.05,
@@ -311,7 +326,7 @@ mod tests {
                 "{found}, {expected}"
             );
         }
-        assert!((0..4095).all(|age| rank(&model, age) >= rank(&model, age + 1)));
+        assert!((0..2047).all(|age| rank(&model, age) >= rank(&model, age + 1)));
     }
 
     #[test]
@@ -398,7 +413,7 @@ mod tests {
         let mut model = model(after_a_while);
         (0..=12).for_each(|band| model.seen(5, band, 1e5));
         let of_class = |model: &Model, class: u16, age| {
-            f64::from(model.rank(Word::from_bits(class << 12), Tick::new(age)))
+            f64::from(model.rank(Word::of(class.into(), Tick::default()), Tick::new(age)))
         };
         model.rank_classes([5]);
         for age in [0, 40, 96] {
@@ -414,8 +429,9 @@ mod tests {
         (0..=15).for_each(|band| model.seen(5, band, 1e5));
         model.rank_classes([5]);
         for age in [0, 40, 96] {
-            let of_class =
-                |class: u16| f64::from(model.rank(Word::from_bits(class << 12), Tick::new(age)));
+            let of_class = |class: u16| {
+                f64::from(model.rank(Word::of(class.into(), Tick::default()), Tick::new(age)))
+            };
             let (fewer, more) = (of_class(3), of_class(5));
             assert!(more < fewer / 5.0, "{more}, {fewer} at {age}");
         }
@@ -427,7 +443,7 @@ mod tests {
         let rate = |times: f64| {
             let mut model = Model::new();
             for band in (0..BANDS).take_while(|&band| middle(band) < 32.0) {
-                let assumed = 0.5 / (middle(band) + 6.0);
+                let assumed = 0.5 / (middle(band) + 3.0);
                 model.seen(3, band, 1e6);
                 model.reused(3, band, 1e6 * assumed * times);
             }
@@ -455,7 +471,7 @@ mod tests {
         // Rows of three classes are used a hundredth as often as those of class 9, at all ages up to 100 ticks.
         let mut model = Model::new();
         for band in (0..BANDS).take_while(|&band| middle(band) < 100.0) {
-            let rate = 0.5 / (middle(band) + 6.0);
+            let rate = 0.5 / (middle(band) + 3.0);
             for (class, rate) in [
                 (0, rate / 100.0),
                 (1, rate / 100.0),
@@ -467,7 +483,8 @@ mod tests {
             }
         }
         model.rank_classes(0..CLASSES);
-        let rank = |class: u16, age| model.rank(Word::from_bits(class << 12), Tick::new(age));
+        let rank =
+            |class: u16, age| model.rank(Word::of(class.into(), Tick::default()), Tick::new(age));
         // By the rate of all classes then, nearly half a use a lifetime; twice is no less, and more often is what was seen.
         for class in [0, 1] {
             assert!(rank(class, 10) < rank(9, 10) / 2.0);
@@ -483,7 +500,7 @@ mod tests {
         model.seen(9, 3, 1e4);
         model.reused(9, 3, 1000.0);
         model.rank_classes([9]);
-        let of_nine = |model: &Model, age| model.rank(Word::from_bits(9 << 12), Tick::new(age));
+        let of_nine = |model: &Model, age| model.rank(Word::of(9, Tick::default()), Tick::new(age));
         assert!(of_nine(&model, 5) > 0.05 && of_nine(&model, 200) > 0.05);
         model.fade(0.0);
         model.rank_classes([9]);

@@ -12,7 +12,7 @@ use super::ages::{BANDS, first, ticks};
 use super::word::TICKS;
 
 /// Ticks of a cell: a sixteenth of what it takes to look up as many rows as there are slots.
-const CELL: u64 = 4;
+const CELL: u64 = 2;
 /// Cells that are kept, of 16 turnovers. Where fewer rows than there are slots were used in these, all ages are within reach.
 const CELLS: usize = 256;
 /// Lookups that are learnt together at least. With 1,000 slots each time takes some 2,700 instructions (callgrind).
@@ -167,9 +167,10 @@ mod tests {
 
     use super::*;
     use crate::ages::{BANDS, band};
+    use crate::clock::TICKS_PER_TURNOVER;
 
     const SLOTS: usize = 2048;
-    const TICK: u64 = SLOTS as u64 / 64;
+    const TICK: u64 = SLOTS as u64 / TICKS_PER_TURNOVER;
 
     /// Rows looked up one by one, half of them found. Returns what a cache by recency had in fact of as many slots as are reached, and what was
     /// reckoned, after as many lookups as there are slots.

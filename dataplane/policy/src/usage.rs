@@ -17,6 +17,7 @@ use super::word::CLASSES;
 pub struct Usage {
     lookups: CachePadded<AtomicU64>,
     uses: [[AtomicU64; BANDS]; CLASSES],
+    halved: AtomicU64,
 }
 
 impl Usage {
@@ -26,12 +27,26 @@ impl Usage {
         Usage {
             lookups: CachePadded::default(),
             uses: array::from_fn(|_| array::from_fn(|_| AtomicU64::new(0))),
+            halved: AtomicU64::new(0),
         }
     }
 
     /// How many lookups there were that workers have told of.
     pub fn lookups(&self) -> u64 {
         self.lookups.load(Ordering::Relaxed)
+    }
+
+    /// At which tick counts of uses were halved last, or 0.
+    pub(super) fn halved(&self) -> u64 {
+        self.halved.load(Ordering::Relaxed)
+    }
+
+    /// Halves them at this tick, unless somebody has since they were `before`.
+    pub(super) fn halve(&self, before: u64, ticks: u64) {
+        // Who fails is told by `halved` of what was done instead.
+        let _ = self
+            .halved
+            .compare_exchange(before, ticks, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// Adds lookups, and uses of which each stands for so many; tells how many lookups there were.
@@ -76,7 +91,7 @@ mod tests {
             usage.since(known, |class, band, uses| told.push((class, band, uses)));
             told
         };
-        let word = |class: u16| Word::from_bits(class << 12);
+        let word = |class: u16| Word::of(class.into(), Tick::default());
         reuses.count(0, word(3), Tick::new(5));
         reuses.count(1, word(3), Tick::new(5));
         assert_eq!(usage.add(10, &mut reuses, 16), 10);

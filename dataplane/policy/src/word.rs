@@ -7,14 +7,16 @@ use super::draw::Draw;
 /// turnover or longer before the last one.
 ///
 /// How long a row lay unused says much: of rows used twice those that came again soon are used up to four times as often from then on as others. Where rows are
-/// looked up while they are new, or come again in turns, hit rates are up to two points higher for it. With three such times, or with fewer classes by the
-/// number of uses, Zipf has less; half or one and a half turnovers are much like one (bench/RESULTS.md).
+/// looked up while they are new, or come again in turns, hit rates are up to two points higher for it (bench/RESULTS.md).
 pub const CLASSES: usize = 2 * LEVELS - 2;
 
-const LEVELS: usize = 9;
+const LEVELS: usize = 17;
 
-/// Uses that a level begins with. A row's first use counts.
-const USES: [u32; LEVELS] = [1, 2, 3, 4, 6, 8, 12, 24, 64];
+/// Uses that a level begins with. A row's first use counts. What is kept of thousands of turnovers differs by how often popular rows are used: with
+/// nine levels up to 64 Zipf loses up to two points of hits.
+const USES: [u32; LEVELS] = [
+    1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384,
+];
 
 /// Of the 2^32 words that a draw may give, those with which a class is left for the next level: one in the uses that it covers.
 const LEAVING: [u64; CLASSES] = {
@@ -57,7 +59,7 @@ const fn of_level(level: usize) -> [u8; 2] {
     }
 }
 
-/// The class of rows used less often that are most like those of a class.
+/// The class of rows of the level below that came as soon. Rows of the highest class are compared with those that came soon.
 pub(super) fn below(class: usize) -> Option<usize> {
     match level(class) {
         0 => None,
@@ -67,11 +69,29 @@ pub(super) fn below(class: usize) -> Option<usize> {
     }
 }
 
-const STAMP_BITS: u32 = 12;
+/// The class with half the uses, or that of rows used twice.
+const HALVED: [u8; CLASSES] = {
+    let mut halved = [0; CLASSES];
+    let mut class = 1;
+    while class < CLASSES {
+        // From the fourth use on two levels are half the uses.
+        let level = level(class).saturating_sub(2);
+        let of_level = of_level(if level == 0 { 1 } else { level });
+        halved[class] = of_level[if class + 1 == CLASSES {
+            1
+        } else {
+            1 - class % 2
+        }];
+        class += 1;
+    }
+    halved
+};
+
+const STAMP_BITS: u32 = 11;
 const STAMP: u16 = (1 << STAMP_BITS) - 1;
 const _: () = assert!(CLASSES == 1 << (u16::BITS - STAMP_BITS));
 
-/// Ticks after which a word that was not touched seems to be new again: a stamp has 12 bits.
+/// Ticks after which a word that was not touched seems to be new again: a stamp has 11 bits.
 pub const TICKS: u16 = 1 << STAMP_BITS;
 
 /// A moment of the policy's coarse clock, which goes with the lookups and wraps around.
@@ -86,7 +106,19 @@ impl Tick {
     }
 }
 
-/// The meta word of a slot: the class of its row (4 bits), and the tick of its last use (12 bits).
+/// Ticks since all counts of uses were halved, as far as a stamp can tell. What was not used since has to be halved still: see [`Word::halved`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HalvedAgo(u16);
+
+impl HalvedAgo {
+    pub(super) fn new(ticks: u64) -> HalvedAgo {
+        // A word that is older than a stamp can tell seems to be younger, so that it can't be known of it.
+        let ticks = u16::try_from(ticks).unwrap_or(u16::MAX);
+        HalvedAgo(if ticks < TICKS { ticks } else { u16::MAX })
+    }
+}
+
+/// The meta word of a slot: the class of its row (5 bits), and the tick of its last use (11 bits).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Word(u16);
 
@@ -95,6 +127,13 @@ impl Word {
     #[inline]
     pub fn new(tick: Tick) -> Word {
         Word(tick.0)
+    }
+
+    /// Of a row of a class, which is below [`CLASSES`], that was used last at a tick.
+    #[inline]
+    pub fn of(class: usize, tick: Tick) -> Word {
+        debug_assert!(class < CLASSES, "class {class}");
+        Word((class as u16) << STAMP_BITS | tick.0)
     }
 
     /// As it lies in a meta word; any value is one.
@@ -120,7 +159,24 @@ impl Word {
         let more = u64::from(draw.word()) < LEAVING[class];
         let soon = u64::from(self.age(tick)) < TICKS_PER_TURNOVER;
         let class = NEXT[class][usize::from(more)][usize::from(soon)];
-        Word(u16::from(class) << STAMP_BITS | tick.0)
+        Word::of(class.into(), tick)
+    }
+
+    /// As it is since counts were halved: a row that was not used since is of the class with half the uses. Whoever looks at a word that lay in a slot does this first.
+    #[inline]
+    #[must_use]
+    pub fn halved(self, now: Tick, ago: HalvedAgo) -> Word {
+        // In the tick itself there are uses before and behind it, and none is halved twice.
+        let class = match self.age(now) <= ago.0 {
+            true => self.class(),
+            false => HALVED[self.class()].into(),
+        };
+        Word::of(class, Tick(self.0 & STAMP))
+    }
+
+    /// The classes that have half the uses, by class.
+    pub(super) fn halved_classes() -> impl Iterator<Item = usize> {
+        HALVED.into_iter().map(usize::from)
     }
 
     /// What it tells of its row but the time: below [`CLASSES`]. More is used more often, or else sooner after the use before.
@@ -151,22 +207,22 @@ mod tests {
 
     #[test]
     fn ages_wrap_around() {
-        for from in [0, 1, 4000, 4095, 4096, 1 << 40] {
+        for from in [0, 1, 2000, 2047, 2048, 1 << 40] {
             let word = Word::new(Tick::new(from));
-            for age in [0, 1, 95, 4095] {
+            for age in [0, 1, 95, 2047] {
                 assert_eq!(u64::from(word.age(Tick::new(from + age))), age);
             }
-            assert_eq!(word.age(Tick::new(from + 4096)), 0);
+            assert_eq!(word.age(Tick::new(from + 2048)), 0);
         }
     }
 
     #[test]
     fn old_words_are_kept_from_wrapping() {
-        let word = Word::from_bits(0x7123);
+        let word = Word::of(7, Tick::new(0x123));
         let at = |age| word.kept_from_wrapping(Tick::new(0x123 + age));
-        assert_eq!(at(3072), word);
-        for age in [3073, 4095] {
-            assert_eq!(at(age).age(Tick::new(0x123 + age)), 3072);
+        assert_eq!(at(1536), word);
+        for age in [1537, 2047] {
+            assert_eq!(at(age).age(Tick::new(0x123 + age)), 1536);
             assert_eq!(at(age).class(), 7);
         }
     }
@@ -174,21 +230,25 @@ mod tests {
     #[test]
     fn levels_are_reached_after_their_uses() {
         let mut draw = Draw::new(1);
+        let mut random = fastrand::Rng::with_seed(3);
         let mut reached = [0u32; LEVELS];
         const ROWS: u32 = 4_000;
         for _ in 0..ROWS {
             let mut word = Word::new(Tick::new(0));
             let mut uses = 1;
             reached[0] += uses;
+            let mut now = 9;
             while word.class() + 1 < CLASSES {
                 let before = level(word.class());
-                word = word.touched(Tick::new(9), &mut draw);
+                // Rows that come late rise as fast.
+                now += [3, 40][usize::from(random.bool())];
+                word = word.touched(Tick::new(now), &mut draw);
                 uses += 1;
                 if level(word.class()) > before {
                     reached[level(word.class())] += uses;
                 }
             }
-            assert_eq!(word.touched(Tick::new(9), &mut draw), word);
+            assert_eq!(word.touched(Tick::new(now), &mut draw), word);
         }
         for (level, (uses, reached)) in USES.iter().zip(reached).enumerate() {
             let mean = f64::from(reached) / f64::from(ROWS);
@@ -203,23 +263,42 @@ mod tests {
     #[test]
     fn classes_tell_rows_that_come_soon_from_others() {
         let mut draw = Draw::new(2);
-        for (first, second) in [(3, 3), (3, 63), (3, 64), (64, 3), (900, 64), (4095, 0)] {
+        // Once soon and once late in turn, and whatever came before says nothing.
+        for waits in [[3, 32], [31, 900], [2047, 0]] {
             let mut word = Word::new(Tick::new(7));
             let mut now = 7;
-            for (uses, wait) in [(2, first), (3, second)] {
-                now += wait;
-                word = word.touched(Tick::new(now), &mut draw);
-                let soon = usize::from(wait < TICKS_PER_TURNOVER);
-                assert_eq!(word.class(), 2 * (uses - 1) - 1 + soon, "{first} {second}");
+            while word.class() + 1 < CLASSES {
+                for wait in waits {
+                    now += wait;
+                    word = word.touched(Tick::new(now), &mut draw);
+                    let came_soon = wait < TICKS_PER_TURNOVER;
+                    let is_soon = word.class().is_multiple_of(2);
+                    assert!(
+                        is_soon == came_soon || word.class() + 1 == CLASSES,
+                        "{wait}: {word:?}"
+                    );
+                }
             }
         }
         // The most used are not told apart.
-        let most = Word::from_bits((CLASSES as u16 - 1) << STAMP_BITS);
-        for wait in [0, 64, 4000] {
+        let most = Word::of(CLASSES - 1, Tick::new(0));
+        for wait in [0, 32, 2000] {
             assert_eq!(
                 most.touched(Tick::new(wait), &mut draw).class(),
                 CLASSES - 1
             );
+        }
+    }
+
+    #[test]
+    fn half_the_uses_are_half_and_came_as_soon() {
+        for (class, halved) in Word::halved_classes().enumerate() {
+            let (uses, half) = (USES[level(class)], USES[level(halved)]);
+            // Rows that were used again are not new ones.
+            let expected = if class == 0 { 1 } else { (uses / 2).max(2) };
+            assert_eq!(half, expected, "{class}");
+            let is_told = class > 0 && class + 1 < CLASSES;
+            assert!(!is_told || class % 2 == halved % 2, "{class}");
         }
     }
 
@@ -229,7 +308,8 @@ mod tests {
         for class in 3..CLASSES {
             let other = below(class).unwrap();
             assert_eq!(level(other) + 1, level(class));
-            assert!(class + 1 == CLASSES || other % 2 == class % 2);
+            // Of the most used, those that came soon.
+            assert_eq!(other % 2, if class + 1 == CLASSES { 0 } else { class % 2 });
         }
     }
 }

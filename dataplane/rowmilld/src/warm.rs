@@ -558,7 +558,7 @@ mod tests {
                 .candidates(row)
                 .find(|slot| slot.held == Held::Nothing);
             let (ticket, _) = writers[0].begin(row, slot.unwrap().slot).unwrap();
-            writers[0].publish(ticket, &[0; 4], class << 12);
+            writers[0].publish(ticket, &[0; 4], class << 11);
         };
         let path = folder.path().join("warm");
         let rows = vec![99, 5, 100, 7];

@@ -82,6 +82,7 @@ fn both(sets: &impl Sets, row: u32) -> [u32; 2] {
 #[cfg(test)]
 mod tests {
     use rowmill_arena::HugePages;
+    use rowmill_policy::Tick;
 
     use super::*;
     use crate::store::{Epochs, Held, Shape, Tags};
@@ -100,7 +101,11 @@ mod tests {
             let empty = slots.find(|candidate| candidate.held == Held::Nothing);
             drop(slots);
             let (ticket, _) = writer.begin(row, empty.unwrap().slot).unwrap();
-            writer.publish(ticket, &[0; 4], (class(row) << 12) as u16);
+            writer.publish(
+                ticket,
+                &[0; 4],
+                Word::of(class(row) as usize, Tick::default()).bits(),
+            );
         }
         let mut expected: Vec<u32> = (0..200).collect();
         expected.sort_by_key(|&row| (core::cmp::Reverse(class(row)), row));
