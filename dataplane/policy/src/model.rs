@@ -409,16 +409,22 @@ mod tests {
 
     #[test]
     fn rows_are_worth_no_less_for_another_use() {
-        // Rows of class 3 were used after 64 to 128 ticks. Of class 5, which is a use above it, it was seen only that they were not used before.
-        let mut model = model(after_a_while);
-        (0..=12).for_each(|band| model.seen(5, band, 1e5));
-        let of_class = |model: &Model, class: u16, age| {
-            f64::from(model.rank(Word::of(class.into(), Tick::default()), Tick::new(age)))
-        };
-        model.rank_classes([5]);
-        for age in [0, 40, 96] {
-            let (fewer, more) = (of_class(&model, 3, age), of_class(&model, 5, age));
-            assert!(more >= fewer * 0.99, "{more}, {fewer} at {age}");
+        for class in [2, 5, 6, 17, 30, CLASSES - 1] {
+            // Rows of the class below were used after 64 to 128 ticks. Of this one it was seen only that they were not used before.
+            let fewer = below(class).unwrap();
+            let mut model = Model::new();
+            for band in 0..BANDS {
+                model.seen(fewer, band, 1e5);
+                model.reused(fewer, band, 1e5 * after_a_while(band));
+            }
+            (0..=12).for_each(|band| model.seen(class, band, 1e5));
+            model.rank_classes([fewer, class]);
+            for age in [0, 40, 96] {
+                let of_class =
+                    |class| f64::from(model.rank(Word::of(class, Tick::default()), Tick::new(age)));
+                let (fewer, more) = (of_class(fewer), of_class(class));
+                assert!(more >= fewer * 0.99, "{class}: {more}, {fewer} at {age}");
+            }
         }
     }
 

@@ -82,6 +82,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn who_halves_later_finds_it_done() {
+        let usage = Usage::new();
+        for (before, at, expected) in [(0, 100, 100), (0, 105, 100), (100, 9_000, 9_000)] {
+            usage.halve(before, at);
+            assert_eq!(usage.halved(), expected);
+        }
+    }
+
+    #[test]
     fn what_is_added_is_told_once_to_each() {
         let usage = Usage::new();
         let mut reuses = Reuses::new();

@@ -1,7 +1,9 @@
 //! The policy from outside: which row goes, that nothing is allocated, that the same is the same.
 
 use proptest::prelude::*;
-use rowmill_policy::{CLASSES, Draw, Lookahead, Policy, Resident, Reuses, Tick, Usage, Word};
+use rowmill_policy::{
+    CLASSES, Draw, Lookahead, Policy, Resident, Reuses, TICKS, Tick, Usage, Word,
+};
 
 const SLOTS: u32 = 1024;
 
@@ -98,6 +100,36 @@ fn a_row_that_was_away_is_known() {
     policy.refused(forgotten);
     // Used twice, and soon.
     assert_eq!(policy.newcomer(5, true).word.class(), 2);
+}
+
+#[test]
+fn counts_are_halved_for_all_workers_at_once() {
+    let usage = Usage::new();
+    let mut reuses = Reuses::new();
+    let half = |seed| Policy::new(SLOTS / 2, SLOTS, seed);
+    let (mut first, mut second) = (half(1), half(2));
+    let never = first.halved_ago();
+    // All rows of the first worker's shards are used most, and to be halved.
+    let mut lookups = 0;
+    while first.halved_ago() == never {
+        let now = first.now();
+        let most_used = |_| std::iter::repeat_n(Word::of(CLASSES - 1, now), 16);
+        first.advance(32, &mut reuses, 1, &usage, most_used);
+        lookups += 32;
+        assert!(lookups < 200_000);
+    }
+    // No oftener than stamps can tell: 32 ticks are as many lookups as there are slots.
+    assert!(lookups >= u64::from(SLOTS) / 32 * u64::from(TICKS));
+    assert_eq!(second.halved_ago(), never);
+    let is_halved = |policy: &Policy| {
+        let long_ago = Word::of(20, Tick::new(lookups / 32 - 100));
+        long_ago.halved(policy.now(), policy.halved_ago()).class() == 16
+    };
+    assert!(is_halved(&first));
+    // The second has seen none of it, and hears of it.
+    second.advance(64, &mut reuses, 1, &usage, |_| None.into_iter());
+    assert!(is_halved(&second));
+    assert_eq!(usage.lookups(), lookups + 64);
 }
 
 proptest! {
