@@ -66,6 +66,11 @@ const LINES_FAR: u64 = 4;
 const LINES_MAX: u64 = 16;
 /// What is left of counts when they fade. With 0.85 `scan` has 0.3 points less with 25,000 slots; 110,000 rows again and again in other orders have 1.4 more, by chance of when they are seen to come again.
 const FADING: f64 = 0.8;
+/// The part of as many lookups as there are slots in which the ranks of all classes are computed anew: ages that rows come to for the first time have to be ranked before these
+/// are gone. With all of it, 110,000 rows again and again in other orders have 3 points less with 25,000 slots (bench/RESULTS.md); with a sixteenth not 0.3 more.
+const RANKED_IN: u64 = 4;
+/// And lookups in which they are at least: a class takes up to a microsecond.
+const RANKED_LEAST: u64 = 2048;
 /// While fewer than so many lookups a slot were done, ranks are computed oftener.
 const EARLY: u64 = 4;
 /// How much oftener.
@@ -452,14 +457,15 @@ impl Policy {
         }
     }
 
-    /// Computes the ranks of the classes whose turn it is: of each once in as many lookups as there are slots.
+    /// Computes the ranks of the classes whose turn it is: of each once in a part of as many lookups as there are slots, [`RANKED_IN`].
     fn rank_classes(&mut self) {
         let (first, mut count) = (self.next_class, 0);
         while count < CLASSES && self.ranks_due <= self.lookups {
             count += 1;
             let early = self.lookups < EARLY * self.slots;
             let oftener = if early { EARLY_FACTOR } else { 1 };
-            self.ranks_due += (self.slots / CLASSES as u64 / oftener).max(1);
+            self.ranks_due +=
+                ((self.slots / RANKED_IN).max(RANKED_LEAST) / CLASSES as u64 / oftener).max(1);
         }
         if count == 0 {
             return;

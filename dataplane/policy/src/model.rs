@@ -25,10 +25,13 @@ use super::word::{CLASSES, Tick, Word, below};
 
 /// What is assumed before anything is known weighs as much as that many uses. With twice as many Zipf has up to 0.1 points less.
 const ASSUMED_USES: f64 = 2.0;
-/// How much of what is known of ages is assumed of those just above them: how many times as often rows are used as was assumed, to this
-/// power. 0 is nothing of it, 1 is all. Found by trying (bench/RESULTS.md). Where these are used less than was assumed, as beside a loop or a scan, less of it keeps
+/// How much of what is known of ages is assumed of those just above them: how many times as often rows are used as was assumed, to the
+/// power of a quarter. 0 is nothing of it, 1 is all. Found by trying (bench/RESULTS.md). Where these are used less than was assumed, as beside a loop or a scan, less of it keeps
 /// more rows that lay unused for as long as any did.
-const CARRIED_OVER: f64 = 0.25;
+fn carried_over(times: f64) -> f64 {
+    // Takes much less than `powf`.
+    times.sqrt().sqrt()
+}
 
 /// Uses and row-ticks by class and band.
 type Table = [[f64; BANDS]; CLASSES];
@@ -167,11 +170,7 @@ impl Model {
             // Before anything is known, older rows are used less, as with LRU. Half a use a lifetime, and 3 ticks, a tenth
             // of what it takes to look up as many rows as there are slots, are of a right order of magnitude.
             let assumed = 0.5 / (middle(band) + 3.0);
-            let found = rate(
-                uses[band],
-                row_ticks[band],
-                assumed * younger.powf(CARRIED_OVER),
-            );
+            let found = rate(uses[band], row_ticks[band], assumed * carried_over(younger));
             younger = found / assumed;
             common.rates[band] = found;
             let expected = row_ticks[band] * assumed;
@@ -462,10 +461,7 @@ mod tests {
         };
         for (rates, times) in [(&more, 10.0f64), (&less, 0.1)] {
             let found = unknown(rates);
-            assert!(
-                (found / times.powf(CARRIED_OVER) - 1.0).abs() < 0.01,
-                "{found}"
-            );
+            assert!((found / carried_over(times) - 1.0).abs() < 0.01, "{found}");
         }
         // Far from what is known it is as if nothing were.
         let last = BANDS - 1;
