@@ -130,7 +130,8 @@ fn hits_stay_when_a_store_grows_and_are_those_of_a_small_one_when_it_has_shrunk(
     );
     hits.push(own.hits(phases[3]));
     assert!(hits[2] > small[2], "{hits:?}");
-    assert!(hits[3] > large[3] - 0.01, "{hits:?}");
+    // It has been so large for a phase and a half: one that was from the beginning has 0.013 less in its second phase than in its fourth.
+    assert!(hits[3] > large[3] - 0.015, "{hits:?}, {large:?}");
     assert!(store.present() >= 2 * present - 4 * 4096);
 
     hits.push(own.hits(phases[4]));
