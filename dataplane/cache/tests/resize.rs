@@ -135,6 +135,7 @@ fn hits_stay_when_a_store_grows_and_are_those_of_a_small_one_when_it_has_shrunk(
     assert!(store.present() >= 2 * present - 4 * 4096);
 
     hits.push(own.hits(phases[4]));
+    assert!(hits[4] > large[4] - 0.01, "{hits:?}, {large:?}");
     own.resize(SMALL);
     hits.push(own.hits(phases[5]));
     store.settle().unwrap();

@@ -64,10 +64,10 @@ const TIMES_FAR: u64 = 128;
 const LINES_FAR: u64 = 4;
 /// Lines looked at in one call at most.
 const LINES_MAX: u64 = 16;
-/// What is left of counts when they fade. With 0.85 `scan` has 0.3 points less with 25,000 slots; 110,000 rows again and again in other orders have 1.4 more, by chance of when they are seen to come again.
+/// What is left of counts when they fade. With 0.85 `scan` has 0.3 points less with 25,000 slots.
 const FADING: f64 = 0.8;
 /// The part of as many lookups as there are slots in which the ranks of all classes are computed anew: ages that rows come to for the first time have to be ranked before these
-/// are gone. With all of it, 110,000 rows again and again in other orders have 3 points less with 25,000 slots (bench/RESULTS.md); with a sixteenth not 0.3 more.
+/// are gone. With all of it, 110,000 rows again and again in other orders have 3 points less with 25,000 slots (bench/RESULTS.md); with a sixteenth 0.4 more.
 const RANKED_IN: u64 = 4;
 /// And lookups in which they are at least: a class takes up to a microsecond.
 const RANKED_LEAST: u64 = 2048;
