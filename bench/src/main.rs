@@ -95,9 +95,9 @@ struct Cli {
     /// count: publish policies, too
     #[arg(long, hide = true)]
     publish: bool,
-    /// demo: seconds of queries
-    #[arg(long, default_value_t = 10)]
-    seconds: u64,
+    /// demo: seconds of queries; 10
+    #[arg(long, value_name = "N")]
+    seconds: Option<u64>,
     /// demo: bytes of rows, such as 1073741824 or 64MiB, instead of a share of this machine's memory
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     bytes: Option<u64>,
@@ -185,6 +185,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
         is_cache || (cli.rows.is_none() && cli.policy.is_none()),
         "--rows and --policy are of cache: leave them out"
     );
+    ensure!(
+        is_demo || (cli.seconds.is_none() && cli.bytes.is_none()),
+        "--seconds and --bytes are of demo: leave them out"
+    );
     let mut reporter = Reporter::new(cli.json, cli.case);
     let default_rounds = if cli.full { 15 } else { 9 };
     let extent = rdma::Extent {
@@ -238,7 +242,9 @@ fn run(cli: Cli) -> Result<ExitCode> {
         }
         Suite::Host => host::run(&mut reporter)?,
         Suite::Targets => return targets::run(cli.json),
-        Suite::Demo => return demo::run(cli.trace.as_deref(), cli.seconds, cli.bytes),
+        Suite::Demo => {
+            return demo::run(cli.trace.as_deref(), cli.seconds.unwrap_or(10), cli.bytes);
+        }
     }
     reporter.finish().map(|()| ExitCode::SUCCESS)
 }

@@ -132,7 +132,8 @@ fn of_number<'p>(page: &'p Value, list: &str, number: u64) -> Result<&'p Value> 
     let mut changes = changes.into_iter().flatten();
     let change = changes.find(|change| change["number"] == number);
     change.with_context(|| {
-        format!("what came of the change is not known any more: rowmilld tells of the last ones, and change {number} is none of them")
+        format!("what came of the change is not known any more: rowmilld tells of the last ones, and change {number} is none of them; \
+             `rowmill status` says how things are now")
     })
 }
 

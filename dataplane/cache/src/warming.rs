@@ -29,6 +29,14 @@ pub struct WarmRows {
     pub rows: Vec<u32>,
 }
 
+impl WarmRows {
+    /// How often the row at a place among so many may have been used, where the last was used twice: popularity is taken to follow Zipf's law.
+    /// The order is kept so, and rows that are not used as often are found out as any others.
+    pub fn uses(place: usize, rows: usize) -> u32 {
+        (2 * rows / (place + 1)).try_into().unwrap_or(u32::MAX)
+    }
+}
+
 /// How far a worker has come with a table.
 #[derive(Debug)]
 struct List {
@@ -111,7 +119,8 @@ impl Warming {
 
     /// Gives the next rows to `take`, the first of all tables, then the second ones, until it says of each table that no more can be on their
     /// way, or as many were looked at as `left` says: what other lists have left of [`LOOKS`].
-    pub(crate) fn go_on(&mut self, left: &mut u32, mut take: impl FnMut(usize, u32) -> Look) {
+    /// `take` is told besides how often a row may have been used.
+    pub(crate) fn go_on(&mut self, left: &mut u32, mut take: impl FnMut(usize, u32, u32) -> Look) {
         let mut full = 0;
         while *left > 0 && full < self.lists.len() {
             // A list that was the last may have gone.
@@ -120,7 +129,8 @@ impl Warming {
             }
             let list = &mut self.lists[self.next];
             let WarmRows { table, rows } = &list.tables[list.at];
-            let look = take(*table, rows[list.position]);
+            let uses = WarmRows::uses(list.position, rows.len());
+            let look = take(*table, rows[list.position], uses);
             let cost = if look == Look::Looked { OWN } else { 1 };
             *left = left.saturating_sub(cost);
             if look == Look::Full {
@@ -145,7 +155,7 @@ mod tests {
 
     /// A poll: `take` says whether a row was taken.
     fn go_on(warming: &mut Warming, mut take: impl FnMut(usize, u32) -> bool) {
-        warming.go_on(&mut LOOKS.clone(), |table, row| match take(table, row) {
+        warming.go_on(&mut LOOKS.clone(), |table, row, _| match take(table, row) {
             true => Look::Looked,
             false => Look::Full,
         });
@@ -266,7 +276,7 @@ mod tests {
             let mut seen = vec![];
             while !warming.is_done() {
                 let mut count = 0;
-                warming.go_on(&mut LOOKS.clone(), |_, row| {
+                warming.go_on(&mut LOOKS.clone(), |_, row, _| {
                     count += 1;
                     look(row)
                 });
@@ -286,8 +296,8 @@ mod tests {
         assert!(one_in_ten.iter().all(|&rows| rows <= 1024 * 10 / 41 + 10));
         let mut left = 10;
         let mut warming = Warming::new([rows].into());
-        warming.go_on(&mut left, |_, _| Look::Looked);
-        warming.go_on(&mut left, |_, _| panic!("it was enough"));
+        warming.go_on(&mut left, |_, _, _| Look::Looked);
+        warming.go_on(&mut left, |_, _, _| panic!("it was enough"));
         assert_eq!(left, 0);
     }
 }

@@ -462,12 +462,12 @@ impl Worker {
     }
 
     /// Keeps rows of a table that another thread has read, as far as they are of shards that this worker writes and neither there nor on
-    /// their way, and there are empty slots for them. `bytes` has them one behind the other. Where the table is not cached nothing is kept. Between
+    /// their way, and there are empty slots for them. `uses` says how often each may have been used, and `bytes` has them one behind the other. Where the table is not cached nothing is kept. Between
     /// two turns.
     ///
     /// # Panics
-    /// If there are not as many bytes as the rows have, or the table is always resident.
-    pub fn keep(&mut self, table: usize, rows: &[u32], bytes: &[u8]) {
+    /// If there are not as many bytes as the rows have, or uses as rows, or the table is always resident.
+    pub fn keep(&mut self, table: usize, rows: &[u32], uses: &[u32], bytes: &[u8]) {
         self.touch_hits();
         let home = self.tables[table].as_mut().expect("a listed table");
         let Some(cached) = home.table_mut() else {
@@ -475,12 +475,15 @@ impl Worker {
         };
         let row_bytes = cached.row_bytes();
         assert_eq!(bytes.len(), rows.len() * row_bytes, "each row's bytes");
-        for (&row, bytes) in rows.iter().zip(bytes.chunks_exact(row_bytes)) {
+        assert_eq!(uses.len(), rows.len(), "each row's uses");
+        let rows = rows.iter().zip(uses);
+        for ((&row, &uses), bytes) in rows.zip(bytes.chunks_exact(row_bytes)) {
             let is_own = self.owners.owner(cached.spread().shard(row)) == self.owners.number();
             if !is_own || self.fetches.has(table as u32, row) || !cached.has_room(row) {
                 continue;
             }
-            if let Ok(taken) = cached.begin(row, |_| None) {
+            cached.remember(row, uses);
+            if let Ok(taken) = cached.begin(row, false, |_| None) {
                 cached.publish(taken, bytes);
             }
         }

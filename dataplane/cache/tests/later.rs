@@ -151,7 +151,7 @@ fn nothing_is_put_off_beyond_what_changes_a_table_or_puts_rows_there() {
         assert_eq!(worker.untouched(), 3);
     };
     puts_off(worker, turns.turn());
-    worker.keep(0, &[9], &[0; 4]);
+    worker.keep(0, &[9], &[2], &[0; 4]);
     assert_eq!(worker.untouched(), 0, "rows are put there");
     puts_off(worker, turns.turn());
     let store = Arc::clone(worker.store(0).unwrap());

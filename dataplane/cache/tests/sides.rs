@@ -203,7 +203,7 @@ fn rows_of_a_side_are_kept_before_they_are_wanted() {
     let rows: Vec<u32> = (0..10).collect();
     let all: Vec<u8> = rows.iter().flat_map(|&row| bytes(1, row)).collect();
     // There is nowhere to keep them yet.
-    seats[0].1.keep(HOMES[1], &rows, &all);
+    seats[0].1.keep(HOMES[1], &rows, &[2; 10], &all);
     bring(&mut seats, &shares);
     let mut now_ns = 0;
     // What is on its way, or there, is not kept twice.
@@ -211,7 +211,7 @@ fn rows_of_a_side_are_kept_before_they_are_wanted() {
     assert_eq!(before, Ok(bytes(1, 3)));
     for _ in 0..2 {
         for (_, worker) in &mut seats {
-            worker.keep(HOMES[1], &rows, &all);
+            worker.keep(HOMES[1], &rows, &[2; 10], &all);
         }
     }
     poll(&mut seats, now_ns);

@@ -152,12 +152,13 @@ impl Engine {
         has_replaced
     }
 
-    /// Keeps rows of a listed table that another thread has read, where it is cached, as far as there is room for them. Between two turns.
+    /// Keeps rows of a listed table that another thread has read, where it is cached, as far as there is room for them. `uses` says how often each may have been
+    /// used. Between two turns.
     ///
     /// # Panics
     /// As [`Worker::keep`].
-    pub fn keep(&mut self, table: usize, rows: &[u32], bytes: &[u8]) {
-        self.cached.worker.keep(table, rows, bytes);
+    pub fn keep(&mut self, table: usize, rows: &[u32], uses: &[u32], bytes: &[u8]) {
+        self.cached.worker.keep(table, rows, uses, bytes);
     }
 
     /// Has a listed table's rows elsewhere from now on: takes them from `home`, and leaves there what was before, for another thread to

@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod ages;
+mod ahead;
 mod clock;
 mod contest;
 mod draw;
@@ -291,13 +292,7 @@ impl Policy {
     pub fn newcomer(&mut self, row: u32, may_come: bool) -> Newcomer {
         let now = self.now();
         let Some(known) = self.ghost.take(row) else {
-            self.newcomers.came();
-            let word = Word::new(now);
-            let rank = match self.is_by_recency() {
-                true => self.rank(word, now),
-                false => self.rank(word, now) * self.newcomers.discount(),
-            };
-            return Newcomer { row, word, rank };
+            return self.unknown(row);
         };
         let known = known.halved(now, self.halved_ago());
         let age = known.age(now);
@@ -307,6 +302,18 @@ impl Policy {
         }
         let word = known.touched(now, &mut self.draw);
         let rank = self.rank(word, now);
+        Newcomer { row, word, rank }
+    }
+
+    /// A newcomer of which nothing is known.
+    fn unknown(&mut self, row: u32) -> Newcomer {
+        let now = self.now();
+        self.newcomers.came();
+        let word = Word::new(now);
+        let rank = match self.is_by_recency() {
+            true => self.rank(word, now),
+            false => self.rank(word, now) * self.newcomers.discount(),
+        };
         Newcomer { row, word, rank }
     }
 

@@ -136,6 +136,12 @@ impl Word {
         Word((class as u16) << STAMP_BITS | tick.0)
     }
 
+    /// Of a row that was used about so often, soon each time, and last at a tick.
+    pub fn of_uses(uses: u32, tick: Tick) -> Word {
+        let level = USES.partition_point(|&from| from <= uses);
+        Word::of(of_level(level.saturating_sub(1))[1].into(), tick)
+    }
+
     /// As it lies in a meta word; any value is one.
     #[inline]
     pub fn from_bits(bits: u16) -> Word {

@@ -103,6 +103,29 @@ fn a_row_that_was_away_is_known() {
 }
 
 #[test]
+fn rows_of_a_list_are_worth_what_was_told_of_them() {
+    let mut policy = experienced();
+    let uses = [300, 40, 5, 2, 1];
+    for (row, uses) in (0..).zip(uses) {
+        policy.remember(row, uses);
+    }
+    policy.remember(0, 1); // What is known counts for more.
+    let mut words = (0..5).map(|row| policy.in_advance(row).word);
+    let classes: Vec<usize> = words.by_ref().map(|word| word.class()).collect();
+    assert!(classes.is_sorted_by(|a, b| a > b), "{classes:?}");
+    assert_eq!((classes[3], classes[4]), (2, 0));
+    // That they came was no use of theirs: their classes are those that were told, each time.
+    policy.remember(9, 5);
+    assert_eq!(policy.in_advance(9).word.class(), classes[2]);
+    let stranger = policy.in_advance(10);
+    assert_eq!(stranger.word.class(), 0);
+    let kept = policy.now();
+    let words = [Word::of(classes[3], kept), Word::of(classes[0], kept)];
+    let victim = policy.victim(&stranger, residents(&words).into_iter(), |_| None);
+    assert_eq!(victim, None, "it takes no place of theirs");
+}
+
+#[test]
 fn counts_are_halved_for_all_workers_at_once() {
     let usage = Usage::new();
     let mut reuses = Reuses::new();

@@ -524,6 +524,16 @@ impl CacheView {
         shares.max_by_key(|(bytes, _)| *bytes)
     }
 
+    /// The same of the largest table that is resident.
+    pub(crate) fn largest_resident(&self) -> Option<(u64, Backing)> {
+        let table = |table: &TableView| {
+            let (_, kept) = table.newest();
+            Some((kept.rows_bytes, *kept.resident?.backing()))
+        };
+        let tables = self.tables.iter().filter_map(table);
+        tables.max_by_key(|(bytes, _)| *bytes)
+    }
+
     /// Bytes of the rows of tables that have memory of their own.
     pub(crate) fn resident_bytes(&self) -> u64 {
         let resident = |table: &&TableView| table.placement() == Placement::Resident;

@@ -461,14 +461,17 @@ impl Overview {
         status
     }
 
-    /// What most of the rows in memory lie on: the arena of tables, or the share of a cached one where that is larger.
+    /// What the largest part of the rows in memory lies on: the arena of tables that are not listed, a listed one that is resident, or the share of a
+    /// cached one.
     pub(crate) fn backing(&self) -> Option<Backing> {
         let (held, cache) = (self.newest()?, self.cache.get());
         let tables = &held.resident;
-        let bytes = tables.arena_bytes() as u64 + cache.map_or(0, |cache| cache.resident_bytes());
+        let arena = (tables.arena_bytes() as u64, *tables.backing());
         let share = cache.and_then(|cache| cache.largest_share());
-        let share = share.filter(|&(of_share, _)| of_share > bytes);
-        Some(share.map_or(*tables.backing(), |(_, backing)| backing))
+        let resident = cache.and_then(|cache| cache.largest_resident());
+        let parts = [share, resident].into_iter().flatten();
+        let largest = parts.chain([arena]).max_by_key(|(bytes, _)| *bytes);
+        largest.map(|(_, backing)| backing)
     }
 
     /// Where a table's rows are.

@@ -30,6 +30,8 @@ pub struct Rows {
     pub table: usize,
     /// Their numbers.
     pub rows: Vec<u32>,
+    /// How often each may have been used.
+    pub uses: Vec<u32>,
     /// Their bytes, one behind the other.
     pub bytes: Vec<u8>,
 }
@@ -91,7 +93,7 @@ impl Turnover {
                     engine.bind_also(self.side, schema, &also.before, &also.bound);
                 }
             }
-            Stage::Keep(Rows { table, rows, bytes }) => engine.keep(*table, rows, bytes),
+            Stage::Keep(read) => engine.keep(read.table, &read.rows, &read.uses, &read.bytes),
             Stage::Switch => engine.switch(self.side),
             Stage::Release => engine.close(self.side),
         }

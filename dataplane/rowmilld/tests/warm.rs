@@ -44,7 +44,11 @@ fn rows_are_there_again_after_the_end_and_after_a_kill() {
     let config = configure(&place, "", &file);
     let first: Vec<u32> = (0..300).collect();
     let (mut running, address) = ready(&config);
-    assert!(running.log.contains("is not there yet"), "{}", running.log);
+    assert!(
+        running.log.contains("was not there; it is kept"),
+        "{}",
+        running.log
+    );
     assert_eq!(look_up(&place, address, &first), 0);
     running.signal(Signal::TERM);
     assert_eq!(running.code(), Some(0));
@@ -67,6 +71,44 @@ fn rows_are_there_again_after_the_end_and_after_a_kill() {
     let hits = look_up(&place, address, &all);
     assert!(hits > 420, "{hits} of 450 after a kill");
     drop(running);
+}
+
+#[test]
+fn rows_that_were_used_more_come_first_after_any_number_of_starts() {
+    let place = Place::new();
+    let file = place.path("warm");
+    let config = configure(&place, "", &file);
+    let (mut running, address) = ready(&config);
+    look_up(&place, address, &(0..400).collect::<Vec<u32>>());
+    let often = 300..400;
+    for _ in 0..12 {
+        look_up(&place, address, &often.clone().collect::<Vec<u32>>());
+    }
+    running.signal(Signal::TERM);
+    assert_eq!(running.code(), Some(0));
+    for start in 0..3 {
+        let rows = Warm::read(&file).unwrap().unwrap().tables.remove(0).rows;
+        let first = rows[..100].iter().filter(|&row| often.contains(row));
+        let first = first.count();
+        assert!(first > 90, "{first} of 100 before start {start}");
+        let (mut running, address) = ready(&config);
+        until_loaded(address, 360);
+        running.signal(Signal::TERM);
+        assert_eq!(running.code(), Some(0));
+    }
+}
+
+/// A worker begins to fetch some rows at a time, fewer than a page has.
+#[test]
+fn rows_of_neighbouring_pages_are_read_together() {
+    let place = Place::new();
+    let config = configure(&place, "", &place.path("warm"));
+    let (_running, address) = ready(&config);
+    look_up(&place, address, &(0..1000).collect::<Vec<u32>>());
+    let tier = &status(address)["tiers"][0];
+    let count = |name: &str| tier[name].as_u64().unwrap() as f64;
+    let bytes = count("read_bytes") / count("reads");
+    assert!(bytes > 6500.0, "{bytes} bytes a read: {tier}");
 }
 
 /// Rows fall into other sets at each start, and some of a full cache's find no slot.

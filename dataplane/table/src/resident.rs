@@ -266,6 +266,11 @@ impl ResidentTable {
         }
     }
 
+    /// What the memory of its rows is made of.
+    pub fn backing(&self) -> &Backing {
+        self.rows().arena.backing()
+    }
+
     fn rows(&self) -> &Part {
         self.rows_at.as_ref().expect("a table with its rows")
     }

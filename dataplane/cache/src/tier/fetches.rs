@@ -17,6 +17,9 @@ use super::FetchesFull;
 use super::edges::Edges;
 use crate::quotas::Quotas;
 
+/// How often a read is left to wait for more rows. Of 256 bytes, 16 of which are fetched at a time, three times make four pages of one; and who
+/// wants one of its rows first doesn't wait for many more.
+const HOLDS: u8 = 4;
 /// The end of a list.
 const NONE: u32 = u32::MAX;
 
@@ -82,6 +85,9 @@ struct Read {
     span: Span,
     /// Whether it was asked for in place of a longer one, and is not to be one again.
     is_narrowed: bool,
+    /// Whether other rows have joined it since it was last looked at, and how often it was left to wait for that.
+    has_grown: bool,
+    holds: u8,
     /// The first of its fetches.
     first: u32,
 }
@@ -144,6 +150,8 @@ impl Fetches {
                 pages: 0..0,
             },
             is_narrowed: false,
+            has_grown: false,
+            holds: 0,
             first: NONE,
         };
         Fetches {
@@ -183,7 +191,8 @@ impl Fetches {
         let (read, taken) = match self.joinable(&span) {
             Some((read, joined)) => {
                 self.edges.set(read, &joined);
-                self.reads[read as usize].span = joined;
+                let joins = &mut self.reads[read as usize];
+                (joins.span, joins.has_grown) = (joined, true);
                 (read, Taken::Joined)
             }
             None => {
@@ -195,6 +204,8 @@ impl Fetches {
                     stage: Stage::Waiting,
                     span,
                     is_narrowed: false,
+                    has_grown: false,
+                    holds: 0,
                     first: NONE,
                 };
                 self.waiting.push_back(read);
@@ -238,9 +249,19 @@ impl Fetches {
         self.waiting.len()
     }
 
-    /// The reads that are to be asked for now, `most` of those that wait, each with its number, the first needed first.
+    /// The reads that are to be asked for now, `most` of those that wait, each with its number, the first needed first. The last one of all
+    /// is left to wait some times as long as it grows: rows are fetched some at a time, and those of a table that is gone through come by a
+    /// page or two.
     pub(super) fn begin(&mut self, most: usize, mut ask: impl FnMut(u32, &Span)) {
-        let begun = self.waiting.len().min(most);
+        let mut begun = self.waiting.len().min(most);
+        if begun > 0 && begun == self.waiting.len() {
+            let last = &mut self.reads[self.waiting[begun - 1] as usize];
+            let has_grown = std::mem::take(&mut last.has_grown);
+            if has_grown && last.holds < HOLDS && last.span.len() < self.read_pages {
+                last.holds += 1;
+                begun -= 1;
+            }
+        }
         for number in self.waiting.drain(..begun) {
             let read = &mut self.reads[number as usize];
             read.stage = Stage::Asked;
@@ -349,6 +370,44 @@ mod tests {
         fetches.finish(number, false, |_, fetch| tokens.push(fetch.token));
         tokens.sort_unstable();
         tokens
+    }
+
+    #[test]
+    fn the_last_read_waits_while_it_grows() {
+        let mut fetches = Fetches::new(64, 8, 4, 2);
+        let take = |fetches: &mut Fetches, token, table, page| {
+            fetches
+                .take(fetch(token), span(table, page..page + 1))
+                .unwrap()
+        };
+        // Another one waits before it, and is asked for.
+        take(&mut fetches, 0, 1, 9);
+        for page in 5..9 {
+            take(&mut fetches, page, 0, page);
+            take(&mut fetches, 10 + page, 0, page);
+            let asked = begun(&mut fetches);
+            match page {
+                5 => assert_eq!(asked, [(0, span(1, 9..10))]),
+                6 | 7 => assert_eq!(asked, []),
+                // As long as one can be.
+                _ => assert_eq!(asked, [(1, span(0, 5..9))]),
+            }
+        }
+        assert_eq!(finished(&mut fetches, 1), [5, 6, 7, 8, 15, 16, 17, 18]);
+        // One that stays as it is waits for nothing, and one that two rows want once more.
+        take(&mut fetches, 1, 0, 1);
+        assert_eq!(begun(&mut fetches).len(), 1);
+        take(&mut fetches, 2, 0, 20);
+        take(&mut fetches, 3, 0, 20);
+        assert_eq!(begun(&mut fetches), []);
+        assert_eq!(begun(&mut fetches).len(), 1);
+        // And none for ever.
+        take(&mut fetches, 19, 0, 40);
+        let waits = (0..).take_while(|&token| {
+            take(&mut fetches, 20 + token, 0, 40);
+            begun(&mut fetches).is_empty()
+        });
+        assert_eq!(waits.count(), usize::from(HOLDS));
     }
 
     #[test]

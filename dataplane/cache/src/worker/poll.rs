@@ -325,8 +325,8 @@ impl Worker {
             warming,
             ..
         } = self;
-        let mut load = |table: usize, row: u32| {
-            let Some(cached) = home(tables, table as u32).table() else {
+        let mut load = |table: usize, row: u32, uses: Option<u32>| {
+            let Some(cached) = home(tables, table as u32).table_mut() else {
                 return Look::Passed;
             };
             if owners.owner(cached.spread().shard(row)) != owners.number() {
@@ -337,14 +337,14 @@ impl Worker {
             }
             // Those that come first are wanted most: no other takes their place, but for some that are on their way.
             let has_room = || cached.rules().is_pinned(row) || cached.has_room(row);
-            if !cached.has(row) && has_room() {
-                fetches.prefetch(now_ns, table as u32, row);
+            if !cached.has(row) && has_room() && fetches.prefetch(now_ns, table as u32, row) {
+                uses.into_iter().for_each(|uses| cached.remember(row, uses));
             }
             Look::Looked
         };
         let mut left = LOOKS;
-        pinning.go_on(&mut left, &mut load);
-        warming.go_on(&mut left, &mut load);
+        pinning.go_on(&mut left, |table, row, _| load(table, row, None));
+        warming.go_on(&mut left, |table, row, uses| load(table, row, Some(uses)));
     }
 
     /// Asks the tier and other workers for some of what is wanted. Returns whether there was something to ask for.
@@ -453,7 +453,7 @@ impl Worker {
             // What was fetched in advance is used some time, and only what is known to be used as well stays before it.
             let in_advance = |row| (row == read.row && !read.is_wanted).then_some(u32::MAX);
             let next_use = |row| ahead.next_use(read.table, row).or(in_advance(row));
-            let taken = table.begin(read.row, next_use);
+            let taken = table.begin(read.row, read.is_wanted, next_use);
             slots[number] = Some((read.table, taken));
         }
     }

@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rowmill_cache::WarmRows;
 use rowmill_cache::warm::WarmTable;
 use rowmill_engine::Side;
 use rowmill_table::{PAGE_BYTES, PageChecksums, ResidentTable, TableInfo};
@@ -142,15 +143,22 @@ impl Listed {
     ) -> anyhow::Result<()> {
         let mut source = Source::open(model, view)?;
         rows.chunks_mut(IN_ORDER).for_each(<[u32]>::sort_unstable);
-        for some in rows.chunks(ROWS * self.means.mailboxes.len()) {
+        let at_once = ROWS * self.means.mailboxes.len();
+        for (number, some) in rows.chunks(at_once).enumerate() {
+            // Of those that are read in the order of their numbers one is as wanted as another.
+            let from = number * at_once / IN_ORDER * IN_ORDER;
+            let until = rows.len().min(from + IN_ORDER);
+            let uses = WarmRows::uses(from.midpoint(until), rows.len());
             let mut read = Rows {
                 table: view.home_on(side),
                 rows: Vec::with_capacity(some.len()),
+                uses: Vec::with_capacity(some.len()),
                 bytes: Vec::new(),
             };
             for &row in some {
                 if source.read(row, &mut read.bytes)? {
                     read.rows.push(row);
+                    read.uses.push(uses);
                 }
             }
             if !gives(read) {

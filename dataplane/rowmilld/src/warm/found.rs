@@ -50,7 +50,8 @@ pub(super) fn find(
         Ok(None) => {
             let choice = match unwritable(path) {
                 None => {
-                    let why = format!("{at} is not there yet; it is for the next start");
+                    let why =
+                        format!("{at} was not there; it is kept from now on, for the next start");
                     Choice::new(WHAT, "none", why)
                 }
                 Some(why) => Choice::warning(WHAT, "none", why),
