@@ -105,7 +105,7 @@ mod tests {
             Store::new(shape, 1, 4, &epochs, Tags::detect(), HugePages::Off).unwrap();
         let mut table = CachedTable::new(0, Arc::clone(&store), writers, 1);
         let mut come = |table: &mut CachedTable, row: u32, next: Option<u32>| {
-            let taken = table.begin(row, true, |asked| next.filter(|_| asked == row));
+            let taken = table.begin(row, None, |asked| next.filter(|_| asked == row));
             table.advance();
             workers[0].pass();
             table.advance();

@@ -241,20 +241,15 @@ impl CachedTable {
         }
     }
 
-    /// A row of an own shard that is to come in advance was used about so often before.
-    pub(crate) fn remember(&mut self, row: u32, uses: u32) {
-        self.policy.remember(row, uses);
-    }
-
     /// Takes a slot for a row of an own shard that is about to be fetched: an empty one, or that of a row which is worth less.
-    /// `is_wanted` says whether a lookup has missed it, and `next_use` when a row of the table is looked up next, where that is known.
+    /// `ahead`: no lookup has missed it; how often it may have been used, or 0. `next_use` says when a row of the table is looked up next, where that is known.
     ///
     /// # Errors
     /// What the row counts as when it comes, since it goes into no slot.
     pub(crate) fn begin(
         &mut self,
         row: u32,
-        is_wanted: bool,
+        ahead: Option<u32>,
         next_use: impl Fn(u32) -> Option<u32>,
     ) -> Result<Taken, Count> {
         let shard = self.store.spread().shard(row) as usize;
@@ -264,9 +259,9 @@ impl CachedTable {
         }
         let is_barred = self.rules.only_pins && !self.rules.is_pinned(row);
         let may_come = !is_barred && !self.is_silent;
-        let newcomer = match is_wanted {
-            true => self.policy.newcomer(row, may_come),
-            false => self.policy.in_advance(row),
+        let newcomer = match ahead {
+            None => self.policy.newcomer(row, may_come),
+            Some(uses) => self.policy.in_advance(row, uses),
         };
         if is_barred {
             self.policy.refused(newcomer);
@@ -449,7 +444,7 @@ mod tests {
             let misses = found.misses();
             table.touch(&place, misses);
             assert!(row < 1 || place != [MISS], "row 0 at {row}");
-            let taken = table.begin(row, true, |_| None);
+            let taken = table.begin(row, None, |_| None);
             table.advance();
             workers[0].pass();
             table.advance();
@@ -480,11 +475,11 @@ mod tests {
         let wanted = |row: u32| Some(row.wrapping_mul(0x9e37_79b9) >> 8);
         let mut moved = 0;
         for row in 0..2000_u32 {
-            let taken = table.begin(row, true, wanted);
+            let taken = table.begin(row, None, wanted);
             if let Some(mover) = (0..row).find(|&row| table.moves.has(row)) {
                 moved += 1;
                 assert!(!table.has(mover));
-                let again = table.begin(mover, true, wanted);
+                let again = table.begin(mover, None, wanted);
                 assert_eq!(again.err(), Some(Count::Unkept), "it comes back");
             }
             // Every other row comes within the turn, and its slots can be written only when it ends.

@@ -1,5 +1,6 @@
 //! Loads rows that were warm before, those of a worker's own shards, bit by bit.
 
+use core::ops::Range;
 use std::sync::Arc;
 
 /// Rows of other workers, of all lists, that are looked at in one poll at most: hashing one takes some nanoseconds, all together as many
@@ -8,6 +9,8 @@ pub(crate) const LOOKS: u32 = 1024;
 /// A row of its own counts for as many: a worker looks for it in both sets of slots where it can be, and there again for an empty slot, which
 /// makes up to 128 looks into sets in a poll. One takes 30 to 100 ns where the set comes from memory, all together some ten microseconds.
 const OWN: u32 = 32;
+/// Rows that are compared with those before them in one poll at most: some microseconds.
+const AHEAD: usize = 4096;
 
 /// What a worker makes of a row of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,10 +33,21 @@ pub struct WarmRows {
 }
 
 impl WarmRows {
-    /// How often the row at a place among so many may have been used, where the last was used twice: popularity is taken to follow Zipf's law.
-    /// The order is kept so, and rows that are not used as often are found out as any others.
-    pub fn uses(place: usize, rows: usize) -> u32 {
-        (2 * rows / (place + 1)).try_into().unwrap_or(u32::MAX)
+    /// How often rows of a list may have been used that were used alike, which have these places in it, where the last of all was used twice:
+    /// popularity is taken to follow Zipf's law. The order is kept so, and rows that are not used as often are found out as any others.
+    fn uses_at(places: Range<usize>, rows: usize) -> u32 {
+        let middle = places.start.midpoint(places.end);
+        (2 * rows / (middle + 1)).try_into().unwrap_or(u32::MAX)
+    }
+
+    /// The same of each row of a list: those were used alike that follow one another in the order of their numbers ([`Store::hot`](crate::store::Store::hot)).
+    pub fn uses(rows: &[u32]) -> Vec<u32> {
+        let mut uses = Vec::with_capacity(rows.len());
+        for alike in rows.chunk_by(|row, next| row < next) {
+            let until = uses.len() + alike.len();
+            uses.resize(until, WarmRows::uses_at(uses.len()..until, rows.len()));
+        }
+        uses
     }
 }
 
@@ -45,9 +59,29 @@ struct List {
     at: usize,
     /// The row that is next.
     position: usize,
+    /// The places of rows that were used alike, to the last of which it has come, and whether there are no more of them.
+    alike: Range<usize>,
+    is_end: bool,
 }
 
 impl List {
+    /// How often the next row may have been used; none yet where its like go on behind as many as may be looked at.
+    fn uses(&mut self, left: &mut usize) -> Option<u32> {
+        let rows = &self.tables[self.at].rows;
+        if self.position == self.alike.end && self.is_end {
+            (self.alike, self.is_end) = (self.position..self.position + 1, false);
+        }
+        while !self.is_end {
+            let until = self.alike.end;
+            self.is_end = until == rows.len() || rows[until] < rows[until - 1];
+            if !self.is_end {
+                *left = left.checked_sub(1)?;
+                self.alike.end += 1;
+            }
+        }
+        Some(WarmRows::uses_at(self.alike.clone(), rows.len()))
+    }
+
     fn of(&self) -> &WarmRows {
         &self.tables[self.at]
     }
@@ -100,6 +134,8 @@ impl Warming {
                 tables,
                 at,
                 position: 0,
+                alike: 0..1,
+                is_end: false,
             });
         }
     }
@@ -119,17 +155,20 @@ impl Warming {
 
     /// Gives the next rows to `take`, the first of all tables, then the second ones, until it says of each table that no more can be on their
     /// way, or as many were looked at as `left` says: what other lists have left of [`LOOKS`].
-    /// `take` is told besides how often a row may have been used.
+    /// `take` is told besides how often a row may have been used, for which no more than [`AHEAD`] rows are looked at.
     pub(crate) fn go_on(&mut self, left: &mut u32, mut take: impl FnMut(usize, u32, u32) -> Look) {
-        let mut full = 0;
+        let (mut full, mut ahead) = (0, AHEAD);
         while *left > 0 && full < self.lists.len() {
             // A list that was the last may have gone.
             if self.next >= self.lists.len() {
                 self.next = 0;
             }
             let list = &mut self.lists[self.next];
+            let Some(uses) = list.uses(&mut ahead) else {
+                (full, self.next) = (full + 1, self.next + 1);
+                continue;
+            };
             let WarmRows { table, rows } = &list.tables[list.at];
-            let uses = WarmRows::uses(list.position, rows.len());
             let look = take(*table, rows[list.position], uses);
             let cost = if look == Look::Looked { OWN } else { 1 };
             *left = left.saturating_sub(cost);
@@ -263,6 +302,33 @@ mod tests {
         }
         assert_eq!(taken, [(2, 5), (2, 6), (2, 7), (0, 1), (0, 2)]);
         assert!(warming.is_done());
+    }
+
+    #[test]
+    fn rows_that_were_used_alike_have_as_many_uses() {
+        let long = 3 * AHEAD as u32;
+        let mut list = vec![7, 9, 3, 4, 5, 8, 1];
+        list.extend(100..100 + long);
+        let rows = list.len();
+        // 7 and 9, then 3 to 8, then all others.
+        let of = |from, until| WarmRows::uses_at(from..until, rows);
+        let uses = WarmRows::uses(&list);
+        assert_eq!(uses[..2], [of(0, 2); 2]);
+        assert_eq!(uses[2..6], [of(2, 6); 4]);
+        assert!(uses[6..].iter().all(|&all| all == of(6, rows)));
+        assert!(of(0, 2) > of(2, 6) && of(2, 6) > of(6, rows) && of(6, rows) >= 2);
+        // Step by step it is the same, however far they go on.
+        let (table, mut found, mut polls) = (0, vec![], 0);
+        let mut warming = Warming::new([WarmRows { table, rows: list }].into());
+        while !warming.is_done() {
+            warming.go_on(&mut 4096, |_, _, uses| {
+                found.push(uses);
+                Look::Passed
+            });
+            polls += 1;
+        }
+        assert_eq!(found, uses);
+        assert!(polls >= 4, "{polls} polls");
     }
 
     #[test]

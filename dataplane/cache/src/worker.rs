@@ -482,8 +482,7 @@ impl Worker {
             if !is_own || self.fetches.has(table as u32, row) || !cached.has_room(row) {
                 continue;
             }
-            cached.remember(row, uses);
-            if let Ok(taken) = cached.begin(row, false, |_| None) {
+            if let Ok(taken) = cached.begin(row, Some(uses), |_| None) {
                 cached.publish(taken, bytes);
             }
         }

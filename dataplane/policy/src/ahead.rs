@@ -3,23 +3,17 @@
 use super::{Newcomer, Policy, Word};
 
 impl Policy {
-    /// A row that is away was used about so often before the policy was there, and lately. What is known of it anyway counts for more.
-    pub fn remember(&mut self, row: u32, uses: u32) {
+    /// As [`newcomer`](Policy::newcomer), of a row that comes in advance, which is no use of it. Before the policy was there it was used
+    /// about so often, or 0 where that isn't known; what the policy knows of it itself counts for more. It comes as one that was used now, since
+    /// it was last that it is worth something.
+    pub fn in_advance(&mut self, row: u32, uses: u32) -> Newcomer {
         let now = self.now();
-        let known = self.ghost.take(row);
-        self.evicted(row, known.unwrap_or_else(|| Word::of_uses(uses, now)));
-    }
-
-    /// As [`newcomer`](Policy::newcomer), of a row that comes in advance, which is no use of it.
-    pub fn in_advance(&mut self, row: u32) -> Newcomer {
-        let now = self.now();
-        match self.ghost.take(row) {
-            None => self.unknown(row),
-            Some(known) => {
-                let word = known.halved(now, self.halved_ago());
-                let rank = self.rank(word, now);
-                Newcomer { row, word, rank }
-            }
-        }
+        let word = match self.ghost.take(row) {
+            Some(known) => Word::of(known.halved(now, self.halved_ago()).class(), now),
+            None if uses > 0 => Word::of_uses(uses, now),
+            None => return self.unknown(row),
+        };
+        let rank = self.rank(word, now);
+        Newcomer { row, word, rank }
     }
 }

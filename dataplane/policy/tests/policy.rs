@@ -105,24 +105,24 @@ fn a_row_that_was_away_is_known() {
 #[test]
 fn rows_of_a_list_are_worth_what_was_told_of_them() {
     let mut policy = experienced();
-    let uses = [300, 40, 5, 2, 1];
-    for (row, uses) in (0..).zip(uses) {
-        policy.remember(row, uses);
-    }
-    policy.remember(0, 1); // What is known counts for more.
-    let mut words = (0..5).map(|row| policy.in_advance(row).word);
-    let classes: Vec<usize> = words.by_ref().map(|word| word.class()).collect();
-    assert!(classes.is_sorted_by(|a, b| a > b), "{classes:?}");
-    assert_eq!((classes[3], classes[4]), (2, 0));
-    // That they came was no use of theirs: their classes are those that were told, each time.
-    policy.remember(9, 5);
-    assert_eq!(policy.in_advance(9).word.class(), classes[2]);
-    let stranger = policy.in_advance(10);
-    assert_eq!(stranger.word.class(), 0);
-    let kept = policy.now();
-    let words = [Word::of(classes[3], kept), Word::of(classes[0], kept)];
+    let comes = |policy: &mut Policy, row, uses| policy.in_advance(row, uses).word.class();
+    let classes = [300, 40, 5, 2, 1, 0].map(|uses| comes(&mut policy, 7, uses));
+    assert!(classes.is_sorted_by(|a, b| a >= b), "{classes:?}");
+    assert_eq!(
+        (&classes[3..], classes[0] > classes[2]),
+        (&[2, 0, 0][..], true)
+    );
+    let stranger = policy.in_advance(10, 0);
+    let now = policy.now();
+    let words = [Word::of(classes[3], now), Word::of(classes[0], now)];
     let victim = policy.victim(&stranger, residents(&words).into_iter(), |_| None);
     assert_eq!(victim, None, "it takes no place of theirs");
+    // What is known of a row counts for more, and that it comes is no use of it, however often.
+    for _ in 0..3 {
+        policy.evicted(5, aged(9, 40, policy.now()));
+        let known = policy.in_advance(5, 300);
+        assert_eq!((known.word.class(), known.word.age(policy.now())), (9, 0));
+    }
 }
 
 #[test]

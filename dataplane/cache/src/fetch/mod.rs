@@ -68,6 +68,8 @@ struct Fetch {
     is_asked: bool,
     /// Whether a bag or another worker wants it, or has wanted it.
     is_wanted: bool,
+    /// How often a row of a list may have been used.
+    listed: Option<u32>,
     turn: u32,
     /// Where the row comes to; [`NONE`] while no bag wants it.
     place: u32,
@@ -165,6 +167,7 @@ impl Fetches {
             state: State::Free,
             is_asked: false,
             is_wanted: false,
+            listed: None,
             turn: 0,
             place: NONE,
             wait: NONE,
@@ -295,6 +298,15 @@ impl Fetches {
         has_room
     }
 
+    /// The same for a row of a list, which may have been used so often.
+    pub fn prefetch_listed(&mut self, now_ns: u64, table: u32, row: u32, uses: u32) -> bool {
+        let has_begun = !self.has(table, row) && self.prefetch(now_ns, table, row);
+        if has_begun && let Some(index) = self.rows.find(RowKey { table, row }, &self.fetches) {
+            self.fetches[index as usize].listed = Some(uses);
+        }
+        has_begun
+    }
+
     /// Whether one on its way waits for its turn still.
     pub fn is_queued(&self, ticket: Ticket) -> bool {
         is_live(&self.fetches, ticket) && self.fetches[ticket.index as usize].state == State::Queued
@@ -375,6 +387,7 @@ impl Fetches {
             state: State::Queued,
             is_asked,
             is_wanted,
+            listed: None,
             turn: fetch.turn,
             place: NONE,
             wait: NONE,

@@ -54,6 +54,7 @@ impl Fetches {
             },
             deadline_ns: now_ns.saturating_add(self.limits.budget_ns),
             is_wanted: fetch.is_wanted,
+            listed: fetch.listed,
         }
     }
 

@@ -93,6 +93,8 @@ pub struct Read {
     pub deadline_ns: u64,
     /// Whether somebody waits for it, or has waited.
     pub is_wanted: bool,
+    /// How often a row of a list may have been used.
+    pub listed: Option<u32>,
 }
 
 /// Where a row of a bag is.

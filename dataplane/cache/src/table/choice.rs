@@ -123,7 +123,7 @@ mod tests {
             Store::new(shape, 1, 4, &epochs, Tags::detect(), HugePages::Off).unwrap();
         let mut table = CachedTable::new(0, store, writers, 1);
         for row in 0..slots {
-            let taken = table.begin(row, true, |_| None);
+            let taken = table.begin(row, None, |_| None);
             for _ in 0..2 {
                 workers[0].pass();
                 table.advance();

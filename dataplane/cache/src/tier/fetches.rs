@@ -17,8 +17,8 @@ use super::FetchesFull;
 use super::edges::Edges;
 use crate::quotas::Quotas;
 
-/// How often a read is left to wait for more rows. Of 256 bytes, 16 of which are fetched at a time, three times make four pages of one; and who
-/// wants one of its rows first doesn't wait for many more.
+/// How often a read is left to wait for more rows: four pages of rows of 256 bytes, 16 of which are fetched at a time, take three times, and who wants
+/// the first of them waits for some polls more, each up to as long as a turn takes, of a read that takes as long as some.
 const HOLDS: u8 = 4;
 /// The end of a list.
 const NONE: u32 = u32::MAX;
@@ -257,7 +257,8 @@ impl Fetches {
         if begun > 0 && begun == self.waiting.len() {
             let last = &mut self.reads[self.waiting[begun - 1] as usize];
             let has_grown = std::mem::take(&mut last.has_grown);
-            if has_grown && last.holds < HOLDS && last.span.len() < self.read_pages {
+            let may_grow = !last.is_narrowed && last.span.len() < self.read_pages;
+            if has_grown && may_grow && last.holds < HOLDS {
                 last.holds += 1;
                 begun -= 1;
             }

@@ -6,7 +6,7 @@ const MOST: usize = 4;
 /// Few reads wait until they are this part of those that the device has: where it has enough to do, telling it of each alone costs more
 /// than the time it saves. Of 8 in flight two are asked for together.
 const PART: usize = 4;
-/// The longest wait: a fraction of what a read takes.
+/// The longest wait: a fraction of what a read takes. One that grows may be left to wait some times more (`fetches.rs`).
 const HOLD_NS: u64 = 20_000;
 
 /// See the module's text.

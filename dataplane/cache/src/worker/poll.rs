@@ -326,7 +326,7 @@ impl Worker {
             ..
         } = self;
         let mut load = |table: usize, row: u32, uses: Option<u32>| {
-            let Some(cached) = home(tables, table as u32).table_mut() else {
+            let Some(cached) = home(tables, table as u32).table() else {
                 return Look::Passed;
             };
             if owners.owner(cached.spread().shard(row)) != owners.number() {
@@ -337,8 +337,11 @@ impl Worker {
             }
             // Those that come first are wanted most: no other takes their place, but for some that are on their way.
             let has_room = || cached.rules().is_pinned(row) || cached.has_room(row);
-            if !cached.has(row) && has_room() && fetches.prefetch(now_ns, table as u32, row) {
-                uses.into_iter().for_each(|uses| cached.remember(row, uses));
+            if !cached.has(row) && has_room() {
+                match uses {
+                    Some(uses) => fetches.prefetch_listed(now_ns, table as u32, row, uses),
+                    None => fetches.prefetch(now_ns, table as u32, row),
+                };
             }
             Look::Looked
         };
@@ -453,7 +456,11 @@ impl Worker {
             // What was fetched in advance is used some time, and only what is known to be used as well stays before it.
             let in_advance = |row| (row == read.row && !read.is_wanted).then_some(u32::MAX);
             let next_use = |row| ahead.next_use(read.table, row).or(in_advance(row));
-            let taken = table.begin(read.row, read.is_wanted, next_use);
+            let ahead = match read.listed {
+                None if read.is_wanted => None,
+                uses => Some(uses.unwrap_or(0)),
+            };
+            let taken = table.begin(read.row, ahead, next_use);
             slots[number] = Some((read.table, taken));
         }
     }

@@ -138,24 +138,21 @@ impl Listed {
         &self,
         (view, side): (&TableView, Side),
         model: &Model,
-        mut rows: Vec<u32>,
+        rows: Vec<u32>,
         mut gives: impl FnMut(Rows) -> bool,
     ) -> anyhow::Result<()> {
         let mut source = Source::open(model, view)?;
-        rows.chunks_mut(IN_ORDER).for_each(<[u32]>::sort_unstable);
-        let at_once = ROWS * self.means.mailboxes.len();
-        for (number, some) in rows.chunks(at_once).enumerate() {
-            // Of those that are read in the order of their numbers one is as wanted as another.
-            let from = number * at_once / IN_ORDER * IN_ORDER;
-            let until = rows.len().min(from + IN_ORDER);
-            let uses = WarmRows::uses(from.midpoint(until), rows.len());
+        let uses = WarmRows::uses(&rows);
+        let mut rows: Vec<(u32, u32)> = rows.into_iter().zip(uses).collect();
+        rows.chunks_mut(IN_ORDER).for_each(<[_]>::sort_unstable);
+        for some in rows.chunks(ROWS * self.means.mailboxes.len()) {
             let mut read = Rows {
                 table: view.home_on(side),
                 rows: Vec::with_capacity(some.len()),
                 uses: Vec::with_capacity(some.len()),
                 bytes: Vec::new(),
             };
-            for &row in some {
+            for &(row, uses) in some {
                 if source.read(row, &mut read.bytes)? {
                     read.rows.push(row);
                     read.uses.push(uses);
