@@ -129,7 +129,16 @@ def tcg():
     return Ground("tcg", "QEMU emulates the processor"), ""
 
 
+def uml_refused():
+    """Why user-mode Linux can't run here, or nothing. It gives a program's registers back as far as it knows them, which Linux refuses where
+    there are more (`ptrace set fp regs failed`: the first program ends, and the machine with it)."""
+    has_amx = " amx_tile" in read("/proc/cpuinfo")
+    return "this CPU has AMX, whose registers user-mode Linux does not know" if has_amx else ""
+
+
 def uml():
+    if uml_refused():
+        return None, uml_refused()
     cache.uml()
     return Ground("uml", "user-mode Linux: user code at native speed"), ""
 
