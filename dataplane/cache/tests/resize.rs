@@ -94,16 +94,37 @@ impl Alone {
 }
 
 /// Rows of which few are asked for often.
-fn lookups(count: usize) -> Vec<u32> {
-    let mut random = fastrand::Rng::with_seed(8);
+fn lookups(seed: u64, count: usize) -> Vec<u32> {
+    let mut random = fastrand::Rng::with_seed(seed);
     let row = |_| (random.f64().powi(6) * f64::from(ROWS)) as u32;
     // So that those asked for often are not neighbours.
     (0..count).map(row).map(|row| row * 7919 % ROWS).collect()
 }
 
+/// Of one trace the two differ by 0.007 to 0.01, of five by 0.0084 on average.
+#[test]
+fn a_store_that_grew_has_the_hits_of_a_large_one_after_a_phase_and_a_half() {
+    const SEEDS: [u64; 5] = [8, 9, 10, 11, 12];
+    let behind = SEEDS.map(|seed| {
+        let trace = lookups(seed, 4 * PHASE);
+        let [mut large, mut own] = [LARGE, SMALL].map(Alone::new);
+        let (before, rest) = trace.split_at(2 * PHASE);
+        own.hits(before);
+        own.resize(LARGE);
+        large.hits(before);
+        let [own, large] = [own, large].map(|mut cache| {
+            cache.hits(&rest[..PHASE]);
+            cache.hits(&rest[PHASE..])
+        });
+        large - own
+    });
+    let mean = behind.iter().sum::<f64>() / SEEDS.len() as f64;
+    assert!(mean < 0.01, "{behind:?}");
+}
+
 #[test]
 fn hits_stay_when_a_store_grows_and_are_those_of_a_small_one_when_it_has_shrunk() {
-    let trace = lookups(8 * PHASE);
+    let trace = lookups(8, 8 * PHASE);
     let phases: Vec<&[u32]> = trace.chunks(PHASE).collect();
     let [mut small, mut large, mut own] = [SMALL, LARGE, SMALL].map(Alone::new);
     let each =
@@ -130,8 +151,6 @@ fn hits_stay_when_a_store_grows_and_are_those_of_a_small_one_when_it_has_shrunk(
     );
     hits.push(own.hits(phases[3]));
     assert!(hits[2] > small[2], "{hits:?}");
-    // It has been so large for a phase and a half: one that was from the beginning has 0.013 less in its second phase than in its fourth.
-    assert!(hits[3] > large[3] - 0.015, "{hits:?}, {large:?}");
     assert!(store.present() >= 2 * present - 4 * 4096);
 
     hits.push(own.hits(phases[4]));
@@ -155,7 +174,7 @@ fn hits_stay_when_a_store_grows_and_are_those_of_a_small_one_when_it_has_shrunk(
 fn the_same_rows_are_sampled_whatever_the_size() {
     const THRESHOLD: u32 = u32::MAX / 10;
     const AGAIN: usize = 200;
-    let rows = lookups(12_000);
+    let rows = lookups(8, 12_000);
     let mut cache = Alone::new(SMALL);
     let (store, spread) = (cache.store(), *cache.store().spread());
     cache.hits(&rows[..1000]);
