@@ -283,6 +283,17 @@ impl Fetches {
 
     /// Asks for a row that nobody wants yet. Returns whether it is on its way now.
     pub fn prefetch(&mut self, now_ns: u64, table: u32, row: u32) -> bool {
+        self.prefetch_listed(now_ns, table, row, None)
+    }
+
+    /// The same for a row of a list, which may have been used so often, where that is known.
+    pub fn prefetch_listed(
+        &mut self,
+        now_ns: u64,
+        table: u32,
+        row: u32,
+        listed: Option<u32>,
+    ) -> bool {
         let key = RowKey { table, row };
         if self.rows.find(key, &self.fetches).is_some() {
             return true;
@@ -290,21 +301,13 @@ impl Fetches {
         let has_room = self.has_room_ahead(table as usize);
         if has_room {
             let ticket = self.begin(now_ns, key, false, false);
+            self.fetches[ticket.index as usize].listed = listed;
             self.prefetched.take(table as usize, 1);
             self.counters.prefetched += 1;
             let number = self.number(table);
             self.queued.push(ticket.index, number, None);
         }
         has_room
-    }
-
-    /// The same for a row of a list, which may have been used so often.
-    pub fn prefetch_listed(&mut self, now_ns: u64, table: u32, row: u32, uses: u32) -> bool {
-        let has_begun = !self.has(table, row) && self.prefetch(now_ns, table, row);
-        if has_begun && let Some(index) = self.rows.find(RowKey { table, row }, &self.fetches) {
-            self.fetches[index as usize].listed = Some(uses);
-        }
-        has_begun
     }
 
     /// Whether one on its way waits for its turn still.

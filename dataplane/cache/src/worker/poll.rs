@@ -338,10 +338,7 @@ impl Worker {
             // Those that come first are wanted most: no other takes their place, but for some that are on their way.
             let has_room = || cached.rules().is_pinned(row) || cached.has_room(row);
             if !cached.has(row) && has_room() {
-                match uses {
-                    Some(uses) => fetches.prefetch_listed(now_ns, table as u32, row, uses),
-                    None => fetches.prefetch(now_ns, table as u32, row),
-                };
+                fetches.prefetch_listed(now_ns, table as u32, row, uses);
             }
             Look::Looked
         };
